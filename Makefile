@@ -1,0 +1,37 @@
+# Each target does its own set-up: a fresh clone needs Python 3.11 or later, pip and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-slow lint demo wheel clean
+
+help:  ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)  ## train two real models at half their activation memory, planned by the service
+	$(BIN)/python -m benchmarks.demo
+
+test: $(STAMP) lint  ## the checks and every test that is quick
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu'
+
+test-slow: $(STAMP)  ## the tests that take longer
+	$(BIN)/python -m pytest -q -m 'slow and not gpu'
+
+lint: $(STAMP)  ## style, types, and which room may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
+	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/house/wheel.sh
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

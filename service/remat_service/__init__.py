@@ -1,0 +1,1 @@
+"""Answers over HTTP: each problem solved once, verified, stored and shared."""

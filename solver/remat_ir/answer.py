@@ -1,0 +1,143 @@
+"""How a solve ended, what was found, and what was proved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from .errors import InvalidData
+from .plan import Plan
+from .read import kind, members, parse
+
+_INTEGERS = ("cost_ns", "bound_ns", "peak_bytes", "budget_bytes", "least_budget_bytes", "least_budget_bound_bytes")
+
+
+class Status(StrEnum):
+    """Where a solve stands. Expected endings are values, not exceptions."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    NOTHING_FOUND = "nothing_found"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self not in (Status.QUEUED, Status.RUNNING)
+
+
+class Progress(NamedTuple):
+    """One improvement while a solve runs: seconds since its start, best cost and bound in ns, and who found it."""
+
+    seconds: float
+    cost_ns: int | None
+    bound_ns: int | None
+    source: str
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a solve, in the library, on the wire and in the store alike.
+
+    Attributes:
+        status: how it ended, or that it has not.
+        method: the method that was asked for.
+        cost_ns, peak_bytes: of the plan, as the judge replayed them; None without a plan.
+        bound_ns: proved lower bound on the cost of any plan (within `restricted_to`), in ns.
+        overhead: cost / (sum of each op once) − 1.
+        gap: (cost − bound) / cost.
+        seconds: what the solve took.
+        limit: what stopped it: "gap", "time", "cancel", "memory", or None when it ran to its end.
+        restricted_to: the names of the restrictions of the space that was searched; empty means the whole space.
+        least_budget_bytes: a budget known to suffice.
+        least_budget_bound_bytes: a budget proved necessary.
+        message: one sentence for a person.
+    """
+
+    status: Status
+    method: str
+    budget_bytes: int
+    cost_ns: int | None = None
+    bound_ns: int | None = None
+    overhead: float | None = None
+    gap: float | None = None
+    peak_bytes: int | None = None
+    seconds: float = 0.0
+    limit: str | None = None
+    restricted_to: tuple[str, ...] = ()
+    least_budget_bytes: int | None = None
+    least_budget_bound_bytes: int | None = None
+    digest: str = ""
+    message: str = ""
+    id: str | None = None
+    cache: str | None = None
+    plan: Plan | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer object of the wire; `plan` is there only when there is one."""
+        data = asdict(replace(self, plan=None))
+        data["status"] = self.status.value
+        data["restricted_to"] = list(self.restricted_to)
+        if self.plan is None:
+            del data["plan"]
+        else:
+            data["plan"] = self.plan.to_json()
+        return data
+
+    @classmethod
+    def from_json(cls, data: object) -> Answer:
+        """Read an answer object, or its text. Members of later versions are ignored.
+
+        Raises:
+            InvalidData: not an answer; the message says which member.
+        """
+        if isinstance(data, (str, bytes)):
+            data = parse(data)
+        if not isinstance(data, dict):
+            raise InvalidData(f"answer must be an object, not {kind(data)}")
+        known = {key: data[key] for key in data if key in cls.__dataclass_fields__}
+        members(known, "answer", required=("status", "method", "budget_bytes"), optional=tuple(known))
+        try:
+            known["status"] = Status(known["status"])
+        except ValueError:
+            raise InvalidData(f"answer has an unknown status {known['status']!r}", "/status") from None
+        for key in (
+            "cost_ns",
+            "bound_ns",
+            "peak_bytes",
+            "budget_bytes",
+            "least_budget_bytes",
+            "least_budget_bound_bytes",
+        ):
+            if known.get(key) is not None and type(known[key]) is not int:
+                raise InvalidData(f"answer: {key} must be an integer, not {kind(known[key])}", "/" + key)
+        for key in ("overhead", "gap", "seconds"):
+            if known.get(key) is not None and (
+                isinstance(known[key], bool) or not isinstance(known[key], (int, float))
+            ):
+                raise InvalidData(f"answer: {key} must be a number, not {kind(known[key])}", "/" + key)
+        if not isinstance(known.get("restricted_to", []), (list, tuple)):
+            raise InvalidData("answer: restricted_to must be an array", "/restricted_to")
+        known["restricted_to"] = tuple(known.get("restricted_to", ()))
+        if known.get("plan") is not None:
+            try:
+                known["plan"] = Plan.from_json(known["plan"])
+            except InvalidData as error:
+                raise error.under("/plan") from None
+        return cls(**known)
+
+
+def gap_of(cost_ns: int, bound_ns: int) -> float:
+    """(cost − bound) / cost, and 0 where nothing costs anything."""
+    return max(0, cost_ns - bound_ns) / cost_ns if cost_ns else 0.0
+
+
+def overhead_of(cost_ns: int, total_cost_ns: int) -> float:
+    """cost / (sum of each op once) − 1, and 0 where nothing costs anything."""
+    return cost_ns / total_cost_ns - 1 if total_cost_ns else 0.0

@@ -1,0 +1,298 @@
+"""The dataflow graph of one training step: ops with costs, values with sizes, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from .errors import InvalidData
+from .read import LARGEST_INTEGER, array, integer, integers, members, parse
+
+FORMAT = "remat-graph/1"
+MOST_OPS = 1_000_000
+MOST_VALUES = 4_000_000
+MOST_INPUTS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A training step as ops in a fixed topological order and the values that they make.
+
+    Arrays are columnar. An op can make several values, each kept or freed on its own. Construction validates;
+    an invalid graph cannot exist.
+
+    Attributes:
+        op_cost_ns: [ops] time of one computation, in ns.
+        op_inputs: [ops] the values that each op reads, made by earlier ops.
+        value_op: [values] the op that makes each value, non-decreasing.
+        value_bytes: [values] size in bytes.
+        op_workspace_bytes: [ops] bytes that live only while the op runs; empty means none anywhere.
+        optional: values that are made, and charged, only when the compute keeps them, ascending.
+        once: ops that a plan computes exactly once, ascending.
+        keep: values that stay to the end of the step once made, ascending.
+        backward_from: the first op of the backward pass, or None.
+        fixed_bytes: bytes resident throughout.
+        op_names, value_names: for people only; never in the digest, never on the wire.
+
+    Raises:
+        InvalidData: naming the op or value index that is wrong.
+    """
+
+    op_cost_ns: tuple[int, ...]
+    op_inputs: tuple[tuple[int, ...], ...]
+    value_op: tuple[int, ...]
+    value_bytes: tuple[int, ...]
+    op_workspace_bytes: tuple[int, ...] = ()
+    optional: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+    keep: tuple[int, ...] = ()
+    backward_from: int | None = None
+    fixed_bytes: int = 0
+    op_names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+    value_names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.op_workspace_bytes:
+            object.__setattr__(self, "op_workspace_bytes", (0,) * len(self.op_cost_ns))
+        _check_lengths(self)
+        _check_numbers(self)
+        _check_edges(self)
+        _check_sets(self)
+
+    @property
+    def ops(self) -> int:
+        """The number of ops."""
+        return len(self.op_cost_ns)
+
+    @property
+    def values(self) -> int:
+        """The number of values."""
+        return len(self.value_op)
+
+    @cached_property
+    def op_values(self) -> tuple[tuple[int, ...], ...]:
+        """[ops] the values that each op makes, ascending."""
+        made: list[list[int]] = [[] for _ in range(self.ops)]
+        for value, op in enumerate(self.value_op):
+            made[op].append(value)
+        return tuple(map(tuple, made))
+
+    @cached_property
+    def op_always(self) -> tuple[tuple[int, ...], ...]:
+        """[ops] the values that each op makes whether kept or not: those that are not optional."""
+        optional = frozenset(self.optional)
+        return tuple(tuple(v for v in values if v not in optional) for values in self.op_values)
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """[values] the ops that read each value, ascending."""
+        readers: list[list[int]] = [[] for _ in range(self.values)]
+        for op, inputs in enumerate(self.op_inputs):
+            for value in inputs:
+                readers[value].append(op)
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def total_cost_ns(self) -> int:
+        """The cost of computing each op once, in ns."""
+        return sum(self.op_cost_ns)
+
+    def with_fixed(self, fixed_bytes: int) -> Graph:
+        """The same graph with other fixed bytes."""
+        return replace(self, fixed_bytes=fixed_bytes)
+
+    def without_names(self) -> Graph:
+        """The same graph, telling nothing of the model."""
+        return replace(self, op_names=None, value_names=None)
+
+    def op_label(self, op: int) -> str:
+        """What to call an op when speaking to a person."""
+        return f"op {op}" if self.op_names is None else f"op {op} ({self.op_names[op]})"
+
+    def to_json(self, *, names: bool = False) -> dict[str, Any]:
+        """The `remat-graph/1` object; `names` adds the names, for a local file only."""
+        data: dict[str, Any] = {
+            "format": FORMAT,
+            "fixed_bytes": self.fixed_bytes,
+            "op_cost_ns": list(self.op_cost_ns),
+            "op_workspace_bytes": list(self.op_workspace_bytes),
+            "op_inputs": [list(inputs) for inputs in self.op_inputs],
+            "value_op": list(self.value_op),
+            "value_bytes": list(self.value_bytes),
+            "optional": list(self.optional),
+            "once": list(self.once),
+            "keep": list(self.keep),
+            "backward_from": self.backward_from,
+        }
+        if names and self.op_names is not None:
+            data["op_names"] = list(self.op_names)
+        if names and self.value_names is not None:
+            data["value_names"] = list(self.value_names)
+        return data
+
+    @classmethod
+    def from_json(cls, data: object) -> Graph:
+        """Read a `remat-graph/1` object, or its text.
+
+        Raises:
+            InvalidData: malformed in any way; the message names key and index.
+        """
+        if isinstance(data, (str, bytes)):
+            data = parse(data)
+        found = members(
+            data,
+            "graph",
+            required=("op_cost_ns", "op_inputs", "value_op", "value_bytes"),
+            optional=(
+                "fixed_bytes",
+                "op_workspace_bytes",
+                "optional",
+                "once",
+                "keep",
+                "backward_from",
+                "op_names",
+                "value_names",
+            ),
+            format_name=FORMAT,
+        )
+        ops = integers(found["op_cost_ns"], "op_cost_ns", "/op_cost_ns", MOST_OPS)
+        backward_from = found.get("backward_from")
+        workspace = integers(found.get("op_workspace_bytes", ()), "op_workspace_bytes", "/op_workspace_bytes", MOST_OPS)
+        if "op_workspace_bytes" in found and len(workspace) != len(ops):
+            raise _length("op_workspace_bytes", len(workspace), "op_cost_ns", len(ops))
+        return cls(
+            op_cost_ns=ops,
+            op_inputs=_read_inputs(found["op_inputs"]),
+            value_op=integers(found["value_op"], "value_op", "/value_op", MOST_VALUES),
+            value_bytes=integers(found["value_bytes"], "value_bytes", "/value_bytes", MOST_VALUES),
+            op_workspace_bytes=workspace,
+            optional=integers(found.get("optional", ()), "optional", "/optional", MOST_VALUES),
+            once=integers(found.get("once", ()), "once", "/once", MOST_OPS),
+            keep=integers(found.get("keep", ()), "keep", "/keep", MOST_VALUES),
+            backward_from=None
+            if backward_from is None
+            else integer(backward_from, "backward_from", "/backward_from", most=LARGEST_INTEGER),
+            fixed_bytes=integer(found.get("fixed_bytes", 0), "fixed_bytes", "/fixed_bytes"),
+            op_names=_read_names(found.get("op_names"), "op_names"),
+            value_names=_read_names(found.get("value_names"), "value_names"),
+        )
+
+
+def _read_inputs(data: object) -> tuple[tuple[int, ...], ...]:
+    rows = array(data, "op_inputs", "/op_inputs", MOST_OPS)
+    inputs = tuple(integers(row, f"op_inputs[{i}]", f"/op_inputs/{i}", MOST_VALUES) for i, row in enumerate(rows))
+    if sum(map(len, inputs)) > MOST_INPUTS:
+        raise InvalidData(f"op_inputs has more than {MOST_INPUTS} entries in all", "/op_inputs")
+    return inputs
+
+
+def _read_names(data: object, what: str) -> tuple[str, ...] | None:
+    if data is None:
+        return None
+    names = array(data, what, f"/{what}", MOST_VALUES)
+    for i, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InvalidData(f"{what}[{i}] must be a string", f"/{what}/{i}")
+    return tuple(names)
+
+
+def _length(what: str, found: int, other: str, expected: int) -> InvalidData:
+    return InvalidData(f"{what} has {found} entries where {other} has {expected}", f"/{what}")
+
+
+def _check_lengths(graph: Graph) -> None:
+    ops, values = len(graph.op_cost_ns), len(graph.value_op)
+    if ops == 0:
+        raise InvalidData("graph has no ops", "/op_cost_ns")
+    if ops > MOST_OPS:
+        raise InvalidData(f"graph has {ops} ops, more than the {MOST_OPS} allowed", "/op_cost_ns")
+    if len(graph.op_workspace_bytes) != ops:
+        raise _length("op_workspace_bytes", len(graph.op_workspace_bytes), "op_cost_ns", ops)
+    if len(graph.op_inputs) != ops:
+        raise _length("op_inputs", len(graph.op_inputs), "op_cost_ns", ops)
+    if len(graph.value_bytes) != values:
+        raise _length("value_bytes", len(graph.value_bytes), "value_op", values)
+    if graph.op_names is not None and len(graph.op_names) != ops:
+        raise _length("op_names", len(graph.op_names), "op_cost_ns", ops)
+    if graph.value_names is not None and len(graph.value_names) != values:
+        raise _length("value_names", len(graph.value_names), "value_op", values)
+
+
+def _check_numbers(graph: Graph) -> None:
+    columns = (
+        ("op", "cost_ns", "op_cost_ns", graph.op_cost_ns),
+        ("op", "workspace_bytes", "op_workspace_bytes", graph.op_workspace_bytes),
+        ("value", "bytes", "value_bytes", graph.value_bytes),
+    )
+    for thing, quantity, key, column in columns:
+        for i, number in enumerate(column):
+            # one comparison for the common case; the full story only for the bad one
+            if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+                integer(number, f"{thing} {i}: {quantity}", f"/{key}/{i}")
+    integer(graph.fixed_bytes, "fixed_bytes", "/fixed_bytes")
+    if sum(graph.op_cost_ns) > LARGEST_INTEGER:
+        raise InvalidData("the sum of op_cost_ns overflows 2^53", "/op_cost_ns")
+    if sum(graph.value_bytes) + sum(graph.op_workspace_bytes) + graph.fixed_bytes > LARGEST_INTEGER:
+        raise InvalidData("the sum of all bytes overflows 2^53", "/value_bytes")
+
+
+def _check_edges(graph: Graph) -> None:
+    ops, values, value_op = len(graph.op_cost_ns), len(graph.value_op), graph.value_op
+    last = 0
+    for value, op in enumerate(value_op):
+        if type(op) is not int or not 0 <= op < ops:
+            raise InvalidData(f"value {value}: value_op {op} is not an op (0 to {ops - 1})", f"/value_op/{value}")
+        if op < last:
+            raise InvalidData(
+                f"value {value}: value_op {op} follows {last}, but must not decrease", f"/value_op/{value}"
+            )
+        last = op
+    for op, inputs in enumerate(graph.op_inputs):
+        if len(set(inputs)) != len(inputs):
+            twice = next(v for i, v in enumerate(inputs) if v in inputs[:i])
+            raise InvalidData(f"op {op}: reads value {twice} twice", f"/op_inputs/{op}")
+        for position, value in enumerate(inputs):
+            if type(value) is not int or not 0 <= value < values:
+                raise InvalidData(f"op {op}: input {value} is not a value", f"/op_inputs/{op}/{position}")
+            if value_op[value] >= op:
+                raise InvalidData(
+                    f"op {op}: reads value {value}, which op {value_op[value]} makes: a forward reference or a cycle",
+                    f"/op_inputs/{op}/{position}",
+                )
+
+
+def _check_sets(graph: Graph) -> None:
+    ops, values = len(graph.op_cost_ns), len(graph.value_op)
+    for key, ids, count, thing in (
+        ("optional", graph.optional, values, "value"),
+        ("once", graph.once, ops, "op"),
+        ("keep", graph.keep, values, "value"),
+    ):
+        last = -1
+        for i, number in enumerate(ids):
+            if type(number) is not int or not 0 <= number < count:
+                raise InvalidData(f"{key}[{i}]: {number} is not {thing} 0 to {count - 1}", f"/{key}/{i}")
+            if number <= last:
+                raise InvalidData(f"{key}[{i}]: {number} follows {last}, but must ascend", f"/{key}/{i}")
+            last = number
+    both = sorted(set(graph.optional) & set(graph.keep))
+    if both:
+        raise InvalidData(f"value {both[0]} is both optional and keep", "/optional")
+    if graph.backward_from is not None and not (type(graph.backward_from) is int and 0 <= graph.backward_from < ops):
+        raise InvalidData(f"backward_from {graph.backward_from} is not an op (0 to {ops - 1})", "/backward_from")
+
+
+def graph_of(costs: Sequence[int], sizes: Sequence[int], inputs: Sequence[Sequence[int]], **more: Any) -> Graph:
+    """A graph in the papers' model, where op i makes exactly the value i, of cost C_i and size M_i.
+
+    Checkmate, Section 3: `costs` is C in ns, `sizes` is M in bytes, `inputs[i]` lists the ops that op i reads.
+    """
+    return Graph(
+        op_cost_ns=tuple(costs),
+        op_inputs=tuple(tuple(row) for row in inputs),
+        value_op=tuple(range(len(costs))),
+        value_bytes=tuple(sizes),
+        **more,
+    )

@@ -1,0 +1,167 @@
+"""A plan is data: a tuple of small actions. Executor, judge, cost model and plots are folds over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+from .errors import InvalidData
+from .graph import Graph
+from .read import array, integers, kind, members, parse
+
+FORMAT = "remat-plan/1"
+MOST_STEPS = 50_000_000
+
+
+class Compute(NamedTuple):
+    """Run an op; `kept` are the outputs that stay resident after it, ascending.
+
+    None keeps all outputs that the op always makes and no optional one.
+    """
+
+    op: int
+    kept: tuple[int, ...] | None = None
+
+
+class Free(NamedTuple):
+    """Drop a resident value."""
+
+    value: int
+
+
+class Offload(NamedTuple):
+    """Start the copy of a value to the host; it stays charged on the device."""
+
+    value: int
+
+
+class Wait(NamedTuple):
+    """Block until the value's running transfer has ended."""
+
+    value: int
+
+
+class Drop(NamedTuple):
+    """Free the device copy of a value whose offload has ended."""
+
+    value: int
+
+
+class Prefetch(NamedTuple):
+    """Start the copy of a value back from the host; charged from its start, usable after `Wait`."""
+
+    value: int
+
+
+Step: TypeAlias = Compute | Free | Offload | Wait | Drop | Prefetch
+
+_VERBS: dict[str, type[Free] | type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
+    "free": Free,
+    "offload": Offload,
+    "wait": Wait,
+    "drop": Drop,
+    "prefetch": Prefetch,
+}
+_NAMES: dict[type, str] = {verb: name for name, verb in _VERBS.items()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one training step, in order (`remat-plan/1`)."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def computes(self) -> tuple[int, ...]:
+        """The ops in the order in which they run, recomputations included."""
+        return tuple(step.op for step in self.steps if isinstance(step, Compute))
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-plan/1` object."""
+        rows: list[list[Any]] = []
+        for step in self.steps:
+            if isinstance(step, Compute):
+                rows.append(["compute", step.op] if step.kept is None else ["compute", step.op, list(step.kept)])
+            else:
+                rows.append([_NAMES[type(step)], step.value])
+        return {"format": FORMAT, "steps": rows}
+
+    @classmethod
+    def from_json(cls, data: object) -> Plan:
+        """Read a `remat-plan/1` object, or its text.
+
+        Raises:
+            InvalidData: malformed in any way; the message names the step.
+        """
+        if isinstance(data, (str, bytes)):
+            data = parse(data)
+        found = members(data, "plan", required=("steps",), format_name=FORMAT)
+        rows = array(found["steps"], "steps", "/steps", MOST_STEPS)
+        return cls(tuple(_read_step(row, i) for i, row in enumerate(rows)))
+
+
+def _read_step(row: object, i: int) -> Step:
+    here = f"/steps/{i}"
+    if not isinstance(row, (list, tuple)) or not 2 <= len(row) <= 3:
+        raise InvalidData(f"step {i} must be [verb, number] or ['compute', op, [values]]", here)
+    verb, number = row[0], row[1]
+    if type(number) is not int or number < 0:
+        raise InvalidData(f"step {i}: {number!r} must be a non-negative integer", here + "/1")
+    if verb == "compute":
+        if len(row) == 2:
+            return Compute(number)
+        kept = integers(row[2], f"step {i}: kept", here + "/2")
+        if any(b <= a for a, b in pairwise(kept)):
+            raise InvalidData(f"step {i}: kept values must ascend", here + "/2")
+        return Compute(number, kept)
+    if not isinstance(verb, str):
+        raise InvalidData(f"step {i}: the verb is {kind(verb)}", here + "/0")
+    if verb not in _VERBS:
+        raise InvalidData(f"step {i}: unknown verb {verb!r}", here + "/0")
+    if len(row) == 3:
+        raise InvalidData(f"step {i}: {verb} takes one number", here)
+    return _VERBS[verb](number)
+
+
+def plan_of(graph: Graph, sequence: Iterable[int]) -> Plan:
+    """The least-memory plan that computes ops in the given order.
+
+    Every use reads the latest instance of a value; an instance is kept only if something reads it, or the graph keeps
+    it, and is freed after its last use. `sequence` lists ops, recomputations included. Whether the result obeys the
+    problem (first computations in order, inputs there, budget) is the judge's to say.
+    """
+    order = tuple(sequence)
+    current: dict[int, int] = {}  # value -> position of the compute that made its latest instance
+    last: dict[tuple[int, int], int] = {}  # (value, position made) -> position of its last use
+    keep = frozenset(graph.keep)
+    for position, op in enumerate(order):
+        for value in graph.op_inputs[op]:
+            if value in current:
+                last[value, current[value]] = position
+        for value in graph.op_values[op]:
+            current[value] = position
+    dying: list[list[int]] = [[] for _ in order]
+    for (value, _), position in sorted(last.items()):
+        if value not in keep:
+            dying[position].append(value)
+    steps: list[Step] = []
+    for position, op in enumerate(order):
+        kept = tuple(v for v in graph.op_values[op] if (v, position) in last or v in keep)
+        steps.append(Compute(op, None if kept == graph.op_always[op] else kept))
+        steps.extend(Free(value) for value in dying[position])
+    return Plan(tuple(steps))
+
+
+def plain_plan(graph: Graph) -> Plan:
+    """Every op once, in order, each value freed after its last use: training without rematerialization."""
+    return plan_of(graph, range(graph.ops))
+
+
+def recomputed(plan: Plan | Sequence[int], ops: int) -> list[int]:
+    """[ops] how often each op runs again after its first computation."""
+    counts = [-1] * ops
+    for op in plan.computes if isinstance(plan, Plan) else plan:
+        counts[op] += 1
+    return [max(0, count) for count in counts]

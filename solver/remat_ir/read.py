@@ -1,0 +1,120 @@
+"""Reading JSON that somebody else wrote: every refusal names the place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .errors import InvalidData
+
+LARGEST_INTEGER = 2**53
+"""Integers above this do not survive a reader that holds numbers as doubles."""
+
+
+def parse(text: str | bytes) -> Any:
+    """Parse JSON text, refusing NaN, infinities and duplicate keys.
+
+    Raises:
+        InvalidData: the text is not JSON; the message gives line and column.
+    """
+
+    def constant(name: str) -> Any:
+        raise InvalidData(f"{name} is not a number that remat accepts")
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            seen: set[str] = set()
+            for key, _ in items:
+                if key in seen:
+                    raise InvalidData(f"key {key!r} appears twice")
+                seen.add(key)
+        return found
+
+    try:
+        return json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        raise InvalidData(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"not JSON: not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise InvalidData("not JSON that remat reads: nested too deeply") from None
+    except ValueError as error:  # an integer literal of thousands of digits
+        raise InvalidData(f"not JSON that remat reads: {error}") from None
+
+
+def members(
+    data: object, what: str, required: Iterable[str], optional: Iterable[str] = (), format_name: str | None = None
+) -> Mapping[str, Any]:
+    """The members of an object that has all `required` keys and no unknown one.
+
+    Raises:
+        InvalidData: not an object, a missing or unknown key, another format.
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidData(f"{what} must be an object, not {kind(data)}")
+    if format_name is not None and data.get("format") != format_name:
+        raise InvalidData(f"{what} must have format {format_name!r}, not {data.get('format')!r}", "/format")
+    known = {*required, *optional, *(("format",) if format_name else ())}
+    for key in data:
+        if key not in known:
+            raise InvalidData(f"{what} has an unknown key {str(key)[:60]!r}", "/" + escape(str(key)[:60]))
+    for key in required:
+        if key not in data:
+            raise InvalidData(f"{what} lacks the key {key!r}", "/" + key)
+    return data
+
+
+def integer(value: object, what: str, pointer: str, least: int = 0, most: int = LARGEST_INTEGER) -> int:
+    """An integer within [least, most]; booleans and floats are refused, also 1.0."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidData(f"{what} must be an integer, not {kind(value)}", pointer)
+    if value < least:
+        bound = "must not be negative" if least == 0 else f"must be at least {least}"
+        raise InvalidData(f"{what} {bound}", pointer)
+    if value > most:
+        raise InvalidData(f"{what} must be at most {'2^53' if most == LARGEST_INTEGER else most}", pointer)
+    return value
+
+
+def array(value: object, what: str, pointer: str, longest: int | None = None) -> Sequence[Any]:
+    """A JSON array of at most `longest` entries."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidData(f"{what} must be an array, not {kind(value)}", pointer)
+    if longest is not None and len(value) > longest:
+        raise InvalidData(f"{what} has {len(value)} entries, more than the {longest} allowed", pointer)
+    return value
+
+
+def integers(value: object, what: str, pointer: str, longest: int | None = None) -> tuple[int, ...]:
+    """An array of integers; ranges are the caller's business."""
+    items = array(value, what, pointer, longest)
+    for i, item in enumerate(items):
+        if type(item) is not int:
+            raise InvalidData(f"{what}[{i}] must be an integer, not {kind(item)}", f"{pointer}/{i}")
+    return tuple(items)
+
+
+def kind(value: object) -> str:
+    """What a JSON value is called in a message to a person."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int):
+        return "an integer"
+    if isinstance(value, float):
+        return f"the float {value!r}"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, (list, tuple)):
+        return "an array"
+    if isinstance(value, Mapping):
+        return "an object"
+    return type(value).__name__
+
+
+def escape(key: str) -> str:
+    """A key as one segment of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,40 @@
+"""The one judge: nothing is stored, served or executed that has not passed here, on the original problem."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .errors import InvalidPlan
+from .plan import Plan
+from .problem import Problem
+from .replay import replay
+
+
+class Verdict(NamedTuple):
+    """What a plan that passed costs, in ns, and its peak, in bytes, fixed bytes included."""
+
+    cost_ns: int
+    peak_bytes: int
+
+
+def verify(problem: Problem, plan: Plan, *, cost_ns: int | None = None, peak_bytes: int | None = None) -> Verdict:
+    """Replay a plan on its problem: its cost and peak, or the first reason why it is wrong.
+
+    `cost_ns` and `peak_bytes` are what an answer claims; they must be what the replay finds. Linear in the plan.
+
+    Raises:
+        InvalidPlan: the first rule that is broken, with its step.
+    """
+    cost, peak = 0, problem.graph.fixed_bytes
+    for moment in replay(problem.graph, plan):
+        if moment.peak_bytes > problem.budget_bytes:
+            raise InvalidPlan(
+                f"memory is {moment.peak_bytes} bytes, over the budget of {problem.budget_bytes}", moment.step
+            )
+        peak = max(peak, moment.peak_bytes)
+        cost = moment.cost_ns
+    if cost_ns is not None and cost_ns != cost:
+        raise InvalidPlan(f"the claimed cost is {cost_ns} ns, the replayed one {cost} ns")
+    if peak_bytes is not None and peak_bytes != peak:
+        raise InvalidPlan(f"the claimed peak is {peak_bytes} bytes, the replayed one {peak}")
+    return Verdict(cost, peak)

@@ -1,0 +1,68 @@
+"""Every method by its name: what it does, which problems it takes, and the options it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from remat_ir import InvalidData
+
+from ..incumbent import Incumbent
+from .checkpoint_all import checkpoint_all
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For a method that has none."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named way to solve.
+
+    `run(incumbent, options)` offers plans and raises bounds until done or `incumbent.stopped()`; it returns nothing.
+    `options` is a frozen dataclass whose defaults are the method's; `restriction` is the space it is confined to.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[Incumbent, Any], None]
+    options: type[Any] = NoOptions
+    takes: tuple[str, ...] = ("graph",)
+    restriction: tuple[str, ...] = ()
+
+    def read_options(self, given: Mapping[str, object] | None) -> Any:
+        """The options dataclass from a mapping.
+
+        Raises:
+            InvalidData: an unknown option, or a value of the wrong type or range.
+        """
+        known = {field.name for field in fields(self.options)}
+        for key in given or {}:
+            if key not in known:
+                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+                raise InvalidData(f"method {self.name!r} has no option {key!r}; {has}", f"/options/{key}")
+        try:
+            return self.options(**(given or {}))
+        except (TypeError, ValueError) as error:
+            raise InvalidData(f"method {self.name!r}: {error}", "/options") from None
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
+    )
+}
+
+
+def method_named(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        InvalidData: there is none; the message lists those there are.
+    """
+    if name not in METHODS:
+        raise InvalidData(f"unknown method {name!r}; there are: {', '.join(METHODS)}", "/method")
+    return METHODS[name]

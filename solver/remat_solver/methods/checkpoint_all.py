@@ -1,0 +1,18 @@
+"""Checkpoint all: the plan without rematerialization, which is optimal wherever it fits."""
+
+from __future__ import annotations
+
+from remat_ir import plain_peak, plain_plan
+
+from ..incumbent import Incumbent
+
+
+def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plain plan if it fits; no plan costs less, since every op runs at least once (Checkmate, Table 1)."""
+    graph = incumbent.problem.graph
+    peak = plain_peak(graph)
+    incumbent.suffices(peak)
+    if peak <= incumbent.problem.budget_bytes:
+        incumbent.offer(plain_plan(graph), "checkpoint-all")
+    else:
+        incumbent.nothing_within((), f"Keeping every value needs {peak} bytes, over the budget.")

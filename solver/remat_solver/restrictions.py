@@ -1,0 +1,19 @@
+"""Names of the restricted spaces that a search may be confined to, as they appear in `Answer.restricted_to`.
+
+The whole space is: the fixed op order, any number of recomputations, any subset of outputs kept at each computation.
+A bound proved inside a restriction is a bound there only, and never leaves it.
+"""
+
+from __future__ import annotations
+
+ONE_PER_STAGE = "one-recomputation-per-stage"
+"""Between the first computations of two successive ops, each op is recomputed at most once (Checkmate, Section 4.2)."""
+
+FORWARD_OPS = "forward-ops-in-backward-stages"
+"""Only ops before `backward_from` are recomputed, and only after the forward pass has ended."""
+
+PERSISTENT = "persistent-schedules"
+"""A saved value stays until its backward op has used it (RR-9302, Section 4.1)."""
+
+MEMORY_SLOTS = "memory-slots"
+"""Sizes are rounded up to whole memory slots (RR-9302, Section 5.2)."""

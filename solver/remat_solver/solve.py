@@ -1,0 +1,71 @@
+"""From a problem to an answer: the one function through which everybody solves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from remat_ir import Answer, InvalidData, Plan, Problem, Progress
+
+from .bounds import working_set
+from .deadline import Deadline
+from .incumbent import Incumbent
+from .methods import method_named
+
+
+def solve(
+    problem: Problem,
+    *,
+    method: str = "auto",
+    time_limit_s: float | None = 60.0,
+    max_gap: float = 0.001,
+    options: Mapping[str, object] | None = None,
+    start: Plan | None = None,
+    bound_ns: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Answer:
+    """Plan a problem: the best verified plan found in the time given, and what was proved about it.
+
+    Args:
+        method: a name of `remat_solver.methods.METHODS`; "auto" picks and combines.
+        time_limit_s: wall-clock seconds; None means until done.
+        max_gap: stop once (cost − bound) / cost is no more than this.
+        options: the method's own options.
+        start: a plan to start from; must be valid for the problem.
+        bound_ns: a bound already proved for the whole space.
+        on_progress: called at each improvement, from the thread that found it; must be quick.
+        cancelled: polled; once it returns True the solve ends with what it has.
+
+    Returns:
+        An answer; infeasible, out of time and cancelled are answers too.
+
+    Raises:
+        InvalidData: an unknown method, option, or a limit that is not a number in range.
+        InvalidPlan: `start` is not valid for the problem.
+    """
+    chosen = method_named(method)
+    if time_limit_s is not None and not (math.isfinite(time_limit_s) and time_limit_s > 0):
+        raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
+    if not 0 <= max_gap < 1:
+        raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
+    chosen_options = chosen.read_options(options)
+    incumbent = Incumbent(problem, Deadline(time_limit_s), max_gap, on_progress, cancelled)
+
+    graph = problem.graph
+    least = working_set(graph)
+    incumbent.needs_at_least(least.least_bytes)
+    if least.least_bytes > problem.budget_bytes:
+        incumbent.prove_infeasible(
+            f"No plan fits: {graph.op_label(least.op)} alone needs {least.least_bytes} bytes, "
+            f"and the budget is {problem.budget_bytes}."
+        )
+        return incumbent.answer(method)
+    if start is not None:
+        incumbent.offer(start, "start")
+    if bound_ns is not None:
+        incumbent.raise_bound(bound_ns, "start")
+    if not incumbent.stopped():
+        chosen.run(incumbent, chosen_options)
+    incumbent.stopped()  # notes which limit, if any, has been reached by now
+    return incumbent.answer(method)

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Build the wheel and install it twice into empty environments: alone, where it must stay thin, and with its extras.
+set -eu
+BUILD=${BUILD:-python3} PYTHON=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$BUILD" -m build --wheel --outdir "$work/dist" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+wheel=$(echo "$work"/dist/remat-*.whl)
+
+"$PYTHON" -m venv "$work/thin"
+"$work/thin/bin/pip" install --disable-pip-version-check --quiet "$wheel"
+cd "$work"
+"$work/thin/bin/python" - <<'PY'
+import importlib.util, sys
+import remat, remat_ir
+heavy = [n for n in ("numpy", "torch", "fastapi", "sqlalchemy", "highspy", "ortools", "networkx") if importlib.util.find_spec(n)]
+assert not heavy, f"the thin client pulls {heavy}"
+assert "remat_solver" not in sys.modules, "the client imported the solver"
+for package in ("remat", "remat_ir", "remat_solver", "remat_service"):
+    spec = importlib.util.find_spec(package)
+    assert spec and spec.origin, f"{package} is not in the wheel"
+print("wheel: thin install is thin")
+PY
+"$work/thin/bin/remat" --help >/dev/null
+
+"$PYTHON" -m venv "$work/full"
+"$work/full/bin/pip" install --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
+"$work/full/bin/python" -c "import remat, remat_ir, remat_service, remat_solver, torch; print('wheel: full install has all four')"
+"$work/full/bin/remat-service" --help >/dev/null
+echo "wheel: passed"
