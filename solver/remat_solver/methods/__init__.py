@@ -10,6 +10,7 @@ from remat_ir import InvalidData
 
 from ..incumbent import Incumbent
 from .checkpoint_all import checkpoint_all
+from .greedy import GreedyOptions, run_greedy
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
+        Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
 }
 

@@ -1,0 +1,27 @@
+"""The greedy plan as a method of its own: a plan at once, and nothing proved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..incumbent import Incumbent
+from ..search.greedy import greedy
+
+
+@dataclass(frozen=True)
+class GreedyOptions:
+    """How many eviction rules are tried once one has led to a plan, from 1 to 3."""
+
+    tries: int = 2
+
+    def __post_init__(self) -> None:
+        if type(self.tries) is not int or not 1 <= self.tries <= 3:
+            raise ValueError(f"tries must be an integer from 1 to 3, not {self.tries}")
+
+
+def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
+    """Offer the best of a few eviction plans."""
+    problem = incumbent.problem
+    plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline, tries=options.tries)
+    if plan is not None:
+        incumbent.offer(plan, "greedy")
