@@ -1,0 +1,92 @@
+"use strict";
+// One plan, seen from all sides. `whole` is {answer, problem, progress, names}: fetched, or embedded in an offline file.
+window.Remat = window.Remat || {};
+(function (Remat) {
+  const { el, bytes, time, percent, seconds, save } = Remat.words;
+  const { replay, plain, resident, recomputed, trace } = Remat.replay;
+
+  function facts(answer) {
+    const rows = [["state", answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ["gap", percent(answer.gap)],
+      ["cost", time(answer.cost_ns)], ["proved bound", time(answer.bound_ns)], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
+      ["least budget known", bytes(answer.least_budget_bytes)], ["least budget proved", bytes(answer.least_budget_bound_bytes)],
+      ["solved in", seconds(answer.seconds)], ["stopped by", answer.limit || "its end"], ["from", answer.cache || "–"],
+      ["proved within", (answer.restricted_to || []).join(", ") || "the whole space"]];
+    return el("div", { class: "facts" }, rows.map(([k, v]) => el("div", {}, el("dl", {}, el("dt", {}, k), el("dd", {}, v)))));
+  }
+
+  function label(whole) {
+    return (op) => (whole.names && whole.names[op] ? `${whole.names[op]}` : `op ${op}`);
+  }
+
+  function matrices(graph, run) {
+    return el("div", { class: "two" }, ["R", "S"].map((which) => {
+      const what = which === "R" ? "R: what each stage computes; recomputations in amber" : "S: what each stage starts with";
+      const canvas = el("canvas", { role: "img", "aria-label": `${what}. ${graph.op_cost_ns.length} ops across, stages down.` });
+      requestAnimationFrame(() => Remat.draw.matrix(canvas, graph, run, which));
+      return el("figure", {}, canvas, el("figcaption", {}, what));
+    }));
+  }
+
+  function table(graph, run, total, name) {
+    const rows = recomputed(graph, run), shown = rows.slice(0, 200);
+    if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
+    const again = rows.reduce((s, r) => s + r.cost, 0);
+    return el("div", { class: "scroll" }, el("table", {},
+      el("caption", { class: "hover" }, `${rows.length} ops run again, ${time(again)} in all (${percent(again / total)} of one pass)${rows.length > 200 ? "; the 200 dearest" : ""}.`),
+      el("thead", {}, el("tr", {}, ["op", "times again", "cost", "share of the step"].map((h, i) => el("th", { scope: "col", class: i ? "n" : null }, h)))),
+      el("tbody", {}, shown.map((r) => el("tr", {}, el("td", {}, name(r.op)), el("td", { class: "n" }, r.times), el("td", { class: "n" }, time(r.cost)),
+        el("td", { class: "n" }, percent(run.time ? r.cost / run.time : 0)))))));
+  }
+
+  function describe(graph, run, name, out) {
+    return (x) => {
+      let lo = 0, hi = run.count - 1;
+      while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (run.rows.start[mid] <= x) lo = mid; else hi = mid - 1; }
+      const held = resident(graph, run, lo), op = run.rows.ops[lo];
+      out.textContent = `${name(op)} ${run.rows.again[lo] ? "runs again" : "runs"} at ${time(run.rows.start[lo])}, memory ${bytes(run.rows.memory[lo])}; ` +
+        `${held.length} values resident, the largest ${held.slice(0, 4).map((v) => `${bytes(graph.value_bytes[v])} of ${name(graph.value_op[v])}`).join(", ") || "none"}.`;
+    };
+  }
+
+  function downloads(whole, run) {
+    const stem = `remat-${(whole.answer.digest || "plan").slice(0, 12)}`;
+    return el("div", { class: "row" },
+      el("button", { onclick: () => save(`${stem}.json`, "application/json", JSON.stringify(whole.answer)) }, "Answer as JSON"),
+      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(trace(whole.problem.graph, run, label(whole)))) }, "Trace for Perfetto"),
+      Remat.service.offline ? null : el("button", { onclick: () => offlineFile(whole).then((html) => save(`${stem}.html`, "text/html", html)) }, "One HTML file"));
+  }
+
+  // This page's own scripts and styles with the data inside: opens from a disk, asks nobody for anything.
+  async function offlineFile(whole) {
+    const sources = [...document.querySelectorAll("script[src]")].map((s) => s.src);
+    const sheets = [...document.querySelectorAll("link[rel=stylesheet]")].map((s) => s.href);
+    const text = (url) => fetch(url).then((r) => r.text());
+    const [scripts, styles] = [await Promise.all(sources.map(text)), await Promise.all(sheets.map(text))];
+    const data = JSON.stringify(whole).replace(/</g, "\\u003c");
+    return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">` +
+      `<meta name="color-scheme" content="light dark"><title>remat plan</title><style>${styles.join("\n")}</style></head><body>` +
+      `<header><span class="brand">remat</span></header><main id="main"></main><div id="notice" role="alert"></div>` +
+      `<script type="application/json" id="remat-data">${data}</` + `script>` +
+      scripts.map((s) => `<script>${s.replace(/<\/script/gi, "<\\/script")}</` + "script>").join("") + `</body></html>`;
+  }
+
+  function show(box, whole) {
+    const { answer } = whole, graph = whole.problem.graph, total = graph.op_cost_ns.reduce((a, b) => a + b, 0), name = label(whole);
+    box.append(facts(answer), el("p", {}, answer.message || ""));
+    if (whole.progress && whole.progress.length) {
+      const bound = el("div");
+      box.append(el("h2", {}, "Incumbent and bound"), bound);
+      Remat.draw.history(bound, whole.progress, total);
+    }
+    if (!answer.plan) return;
+    const run = replay(graph, answer.plan.steps), before = replay(graph, plain(graph));
+    const hover = el("p", { class: "hover", "aria-live": "off" }, "Point at the curve to see what runs and what is resident.");
+    const chart = el("div", { role: "img", "aria-label": `Memory over the step: peak ${bytes(run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without recomputation the peak is ${bytes(before.peak)}.` });
+    box.append(el("h2", {}, "Memory over the step"), chart, hover);
+    Remat.draw.memory(chart, run, before, answer.budget_bytes, describe(graph, run, name, hover));
+    box.append(el("h2", {}, "Stages"), matrices(graph, run), el("h2", {}, "Recomputed ops"), table(graph, run, total, name),
+      el("h2", {}, "Take it with you"), downloads(whole, run));
+  }
+
+  Remat.plan = { show, facts };
+})(window.Remat);

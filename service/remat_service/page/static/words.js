@@ -1,0 +1,45 @@
+"use strict";
+// Numbers as people read them, and elements without innerHTML: nothing that came over the wire is ever parsed as HTML.
+window.Remat = window.Remat || {};
+(function (Remat) {
+  function scaled(value, units, step) {
+    if (value === null || value === undefined) return "–";
+    let i = 0, x = value;
+    while (Math.abs(x) >= step && i < units.length - 1) { x /= step; i++; }
+    return `${i && Math.abs(x) < 100 ? x.toPrecision(3) : Math.round(x)} ${units[i]}`;
+  }
+  const bytes = (b) => scaled(b, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
+  const time = (ns) => scaled(ns, ["ns", "µs", "ms", "s"], 1000);
+  const percent = (f) => (f === null || f === undefined ? "–" : `${(100 * f).toPrecision(3)} %`);
+  const seconds = (s) => (s === null || s === undefined ? "–" : s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
+
+  // el("td", {class: "n"}, "text", child, …): attributes by name, listeners as functions under on….
+  function el(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (typeof value === "function") node.addEventListener(key.slice(2), value);
+      else if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value === true ? "" : value);
+    }
+    node.append(...children.flat().filter((c) => c !== null && c !== undefined));
+    return node;
+  }
+
+  function save(name, type, text) {
+    const url = URL.createObjectURL(new Blob([text], { type }));
+    const link = el("a", { href: url, download: name });
+    document.body.append(link); link.click(); link.remove();
+    setTimeout(() => URL.revokeObjectURL(url), 1000);
+  }
+
+  // "12GiB", "500 MB", "0.5" (a fraction) or plain bytes.
+  function budget(text) {
+    const match = /^\s*([0-9.]+)\s*([kmgt]?)(i?)b?\s*$/i.exec(text);
+    if (!match || !Number.isFinite(+match[1])) throw new Error(`“${text}” is no budget: write 12GiB, bytes, or a fraction such as 0.5`);
+    const number = +match[1];
+    if (!match[2] && number <= 1 && number > 0) return { fraction: number };
+    const power = " kmgt".indexOf((match[2] || " ").toLowerCase());
+    return { bytes: Math.floor(number * (match[3] ? 1024 : 1000) ** power) };
+  }
+
+  Remat.words = { bytes, time, percent, seconds, el, save, budget };
+})(window.Remat);
