@@ -32,13 +32,18 @@ class Status(StrEnum):
 
 
 class Progress(NamedTuple):
-    """One improvement while a solve runs: seconds since its start, best cost and bound in ns, and who found it."""
+    """One improvement while a solve runs: seconds since its start, best cost and bound in ns, and who found it.
+
+    `bound_ns` holds within `restricted_to`, `whole_bound_ns` over the whole space.
+    """
 
     seconds: float
     cost_ns: int | None
     bound_ns: int | None
     source: str
     plan: Plan | None = None
+    restricted_to: tuple[str, ...] = ()
+    whole_bound_ns: int | None = None
 
 
 @dataclass(frozen=True)

@@ -191,5 +191,6 @@ class Incumbent:
 
     def _report(self, source: str, plan: Plan | None = None) -> None:
         if self._on_progress is not None:
-            bound = self.best_bound()[0]
-            self._on_progress(Progress(self.deadline.elapsed(), self.cost_ns, bound, source, plan))
+            bound, within = self.best_bound()
+            elapsed = self.deadline.elapsed()
+            self._on_progress(Progress(elapsed, self.cost_ns, bound, source, plan, within, self.bound_ns))
