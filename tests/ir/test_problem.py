@@ -1,0 +1,201 @@
+"""Problems, plans and answers: what is read, what is refused and where, and what travels unharmed."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawn import graphs, problems, sequences
+from remat_ir import (
+    Answer,
+    Compute,
+    Drop,
+    Free,
+    Graph,
+    InvalidData,
+    Offload,
+    Plan,
+    Prefetch,
+    Problem,
+    Status,
+    Wait,
+    budget_at,
+    gap_of,
+    graph_of,
+    overhead_of,
+    plain_peak,
+    plan_of,
+)
+
+SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
+GRAPH = graph_of([1, 2], [3, 4], [[], [0]], fixed_bytes=10)
+
+
+def plan_json(*steps: Any) -> dict[str, Any]:
+    return {"format": "remat-plan/1", "steps": list(steps)}
+
+
+@pytest.mark.parametrize(
+    ("data", "message", "pointer"),
+    [
+        ({"steps": []}, "plan must have format 'remat-plan/1', not None", "/format"),
+        ({"format": "remat-plan/1"}, "plan lacks the key 'steps'", "/steps"),
+        ({**plan_json(), "x": 1}, "plan has an unknown key 'x'", "/x"),
+        ({"format": "remat-plan/1", "steps": {}}, "steps must be an array, not an object", "/steps"),
+        (plan_json(["compute", 0], ["free"]), "step 1 must be [verb, number]", "/steps/1"),
+        (plan_json("compute"), "step 0 must be [verb, number]", "/steps/0"),
+        (plan_json(["compute", 0, [], 1]), "step 0 must be [verb, number]", "/steps/0"),
+        (plan_json(["compute", -1]), "step 0: -1 must be a non-negative integer", "/steps/0/1"),
+        (plan_json(["compute", 1.0]), "step 0: 1.0 must be a non-negative integer", "/steps/0/1"),
+        (plan_json(["compute", True]), "step 0: True must be a non-negative integer", "/steps/0/1"),
+        (plan_json(["compute", 0, [1, 1]]), "step 0: kept values must ascend", "/steps/0/2"),
+        (plan_json(["compute", 0, [2, 1]]), "step 0: kept values must ascend", "/steps/0/2"),
+        (plan_json(["compute", 0, 5]), "step 0: kept must be an array, not an integer", "/steps/0/2"),
+        (plan_json(["compute", 0, ["a"]]), "step 0: kept[0] must be an integer, not a string", "/steps/0/2/0"),
+        (plan_json(["run", 0]), "step 0: unknown verb 'run'", "/steps/0/0"),
+        (plan_json([0, 0]), "step 0: the verb is an integer", "/steps/0/0"),
+        (plan_json(["free", 0, []]), "step 0: free takes one number", "/steps/0"),
+        ([], "plan must be an object, not an array", ""),
+    ],
+)
+def test_plans_refused(data: Any, message: str, pointer: str) -> None:
+    with pytest.raises(InvalidData, match=re.escape(message)) as caught:
+        Plan.from_json(json.dumps(data))
+    assert caught.value.pointer == pointer
+
+
+def test_every_step_travels() -> None:
+    steps = (Compute(0), Compute(1, ()), Compute(2, (3, 5)), Free(3), Offload(5), Wait(5), Drop(5), Prefetch(5))
+    plan = Plan(steps)
+    assert plan.to_json()["steps"][:3] == [["compute", 0], ["compute", 1, []], ["compute", 2, [3, 5]]]
+    assert Plan.from_json(json.dumps(plan.to_json())) == plan
+
+
+@SETTINGS
+@given(graph=graphs(), data=st.data())
+def test_plans_round_trip(graph: Graph, data: st.DataObject) -> None:
+    plan = plan_of(graph, data.draw(sequences(graph)))
+    assert Plan.from_json(json.dumps(plan.to_json())) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "pointer"),
+    [
+        ({"budget_bytes": -1}, "budget_bytes must not be negative", "/budget_bytes"),
+        ({"budget_bytes": 2**53 + 1}, "budget_bytes must be at most 2^53", "/budget_bytes"),
+        ({"budget_bytes": "12GiB"}, "budget_bytes must be an integer, not a string", "/budget_bytes"),
+        ({"budget": 1}, "problem has an unknown key 'budget'", "/budget"),
+        ({"graph": None}, "graph must be an object, not null", "/graph"),
+        (
+            {"graph": {**GRAPH.to_json(), "value_bytes": [1, -1]}},
+            "value 1: bytes must not be negative",
+            "/graph/value_bytes/1",
+        ),
+    ],
+)
+def test_problems_refused(change: dict[str, Any], message: str, pointer: str) -> None:
+    with pytest.raises(InvalidData, match=re.escape(message)) as caught:
+        Problem.from_json({"graph": GRAPH.to_json(), "budget_bytes": 20, **change})
+    assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize("key", ["graph", "budget_bytes"])
+def test_problems_incomplete(key: str) -> None:
+    data = {"graph": GRAPH.to_json(), "budget_bytes": 20}
+    del data[key]
+    with pytest.raises(InvalidData):
+        Problem.from_json(data)
+
+
+@SETTINGS
+@given(problem=problems())
+def test_problems_round_trip(problem: Problem) -> None:
+    assert Problem.from_json(json.dumps(problem.to_json())) == problem
+
+
+@SETTINGS
+@given(graph=graphs())
+def test_budget_fractions(graph: Graph) -> None:
+    """0 leaves the fixed bytes, 1 is the plain peak, and it rounds down between."""
+    peak = plain_peak(graph)
+    assert budget_at(graph, 0) == graph.fixed_bytes
+    assert budget_at(graph, 1) == peak
+    assert budget_at(graph, Fraction(1, 3)) == graph.fixed_bytes + (peak - graph.fixed_bytes) // 3
+
+
+@pytest.mark.parametrize("fraction", [-0.1, float("nan"), float("inf"), 1e7])
+def test_budget_fractions_refused(fraction: float) -> None:
+    with pytest.raises(InvalidData, match="a budget fraction must be between 0 and 1"):
+        budget_at(GRAPH, fraction)
+
+
+ANSWER = Answer(
+    status=Status.FEASIBLE,
+    method="auto",
+    budget_bytes=100,
+    cost_ns=12,
+    bound_ns=11,
+    overhead=0.2,
+    gap=1 / 12,
+    peak_bytes=99,
+    seconds=1.5,
+    limit="time",
+    restricted_to=("persistent-schedules",),
+    digest="00",
+    message="m",
+    plan=Plan((Compute(0), Free(0))),
+)
+
+
+def test_answers_round_trip() -> None:
+    assert Answer.from_json(json.dumps(ANSWER.to_json())) == ANSWER
+    bare = Answer(Status.QUEUED, "auto", 5)
+    assert "plan" not in bare.to_json()
+    assert Answer.from_json(json.dumps(bare.to_json())) == bare
+
+
+def test_answers_of_later_versions_are_read() -> None:
+    assert Answer.from_json({**ANSWER.to_json(), "colour": "red"}) == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "pointer"),
+    [
+        ({"status": "done"}, "unknown status 'done'", "/status"),
+        ({"cost_ns": 1.5}, "answer: cost_ns must be an integer, not the float 1.5", "/cost_ns"),
+        ({"budget_bytes": "1"}, "answer: budget_bytes must be an integer, not a string", "/budget_bytes"),
+        ({"gap": "x"}, "answer: gap must be a number, not a string", "/gap"),
+        ({"restricted_to": "all"}, "answer: restricted_to must be an array", "/restricted_to"),
+        ({"plan": {"format": "remat-plan/1", "steps": [["free", -1]]}}, "step 0", "/plan/steps/0/1"),
+    ],
+)
+def test_answers_refused(change: dict[str, Any], message: str, pointer: str) -> None:
+    with pytest.raises(InvalidData, match=re.escape(message)) as caught:
+        Answer.from_json({**ANSWER.to_json(), **change})
+    assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize("key", ["status", "method", "budget_bytes"])
+def test_answers_incomplete(key: str) -> None:
+    data = ANSWER.to_json()
+    del data[key]
+    with pytest.raises(InvalidData, match=key):
+        Answer.from_json(data)
+
+
+def test_statuses_that_have_ended() -> None:
+    assert {status for status in Status if not status.ended} == {Status.QUEUED, Status.RUNNING}
+
+
+def test_gap_and_overhead() -> None:
+    assert gap_of(100, 90) == pytest.approx(0.1)
+    assert gap_of(100, 101) == 0
+    assert gap_of(0, 0) == 0
+    assert overhead_of(150, 100) == pytest.approx(0.5)
+    assert overhead_of(0, 0) == 0

@@ -1,0 +1,252 @@
+"""The judge: one test for each way in which a plan can be wrong, and an independent replay of what it adds up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawn import graphs, problems, sequences
+from remat_ir import (
+    Compute,
+    Drop,
+    Free,
+    Graph,
+    InvalidPlan,
+    Offload,
+    Plan,
+    Prefetch,
+    Problem,
+    Step,
+    Wait,
+    plain_peak,
+    plain_plan,
+    plan_of,
+    replay,
+    verify,
+)
+
+SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+ROOMY = 2**40
+
+# op 0 makes values 0 and 1 (1 optional), op 1 reads 0 and makes 2 (kept to the end), op 2 is a loss and makes 3,
+# op 3 reads 1, 3 and makes nothing
+GRAPH = Graph(
+    op_cost_ns=(2, 3, 5, 7),
+    op_inputs=((), (0,), (0,), (1, 3)),
+    value_op=(0, 0, 1, 2),
+    value_bytes=(10, 20, 40, 80),
+    op_workspace_bytes=(0, 1, 2, 4),
+    optional=(1,),
+    once=(2,),
+    keep=(2,),
+    backward_from=3,
+    fixed_bytes=1000,
+)
+GOOD: tuple[Step, ...] = (
+    Compute(0),
+    Compute(1),
+    Compute(2),
+    Free(0),
+    Compute(0, (1,)),
+    Compute(3),
+    Free(1),
+    Free(3),
+)
+
+
+def refuse(steps: tuple[Step, ...], reason: str, step: int | None, graph: Graph = GRAPH, budget: int = ROOMY) -> None:
+    with pytest.raises(InvalidPlan, match=re.escape(reason)) as caught:
+        verify(Problem(graph, budget), Plan(steps))
+    assert caught.value.step == step
+    if step is not None:
+        assert str(caught.value).startswith(f"step {step}: ")
+
+
+def test_a_good_plan_passes_with_its_cost_and_peak() -> None:
+    """Memory at op 0 again: value 2, value 3, and both 0 (made though not kept) and 1; at op 3 values 1, 2, 3."""
+    verdict = verify(Problem(GRAPH, ROOMY), Plan(GOOD))
+    assert verdict == (2 + 3 + 5 + 2 + 7, 1000 + 40 + 80 + 10 + 20)
+
+
+def test_moments() -> None:
+    """Every step has its moment: memory while it runs and after it, workspaces included, and the cost so far."""
+    moments = list(replay(GRAPH, Plan(GOOD)))
+    assert [m.op for m in moments] == [0, 1, 2, None, 0, 3, None, None]
+    assert [m.peak_bytes - 1000 for m in moments] == [10, 51, 132, 130, 150, 144, 140, 120]
+    assert [m.resident_bytes - 1000 for m in moments] == [10, 50, 130, 120, 140, 140, 120, 40]
+    assert [m.cost_ns for m in moments] == [2, 5, 10, 10, 12, 19, 19, 19]
+
+
+def test_an_op_never_computed() -> None:
+    refuse((Compute(0), Compute(1)), "op 2 is never computed", None)
+
+
+def test_an_empty_plan() -> None:
+    refuse((), "op 0 is never computed", None)
+
+
+def test_a_once_op_twice() -> None:
+    steps = (Compute(0), Compute(1), Compute(2), Free(3), Compute(2))
+    refuse(steps, "op 2 must be computed exactly once", 4)
+
+
+def test_first_computations_out_of_order() -> None:
+    refuse((Compute(0), Compute(2)), "op 2 is first computed before op 1", 1)
+
+
+def test_an_input_never_kept() -> None:
+    """The optional value is not made unless it is kept."""
+    refuse((Compute(0), Compute(1), Compute(2), Compute(3)), "op 3 reads value 1, which is not resident", 3)
+
+
+def test_an_input_freed() -> None:
+    refuse((Compute(0), Free(0), Compute(1)), "op 1 reads value 0, which is not resident", 2)
+
+
+def test_an_input_dropped_by_its_maker() -> None:
+    refuse((Compute(0, (1,)), Compute(1)), "op 1 reads value 0, which is not resident", 1)
+
+
+def test_a_value_made_while_resident() -> None:
+    refuse((Compute(0), Compute(0)), "op 0 makes value 0 while it is resident", 1)
+
+
+def test_a_value_made_while_resident_though_not_kept_again() -> None:
+    """An op makes its non-optional outputs whether it keeps them or not."""
+    refuse((Compute(0), Compute(0, (1,))), "op 0 makes value 0 while it is resident", 1)
+
+
+def test_an_optional_value_may_stay_while_its_op_runs_without_it() -> None:
+    steps = (Compute(0), Compute(1), Free(0), Compute(0, (0, 1)), Free(0), Compute(0), Compute(2), Compute(3))
+    assert verify(Problem(GRAPH, ROOMY), Plan(steps)).cost_ns == 2 + 3 + 2 + 2 + 5 + 7
+
+
+def test_an_optional_value_made_while_resident() -> None:
+    refuse((Compute(0, (1,)), Compute(0, (1,))), "op 0 makes value 1 while it is resident", 1)
+
+
+def test_a_kept_value_freed() -> None:
+    refuse((Compute(0), Compute(1), Free(2)), "value 2 must be kept to the end", 2)
+
+
+def test_a_kept_value_dropped_by_its_maker() -> None:
+    refuse((Compute(0), Compute(1, ())), "op 1 drops value 2, which must be kept to the end", 1)
+
+
+def test_a_kept_value_made_again() -> None:
+    refuse((Compute(0), Compute(1), Compute(1)), "op 1 makes value 2 while it is resident", 2)
+
+
+def test_a_free_of_what_is_not_resident() -> None:
+    refuse((Compute(0), Free(0), Free(0)), "value 0 is freed but not resident", 2)
+
+
+def test_a_free_of_what_is_not_a_value() -> None:
+    refuse((Compute(0), Free(99)), "value 99 is freed but not resident", 1)
+
+
+def test_an_op_that_is_not_there() -> None:
+    refuse((Compute(4),), "there is no op 4", 0)
+    refuse((Compute(-1),), "there is no op -1", 0)
+
+
+def test_a_kept_value_of_another_op() -> None:
+    refuse((Compute(0, (2,)),), "op 0 keeps value 2, which it does not make", 0)
+    refuse((Compute(0, (99,)),), "op 0 keeps value 99, which it does not make", 0)
+    refuse((Compute(0, (-4,)),), "op 0 keeps value -4, which it does not make", 0)
+
+
+def test_a_value_kept_twice() -> None:
+    refuse((Compute(0, (0, 0)),), "op 0 keeps a value twice", 0)
+
+
+@pytest.mark.parametrize("step", [Offload(0), Wait(0), Drop(0), Prefetch(0)])
+def test_transfers_without_a_link(step: Step) -> None:
+    refuse((Compute(0), step), f"{type(step).__name__.lower()} needs a link to the host", 1)
+
+
+def test_over_the_budget_by_a_byte() -> None:
+    assert verify(Problem(GRAPH, 1150), Plan(GOOD)).peak_bytes == 1150
+    refuse(GOOD, "memory is 1150 bytes, over the budget of 1149", 4, budget=1149)
+
+
+def test_workspace_counts() -> None:
+    heavy = replace(GRAPH, op_workspace_bytes=(0, 1, 2, 500))
+    refuse(GOOD, "memory is 1640 bytes, over the budget of 1150", 5, graph=heavy, budget=1150)
+
+
+def test_fixed_bytes_count() -> None:
+    refuse(GOOD, "over the budget", 4, graph=GRAPH.with_fixed(1001), budget=1150)
+
+
+def test_a_wrong_claim_of_cost_or_peak() -> None:
+    problem = Problem(GRAPH, ROOMY)
+    assert verify(problem, Plan(GOOD), cost_ns=19, peak_bytes=1150)
+    with pytest.raises(InvalidPlan, match="the claimed cost is 18 ns, the replayed one 19 ns"):
+        verify(problem, Plan(GOOD), cost_ns=18)
+    with pytest.raises(InvalidPlan, match="the claimed peak is 1149 bytes, the replayed one 1150"):
+        verify(problem, Plan(GOOD), peak_bytes=1149)
+
+
+def charges(graph: Graph, plan: Plan) -> list[int]:
+    """Memory while each compute runs, from the definition: a sum over the instances alive, made step by step."""
+    found = []
+    for i, step in enumerate(plan.steps):
+        if not isinstance(step, Compute):
+            continue
+        alive = set()
+        for earlier in plan.steps[:i]:
+            if isinstance(earlier, Compute):
+                alive |= set(graph.op_always[earlier.op] if earlier.kept is None else earlier.kept)
+            elif isinstance(earlier, Free):
+                alive.discard(earlier.value)
+        alive |= set(graph.op_always[step.op]) | set(step.kept or ())
+        found.append(
+            graph.fixed_bytes + graph.op_workspace_bytes[step.op] + sum(graph.value_bytes[v] for v in alive),
+        )
+    return found
+
+
+@SETTINGS
+@given(graph=graphs(), data=st.data())
+def test_memory_is_what_the_definition_says(graph: Graph, data: st.DataObject) -> None:
+    plan = plan_of(graph, data.draw(sequences(graph)))
+    assert [m.peak_bytes for m in replay(graph, plan) if m.op is not None] == charges(graph, plan)
+
+
+@SETTINGS
+@given(problem=problems())
+def test_plain_peak_is_the_edge(problem: Problem) -> None:
+    """The plain plan passes at the plain peak and above, and nowhere below."""
+    graph, plan = problem.graph, plain_plan(problem.graph)
+    edge = plain_peak(graph)
+    assert verify(Problem(graph, edge), plan).peak_bytes == edge
+    if edge:
+        with pytest.raises(InvalidPlan, match="over the budget"):
+            verify(Problem(graph, edge - 1), plan)
+
+
+@SETTINGS
+@given(graph=graphs(least_ops=2), data=st.data())
+def test_broken_plans_are_refused(graph: Graph, data: st.DataObject) -> None:
+    """Leaving out a first computation, or a free before its value is made again, never passes."""
+    sequence = data.draw(sequences(graph))
+    plan = plan_of(graph, sequence)
+    first = [i for i, s in enumerate(plan.steps) if isinstance(s, Compute)]
+    op = data.draw(st.sampled_from(range(graph.ops)))
+    if sequence.count(op) == 1:
+        i = first[sequence.index(op)]
+        with pytest.raises(InvalidPlan):
+            verify(Problem(graph, ROOMY), Plan(plan.steps[:i] + plan.steps[i + 1 :]))
+    twice = data.draw(st.sampled_from(range(len(plan.steps))))
+    step = plan.steps[twice]
+    if isinstance(step, Free) or graph.op_always[step.op]:
+        doubled = Plan((*plan.steps[: twice + 1], step, *plan.steps[twice + 1 :]))
+        kept = isinstance(step, Free) or (set(graph.op_always[step.op]) if step.kept is None else set(step.kept))
+        if kept:
+            with pytest.raises(InvalidPlan):
+                verify(Problem(graph, ROOMY), doubled)
