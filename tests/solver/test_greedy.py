@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from drawn import graphs
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
 from remat_solver import solve
 from remat_solver.bounds import working_set
 from remat_solver.search.greedy import greedy, least_memory, peak_of
-from solver.drawn import fractions, whole_graphs
 
 
 @settings(deadline=None, derandomize=True, max_examples=150)
-@given(whole_graphs(most_ops=20), fractions)
-def test_every_greedy_plan_passes_the_judge(graph: Graph, fraction: float) -> None:
+@given(graphs(most_ops=20), st.integers(0, 20))
+def test_every_greedy_plan_passes_the_judge(graph: Graph, twentieths: int) -> None:
     least, plain = working_set(graph).least_bytes, plain_peak(graph)
-    budget = least + int(fraction * (plain - least))
+    budget = least + twentieths * (plain - least) // 20
     plan = greedy(graph, budget)
     if plan is not None:
         assert verify(Problem(graph, budget), plan).cost_ns >= graph.total_cost_ns
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
-@given(whole_graphs(most_ops=14))
+@given(graphs(most_ops=14))
 def test_the_least_memory_plan_lies_between_its_bound_and_the_plain_peak(graph: Graph) -> None:
     peak = peak_of(graph, least_memory(graph))
     assert working_set(graph).least_bytes <= peak <= plain_peak(graph)

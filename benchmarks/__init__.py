@@ -1,0 +1,1 @@
+"""Instances to measure with, and the commands that measure."""
