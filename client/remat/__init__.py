@@ -1,1 +1,56 @@
 """Train inside a memory budget: capture a torch model's training step, have it planned, run it by the plan."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from remat_ir import Answer, Graph, Plan, Problem, verify
+
+if TYPE_CHECKING:
+    from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
+    from .profiles import Profile, ProfileTable
+    from .settings import Settings
+
+_HOMES = {
+    "GreedyPlanner": "planner",
+    "LocalPlanner": "planner",
+    "Planner": "planner",
+    "ServicePlanner": "planner",
+    "planner_for": "planner",
+    "profile_table": "planner",
+    "Profile": "profiles",
+    "ProfileTable": "profiles",
+    "Settings": "settings",
+}
+"""Where each public name lives; loaded when first asked for, so that `import remat` needs no torch and stays quick.
+
+A public name must not be that of a module here: importing the module would hide it."""
+
+__all__ = [
+    "Answer",
+    "Graph",
+    "GreedyPlanner",
+    "LocalPlanner",
+    "Plan",
+    "Planner",
+    "Problem",
+    "Profile",
+    "ProfileTable",
+    "ServicePlanner",
+    "Settings",
+    "planner_for",
+    "profile_table",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,111 @@
+"""What can go wrong in the client, and what it is called.
+
+RematError                    anything that remat refuses (remat_ir)
+├── InvalidData               a graph, plan or problem that cannot be one (remat_ir)
+├── InvalidPlan               a plan that the judge refuses (remat_ir)
+├── CaptureError              a module whose training step cannot be captured as a graph
+├── PlanningError             no plan: the answer is at hand
+│   ├── BudgetTooSmall        proved: no plan fits the budget; the least budget is at hand
+│   └── NothingFound          none was found in the time given
+└── ServiceError              the service did not give a usable answer; `request_id` is its name for the call
+    ├── Unreachable           no connection, or no reply in time
+    ├── Refused               4xx: the request is at fault; `pointer` leads to the place
+    │   ├── NotAllowed        401, 403: the key is missing, wrong or not enough
+    │   ├── NotThere          404, 410: no such solve or plan
+    │   └── TooMany           429: still over the quota after the retries; `retry_after_s` says when
+    ├── ServiceFailed         5xx: the service is at fault
+    └── BadAnswer             a reply that is not what it claims to be: nonsense, a lie, another graph's plan
+"""
+
+from __future__ import annotations
+
+from remat_ir import Answer, InvalidData, InvalidPlan, RematError
+
+__all__ = [
+    "BadAnswer",
+    "BudgetTooSmall",
+    "CaptureError",
+    "InvalidData",
+    "InvalidPlan",
+    "NotAllowed",
+    "NotThere",
+    "NothingFound",
+    "PlanningError",
+    "Refused",
+    "RematError",
+    "ServiceError",
+    "ServiceFailed",
+    "TooMany",
+    "Unreachable",
+]
+
+
+class CaptureError(RematError):
+    """A module whose training step cannot be captured; the message says why and what to do."""
+
+
+class PlanningError(RematError):
+    """There is no plan to run; `answer` says how the solve ended."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+class BudgetTooSmall(PlanningError):
+    """No plan fits the budget, and that is proved."""
+
+
+class NothingFound(PlanningError):
+    """No plan was found in the time given, and none was proved impossible."""
+
+
+class ServiceError(RematError):
+    """The service did not give a usable answer."""
+
+    def __init__(self, message: str, *, request_id: str | None = None) -> None:
+        super().__init__(message if request_id is None else f"{message} (request {request_id})")
+        self.request_id = request_id
+
+
+class Unreachable(ServiceError):
+    """No connection, or no reply in time."""
+
+
+class Refused(ServiceError):
+    """The service found the request at fault; `status` is the HTTP status, `pointer` the JSON pointer to the place."""
+
+    def __init__(self, message: str, *, status: int, pointer: str = "", request_id: str | None = None) -> None:
+        super().__init__(message, request_id=request_id)
+        self.status = status
+        self.pointer = pointer
+
+
+class NotAllowed(Refused):
+    """The API key is missing, wrong, or does not allow this."""
+
+
+class NotThere(Refused):
+    """There is no such solve or plan."""
+
+
+class TooMany(Refused):
+    """Over a quota, also after the retries; `retry_after_s` is the service's advice, or None."""
+
+    def __init__(
+        self, message: str, *, status: int = 429, request_id: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, status=status, request_id=request_id)
+        self.retry_after_s = retry_after_s
+
+
+class ServiceFailed(ServiceError):
+    """The service is at fault; `retry_after_s` is its advice, or None."""
+
+    def __init__(self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, request_id=request_id)
+        self.retry_after_s = retry_after_s
+
+
+class BadAnswer(ServiceError):
+    """A reply that is not what it claims to be."""

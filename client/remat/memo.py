@@ -1,0 +1,176 @@
+"""Answers remembered on this machine: content-addressed files, written aside and renamed, read without a lock.
+
+The key is the problem's digest, the method and its options (the digest has fixed bytes normalised away, so what is
+stored says which fixed bytes it was made for). A corrupted entry is a miss, and so is a folder that cannot be read;
+one that cannot be written is read all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir.read import members, parse
+
+FORMAT = "remat-memo/1"
+
+log = logging.getLogger("remat")
+
+
+class Memo:
+    """The answers under one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"Memo({str(self.folder)!r})"
+
+    def get(self, problem: Problem, method: str, time_limit_s: float | None, max_gap: float) -> Answer | None:
+        """An answer that needs no more work: settled, within the gap, or already given the time asked for.
+
+        Its plan has been replayed on the caller's own problem.
+        """
+        digest = problem_digest(problem)
+        stored = self._read(self._path(digest, method), digest)
+        if stored is None:
+            return None
+        try:
+            answer = _rebased(Answer.from_json(stored["answer"]), problem, stored["fixed_bytes"], digest)
+        except (InvalidData, InvalidPlan, TypeError) as error:
+            log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
+            return None
+        settled = answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        near = answer.gap is not None and answer.gap <= max_gap
+        tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
+        return answer if settled or near or tried else None
+
+    def put(self, problem: Problem, method: str, answer: Answer, time_limit_s: float | None) -> None:
+        """Remember an answer unless a better one is there; a folder that cannot be written is no error."""
+        digest = problem_digest(problem)
+        path = self._path(digest, method)
+        spent = float(time_limit_s) if time_limit_s is not None and answer.limit == "time" else answer.seconds
+        stored = self._read(path, digest)
+        if stored is not None and not _better(answer, stored):
+            return
+        body = {
+            "answer": replace(answer, id=None, cache=None).to_json(),
+            "digest": digest,
+            "fixed_bytes": problem.graph.fixed_bytes,
+            "format": FORMAT,
+            "time_limit_s": spent,
+        }
+        text = json.dumps({**body, "sha256": _sum(body)}, separators=(",", ":"))
+        with suppress(OSError):
+            write_whole(path, text.encode())
+
+    def _path(self, digest: str, method: str) -> Path:
+        key = hashlib.sha256(f"{digest}/{method}".encode()).hexdigest()
+        return self.folder / key[:2] / f"{key}.json"
+
+    def _read(self, path: Path, digest: str) -> dict[str, Any] | None:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            found = dict(
+                members(parse(text), "memo", ("answer", "digest", "fixed_bytes", "time_limit_s", "sha256"), (), FORMAT)
+            )
+            if found.pop("sha256") != _sum(found) or found["digest"] != digest:
+                raise InvalidData("the entry is not what was written")
+            if type(found["fixed_bytes"]) is not int or not isinstance(found["time_limit_s"], (int, float)):
+                raise InvalidData("the entry is not what was written")
+        except InvalidData as error:
+            log.warning("memo: %s is ignored: %s", path, error)
+            return None
+        return found
+
+
+def write_whole(path: Path, content: bytes, *, replace_existing: bool = True) -> bool:
+    """Write a file so that no reader ever sees a part of it: a temporary name, fsync, rename.
+
+    With `replace_existing=False` the first writer wins; returns whether this one was written.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace_existing:
+            os.replace(name, path)
+            return True
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            return False
+        return True
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+
+
+def _sum(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _better(answer: Answer, stored: dict[str, Any]) -> bool:
+    """Whether an answer says more than the stored one: settled before open, then the cheaper plan, then the bound."""
+    try:
+        old = Answer.from_json(stored["answer"])
+    except InvalidData:
+        return True
+    if old.status in (Status.OPTIMAL, Status.INFEASIBLE):
+        return False
+    if answer.status in (Status.OPTIMAL, Status.INFEASIBLE):
+        return True
+    if answer.cost_ns is None or old.cost_ns is None:
+        return answer.cost_ns is not None
+    return (answer.cost_ns, -(answer.bound_ns or 0), -answer.seconds) < (
+        old.cost_ns,
+        -(old.bound_ns or 0),
+        -old.seconds,
+    )
+
+
+def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) -> Answer:
+    """A stored answer in terms of the caller's problem, which may have other fixed bytes; the plan is judged here."""
+    shift = problem.graph.fixed_bytes - fixed_bytes
+
+    def moved(amount: int | None) -> int | None:
+        return None if amount is None else amount + shift
+
+    answer = replace(
+        answer,
+        budget_bytes=problem.budget_bytes,
+        least_budget_bytes=moved(answer.least_budget_bytes),
+        least_budget_bound_bytes=moved(answer.least_budget_bound_bytes),
+        digest=digest,
+        cache="hit",
+    )
+    if answer.plan is None:
+        if answer.status is not Status.INFEASIBLE:
+            raise InvalidData("an answer without a plan is remembered only when it is infeasible")
+        return answer
+    verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns)
+    bound = min(answer.bound_ns or 0, verdict.cost_ns)
+    return replace(
+        answer,
+        peak_bytes=verdict.peak_bytes,
+        overhead=overhead_of(verdict.cost_ns, problem.graph.total_cost_ns),
+        gap=gap_of(verdict.cost_ns, bound),
+    )

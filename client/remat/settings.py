@@ -1,0 +1,88 @@
+"""Where the client's settings come from: arguments first, then the environment.
+
+REMAT_BASE_URL     the service, such as http://127.0.0.1:8765; unset means none
+REMAT_API_KEY      its key, if it asks for one
+REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
+REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from remat_ir import InvalidData
+
+NAMES = ("REMAT_BASE_URL", "REMAT_API_KEY", "REMAT_CACHE_DIR", "REMAT_OFFLINE")
+
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"", "0", "false", "no", "off"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the client needs to know of its surroundings; the key never shows in a repr."""
+
+    base_url: str | None
+    cache_dir: Path
+    api_key: str | None = field(default=None, repr=False)
+    offline: bool = False
+
+    @property
+    def service_url(self) -> str | None:
+        """The service to ask, or None where there is none or the client is offline."""
+        return None if self.offline else self.base_url
+
+
+def settings(
+    *,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    cache_dir: str | Path | None = None,
+    offline: bool | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings in force: each argument that is not None stands over its environment variable.
+
+    Raises:
+        InvalidData: a URL that is not http or https, or a REMAT_OFFLINE that is neither yes nor no.
+    """
+    env = os.environ if environ is None else environ
+    url = base_url or env.get("REMAT_BASE_URL") or None
+    where = cache_dir or env.get("REMAT_CACHE_DIR") or _default_cache_dir(env)
+    return Settings(
+        base_url=None if url is None else checked_url(url),
+        cache_dir=Path(where).expanduser(),
+        api_key=api_key or env.get("REMAT_API_KEY") or None,
+        offline=_flag(env) if offline is None else offline,
+    )
+
+
+def checked_url(url: str) -> str:
+    """A base URL without its trailing slash.
+
+    Raises:
+        InvalidData: not http or https, or without a host.
+    """
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        fine = False
+    if not fine:
+        raise InvalidData(f"the service's URL must be http://HOST[:PORT] or https://…, not {url!r}")
+    return url.rstrip("/")
+
+
+def _flag(env: Mapping[str, str]) -> bool:
+    text = env.get("REMAT_OFFLINE", "").strip().lower()
+    if text not in _YES | _NO:
+        raise InvalidData(f"REMAT_OFFLINE must be 1 or 0, not {text!r}")
+    return text in _YES
+
+
+def _default_cache_dir(env: Mapping[str, str]) -> str:
+    return os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "remat")
