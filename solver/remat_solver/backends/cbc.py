@@ -1,0 +1,221 @@
+"""CBC, as PuLP bundles it: a program written once as MPS, and the binary run on it; from the worker process only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..program import INFINITY, Floats, Program
+from .worker import Link
+
+_PREFIX = "remat-cbc-"
+_INCREMENT = 1e-9
+"""By how much a better solution must be better; CBC's own 1e-5 would be left out of its proof."""
+
+_NUMBER = r"([-+]?[\d.]+(?:[eE][-+]?\d+)?)"
+_POSSIBLE = re.compile(r"best possible " + _NUMBER)
+_LOWER = re.compile(r"^(?:Lower bound:|Continuous objective value is) +" + _NUMBER)
+
+
+def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+    """Solve one message's program and say how it ended. Options are CBC commands, as {"cuts": "off"}."""
+    if kind != "solve":
+        raise ValueError("CBC solves no linear programs here")
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    try:
+        _serve_in(folder, program, members, start, link)
+    finally:
+        link.at_exit = None
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve_in(folder: Path, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+    (folder / "model.mps").write_text(mps(program))
+    command = [_binary(), str(folder / "model.mps"), "-timeMode", "elapsed"]
+    if members["time_limit_s"] is not None:
+        # it looks at the clock once in a thousand nodes, and its only solution is the one that it writes at the end
+        limit = float(members["time_limit_s"])
+        command += ["-sec", repr(max(0.6 * limit, limit - 1.5))]
+    command += ["-ratio", repr(float(members["relative_gap"])), "-allow", repr(float(members["absolute_gap"]))]
+    command += ["-inc", repr(_INCREMENT), "-randomC", str(int(members["seed"]) + 1)]
+    if int(members["threads"]) > 1:
+        command += ["-threads", str(int(members["threads"]))]
+    for name, value in sorted(members["options"].items()):
+        command += [f"-{name}", str(value)]
+    if start is not None and not np.isnan(start).any():
+        (folder / "start.sol").write_text(_solution_text(start))
+        command += ["-mips", str(folder / "start.sol")]
+    command += ["-branch", "-printingOptions", "all", "-solution", str(folder / "found.sol")]
+    # its own end is tied to this process, and its words go nowhere but here
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        preexec_fn=_die_with_worker(),
+    )
+
+    def interrupt() -> None:
+        # at an interrupt CBC stops its search and carries out the commands that are left: it writes the solution
+        with contextlib.suppress(OSError):
+            child.send_signal(signal.SIGINT)
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):
+            child.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    link.at_exit, link.on_stop = leave, interrupt
+    if link.stop.is_set():
+        interrupt()
+    try:
+        bound = _follow(child, program, link)
+        child.wait()
+    finally:
+        link.on_stop = None
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    _report(folder / "found.sol", child.returncode, bound, program, members, link)
+
+
+def _follow(child: subprocess.Popen[str], program: Program, link: Link) -> float:
+    """Read the log to its end for bounds, printed with about 6 digits: one unit of the last is taken off."""
+    bound = -INFINITY
+    assert child.stdout is not None
+    for line in child.stdout:
+        found = _POSSIBLE.search(line) or _LOWER.search(line)
+        if found is None:
+            continue
+        printed = float(found.group(1))
+        if abs(printed) < 1e40:
+            bound = max(bound, printed - 1e-5 * max(1.0, abs(printed)) + program.offset)
+            link.improved(bound=bound)
+    return bound
+
+
+def _report(found: Path, code: int, bound: float, program: Program, members: dict[str, Any], link: Link) -> None:
+    if not found.exists():
+        why = f"CBC ended with code {code} and wrote no solution"
+        stopped = link.stop.is_set()
+        said: dict[str, Any] = {"message": "CBC was stopped" if stopped else why}
+        if np.isfinite(bound):
+            said["bound"] = bound
+        link.say("outcome" if stopped else "failed", said | {"status": "nothing_found"})
+        return
+    with found.open() as lines:
+        head = next(lines, "").strip()
+        x = np.full(program.columns, np.nan)
+        for line in lines:
+            parts = line.replace("**", " ").split()
+            if parts[1].startswith("C"):  # rows are listed too
+                x[int(parts[1][1:])] = float(parts[2])
+    words = head.lower()
+    said = {"message": f"CBC: {head}"}
+    if "infeasible" in words:
+        link.say("outcome", said | {"status": "infeasible"})
+        return
+    whole = ~np.isnan(x).any() and program.violation(x) < 1e-4
+    whole = whole and bool(np.all(np.abs(x - np.round(x))[program.integer] < 1e-4))
+    if words.startswith("optimal") and whole:
+        objective = program.objective(x)
+        gap = max(float(members["absolute_gap"]), float(members["relative_gap"]) * abs(objective), 10 * _INCREMENT)
+        said |= {"status": "optimal", "bound": max(bound, objective - gap)}
+    elif "unbounded" in words:
+        link.say("failed", said)
+        return
+    else:
+        # "Stopped on time" with no integer solution still prints the last relaxation: told by its fractions
+        said["status"] = "feasible" if whole else "nothing_found"
+        if np.isfinite(bound):
+            said["bound"] = bound
+    link.say("outcome", said, {"x": x} if whole else {})
+
+
+def _binary() -> str:
+    import pulp
+
+    path = str(pulp.PULP_CBC_CMD(msg=False).path)
+    if not os.access(path, os.X_OK):
+        raise FileNotFoundError(f"PuLP's CBC is not there to run: {path}")
+    return path
+
+
+def _die_with_worker() -> Any:
+    """What ties CBC's life to this process; prepared before the fork, so that nothing is imported after it."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+def _sweep() -> None:
+    """Remove the folders of workers that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def mps(program: Program) -> str:
+    """A program as free-form MPS, with numbers that read back exactly; its offset stays outside."""
+    lower, upper = program.row_lower, program.row_upper
+    kinds = np.where(
+        lower == upper, "E", np.where(np.isfinite(upper), "L", np.where(np.isfinite(lower), "G", "N"))
+    ).tolist()
+    lines = ["NAME remat FREE", "ROWS", " N COST"]
+    lines += [f" {kind} R{row}" for row, kind in enumerate(kinds)]
+    lines.append("COLUMNS")
+    row_of = np.repeat(np.arange(program.rows), np.diff(program.row_start))
+    order = np.argsort(program.row_index, kind="stable")
+    by_column = np.searchsorted(program.row_index[order], np.arange(program.columns + 1)).tolist()
+    rows, values = row_of[order].tolist(), program.row_value[order].tolist()
+    integer, cost = program.integer.tolist(), program.cost.tolist()
+    marked = False
+    for column in range(program.columns):
+        if integer[column] != marked:
+            marked = integer[column]
+            lines.append(f" M{column} 'MARKER' '{'INTORG' if marked else 'INTEND'}'")
+        if cost[column] or by_column[column] == by_column[column + 1]:
+            lines.append(f" C{column} COST {cost[column]!r}")
+        lines += [f" C{column} R{rows[k]} {values[k]!r}" for k in range(by_column[column], by_column[column + 1])]
+    if marked:
+        lines.append(" MEND 'MARKER' 'INTEND'")
+    lines.append("RHS")
+    for row, kind in enumerate(kinds):
+        side = lower[row] if kind == "G" else upper[row]
+        if kind != "N" and side:
+            lines.append(f" RHS R{row} {float(side)!r}")
+    lines.append("RANGES")
+    for row in np.flatnonzero((lower != upper) & np.isfinite(lower) & np.isfinite(upper)).tolist():
+        lines.append(f" RANGE R{row} {float(upper[row] - lower[row])!r}")
+    lines.append("BOUNDS")
+    for column, (low, high) in enumerate(zip(program.lower.tolist(), program.upper.tolist(), strict=True)):
+        if low == high:
+            lines.append(f" FX BOUND C{column} {low!r}")
+            continue
+        lines.append(f" LO BOUND C{column} {low!r}" if low > -INFINITY else f" MI BOUND C{column}")
+        lines.append(f" UP BOUND C{column} {high!r}" if high < INFINITY else f" PL BOUND C{column}")
+    lines.append("ENDATA\n")
+    return "\n".join(lines)
+
+
+def _solution_text(start: Floats) -> str:
+    lines = ["Stopped on time - objective value 0"]
+    lines += [f"{column} C{column} {value!r} 0" for column, value in enumerate(start.tolist())]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,326 @@
+"""The parent's side of an engine: a child process that is fed programs and killed when its time is over."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ..deadline import Deadline
+from ..program import INFINITY, Floats, Program
+from .outcome import Improvement, Outcome, failed
+from .wire import Message, program_arrays, receive, send
+
+ENGINES = ("highs", "cbc", "cpsat")
+
+_POLL_S = 0.05
+"""How often a waiting run looks whether it was stopped."""
+
+_GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
+"""How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
+
+
+class Engine:
+    """One engine in one child process, for as many runs as wanted, one at a time; a context manager.
+
+    The child belongs to the caller's process group. It is killed at the deadline of a run, and started afresh for the
+    next one; it ends itself when this process or the thread that started it dies. What a killed engine had found stays
+    found, because solutions and bounds are streamed.
+
+    Args:
+        name: one of `ENGINES`.
+        memory_bytes: address space that the child may use, or None for no limit of its own.
+    """
+
+    def __init__(self, name: str, *, memory_bytes: int | None = None) -> None:
+        if name not in ENGINES:
+            raise ValueError(f"unknown engine {name!r}; there are: {', '.join(ENGINES)}")
+        self.name = name
+        self._memory_bytes = memory_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._news: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._errors: Any = None
+        self._lock = threading.Lock()
+        self._start()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None when there is no child."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """End the child; a later run starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self._errors is not None:
+            self._errors.close()
+
+    def run(
+        self,
+        program: Program,
+        *,
+        deadline: Deadline | None = None,
+        start: Floats | None = None,
+        on_improvement: Callable[[Improvement], None] | None = None,
+        stopped: Callable[[], bool] | None = None,
+        absolute_gap: float = 0.0,
+        relative_gap: float = 0.0,
+        threads: int = 1,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Solve a mixed integer program.
+
+        Args:
+            deadline: the engine is killed when it passes.
+            start: [columns] a solution to start from; NaN where unknown.
+            on_improvement: called in this thread, at each better solution or bound; must be quick.
+            stopped: polled every 50 ms; once it returns True the engine is stopped and its best returned.
+            absolute_gap, relative_gap: the engine may stop at either; "optimal" is meant within them.
+            options: the engine's own, passed through: HiGHS options, CP-SAT parameters, CBC commands.
+        """
+        members = {
+            "offset": program.offset,
+            "absolute_gap": absolute_gap,
+            "relative_gap": relative_gap,
+            "threads": threads,
+            "seed": seed,
+            "options": dict(options or {}),
+        }
+        arrays = program_arrays(program)
+        if start is not None:
+            arrays["start"] = np_floats(start, program.columns)
+        return self._ask("solve", program, members, arrays, deadline, on_improvement, stopped)
+
+    def lp(
+        self,
+        program: Program,
+        *,
+        deadline: Deadline | None = None,
+        stopped: Callable[[], bool] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        """Solve the LP relaxation by dual simplex, with duals and reduced costs; HiGHS only."""
+        if self.name != "highs":
+            raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
+        members = {"offset": program.offset, "options": dict(options or {})}
+        return self._ask("lp", program, members, program_arrays(program), deadline, None, stopped)
+
+    def _ask(
+        self,
+        kind: str,
+        program: Program,
+        members: dict[str, Any],
+        arrays: dict[str, Any],
+        deadline: Deadline | None,
+        on_improvement: Callable[[Improvement], None] | None,
+        stopped: Callable[[], bool] | None,
+    ) -> Outcome:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("the engine is busy: one run at a time")
+        try:
+            watch = Deadline(None if deadline is None or math.isinf(deadline.remaining()) else deadline.remaining())
+            if watch.passed():
+                return Outcome("nothing_found", None, INFINITY, -INFINITY, 0.0, message="no time was left")
+            self._start()
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            limit = watch.remaining()
+            members["time_limit_s"] = None if math.isinf(limit) else limit
+            try:
+                send(process.stdin, kind, members, arrays)
+            except OSError:
+                return self._died(_Best(program), watch)
+            return self._listen(program, watch, on_improvement, stopped)
+        finally:
+            self._lock.release()
+
+    def _listen(
+        self,
+        program: Program,
+        watch: Deadline,
+        on_improvement: Callable[[Improvement], None] | None,
+        stopped: Callable[[], bool] | None,
+    ) -> Outcome:
+        best = _Best(program)
+        stopping: Deadline | None = None
+        why = ""
+        while True:
+            try:
+                wait = min(_POLL_S, watch.remaining(), _POLL_S if stopping is None else stopping.remaining())
+                message = self._news.get(timeout=max(wait, 0.001))
+            except queue.Empty:
+                message = None
+                if self._process is None or (self._process.poll() is not None and self._news.empty()):
+                    return self._died(best, watch)
+            else:
+                if message is None:
+                    return self._died(best, watch)
+            if message is not None:
+                if message.kind in ("outcome", "failed"):
+                    return best.outcome(message, watch.elapsed(), why)
+                if message.kind == "improvement" and best.take(message) and on_improvement is not None:
+                    on_improvement(best.news(message, watch.elapsed()))
+            if stopping is None and (watch.passed() or (stopped is not None and stopped())):
+                why = "the time was up" if watch.passed() else "stopped"
+                stopping = Deadline(_GRACE_S[self.name])
+                self._say_stop()
+            elif stopping is not None and stopping.passed():
+                self.close()
+                return best.stopped(watch.elapsed(), why)
+
+    def _say_stop(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                send(self._process.stdin, "stop")
+
+    def _died(self, best: _Best, watch: Deadline) -> Outcome:
+        process = self._process
+        code: int | None = None
+        last = ""
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=1.0)
+            with contextlib.suppress(OSError, ValueError):
+                self._errors.seek(0)
+                lines = self._errors.read().decode(errors="replace").strip().splitlines()
+                last = f": {lines[-1][:300]}" if lines else ""
+        self.close()
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        message = f"the process of {self.name} ended {how}{last}"
+        found = best.stopped(watch.elapsed(), message)
+        return found if found.x is not None else failed(message, watch.elapsed())
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._news = queue.SimpleQueue()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        command = [sys.executable, "-m", f"{__package__}.worker", self.name, str(os.getpid())]
+        if self._memory_bytes is not None:
+            command.append(str(self._memory_bytes))
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=_environment()
+        )
+        threading.Thread(
+            target=_hear, args=(self._process.stdout, self._news), name=f"{self.name}-hear", daemon=True
+        ).start()
+
+
+class _Best:
+    """The best solution and bound that a run has streamed."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.x: Floats | None = None
+        self.objective = INFINITY
+        self.bound = -INFINITY
+
+    def take(self, message: Message) -> bool:
+        better = False
+        x = message.arrays.get("x")
+        if x is not None:
+            objective = self._program.objective(x)
+            if objective < self.objective:
+                self.x, self.objective, better = x, objective, True
+        bound = message.members.get("bound")
+        if bound is not None and bound > self.bound:
+            self.bound, better = bound, True
+        return better
+
+    def news(self, message: Message, seconds: float) -> Improvement:
+        return Improvement(self.x if "x" in message.arrays else None, self.objective, self.bound, seconds)
+
+    def outcome(self, message: Message, seconds: float, why: str) -> Outcome:
+        self.take(message)
+        said = message.members.get("message", "") or why
+        if message.kind == "failed":
+            return self.stopped(seconds, said) if self.x is not None else failed(said, seconds)
+        status = message.members["status"]
+        if status == "infeasible":
+            return Outcome("infeasible", None, INFINITY, INFINITY, seconds, message=said)
+        if status in ("feasible", "nothing_found"):
+            return self.stopped(seconds, said)
+        return Outcome(
+            status,
+            self.x,
+            self.objective,
+            self.bound,
+            seconds,
+            message.arrays.get("row_dual"),
+            message.arrays.get("reduced_cost"),
+            said,
+        )
+
+    def stopped(self, seconds: float, why: str) -> Outcome:
+        status = "nothing_found" if self.x is None else "feasible"
+        return Outcome(status, self.x, self.objective, self.bound, seconds, message=why)  # type: ignore[arg-type]
+
+
+def np_floats(given: Floats, count: int) -> Floats:
+    """A start as the wire wants it.
+
+    Raises:
+        ValueError: not one number per column.
+    """
+    if given.shape != (count,):
+        raise ValueError(f"a start needs {count} numbers, not shape {given.shape}")
+    return given.astype("float64")
+
+
+def _hear(stream: Any, news: queue.SimpleQueue[Message | None]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while (message := receive(stream)) is not None:
+            news.put(message)
+    news.put(None)
+
+
+def _environment() -> dict[str, str]:
+    """The child's environment: the same modules to import, and no thread pools that nobody asked for."""
+    paths = [path for path in sys.path if path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def run(
+    program: Program,
+    engine: str = "highs",
+    *,
+    deadline: Deadline | None = None,
+    start: Floats | None = None,
+    on_improvement: Callable[[Improvement], None] | None = None,
+    stopped: Callable[[], bool] | None = None,
+    memory_bytes: int | None = None,
+    **how: Any,
+) -> Outcome:
+    """Solve one program with one engine in a process of its own; the arguments are those of `Engine.run`."""
+    with Engine(engine, memory_bytes=memory_bytes) as child:
+        return child.run(program, deadline=deadline, start=start, on_improvement=on_improvement, stopped=stopped, **how)
+
+
+def lp(program: Program, *, deadline: Deadline | None = None, **how: Any) -> Outcome:
+    """Solve one LP relaxation in a process of its own; for several, hold an `Engine("highs")`."""
+    with Engine("highs") as child:
+        return child.lp(program, deadline=deadline, **how)

@@ -1,0 +1,153 @@
+"""HiGHS, fed with arrays; runs in the worker process only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import highspy
+import numpy as np
+
+from ..program import INFINITY, Floats, Program
+from .worker import Link
+
+_STATUS = highspy.HighsModelStatus
+_DONE = (_STATUS.kOptimal, _STATUS.kModelEmpty)
+_IMPOSSIBLE = (_STATUS.kInfeasible,)
+_STOPPED = (
+    _STATUS.kTimeLimit,
+    _STATUS.kIterationLimit,
+    _STATUS.kSolutionLimit,
+    _STATUS.kInterrupt,
+    _STATUS.kObjectiveBound,
+    _STATUS.kObjectiveTarget,
+)
+
+_threads = 1
+
+
+def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+    """Solve one message's program and say how it ended."""
+    global _threads
+    threads = int(members.get("threads", 1))
+    if threads != _threads:
+        # without this a second solve with another number of threads silently does nothing
+        highspy.Highs.resetGlobalScheduler(True)
+        _threads = threads
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    _set(solver, "output_flag", False)
+    _set(solver, "threads", threads)
+    _set(solver, "random_seed", int(members.get("seed", 0)))
+    if members.get("time_limit_s") is not None:
+        _set(solver, "time_limit", float(members["time_limit_s"]))
+    if kind == "lp":
+        # dual simplex; interior point took ten times as long on these programs
+        _set(solver, "solver", "simplex")
+        program = program.relaxed()
+    else:
+        _set(solver, "mip_abs_gap", float(members["absolute_gap"]))
+        _set(solver, "mip_rel_gap", float(members["relative_gap"]))
+    for name, value in sorted(members["options"].items()):
+        _set(solver, name, value)
+    _pass(solver, program)
+    if kind == "lp":
+        _stop_by_callback(solver, link, simplex=True)
+    else:
+        _start_from(solver, start)
+        _stream(solver, link)
+        _stop_by_callback(solver, link)
+    solver.run()
+    _report(solver, kind, program, link)
+
+
+def _set(solver: Any, name: str, value: object) -> None:
+    if solver.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+        raise ValueError(f"option {name!r} cannot be {value!r}")
+
+
+def _pass(solver: Any, program: Program) -> None:
+    integrality = program.integer.astype(np.int32)
+    status = solver.passModel(
+        program.columns,
+        program.rows,
+        program.entries,
+        int(highspy.MatrixFormat.kRowwise),
+        int(highspy.ObjSense.kMinimize),
+        program.offset,
+        program.cost,
+        program.lower,
+        program.upper,
+        program.row_lower,
+        program.row_upper,
+        program.row_start,
+        program.row_index,
+        program.row_value,
+        integrality,
+    )
+    if status == highspy.HighsStatus.kError:
+        raise ValueError("HiGHS refused the program")
+
+
+def _start_from(solver: Any, start: Floats | None) -> None:
+    if start is None:
+        return
+    known = np.flatnonzero(~np.isnan(start)).astype(np.int32)
+    if len(known) == len(start):
+        solution = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        solver.setSolution(solution)
+    elif len(known):
+        solver.setSolution(len(known), known, np.ascontiguousarray(start[known]))
+
+
+def _stream(solver: Any, link: Link) -> None:
+    def improving(event: Any) -> None:
+        out = event.data_out
+        link.improved(x=np.array(out.mip_solution), bound=_bound(out.mip_dual_bound))
+
+    callback = solver.cbMipImprovingSolution
+    callback += improving
+
+
+def _stop_by_callback(solver: Any, link: Link, simplex: bool = False) -> None:
+    def interrupt(event: Any) -> None:
+        if not simplex:
+            link.improved(bound=_bound(event.data_out.mip_dual_bound))
+        if link.stop.is_set():
+            event.data_in.user_interrupt = True
+
+    callback = solver.cbSimplexInterrupt if simplex else solver.cbMipInterrupt
+    callback += interrupt
+
+
+def _bound(reported: float) -> float | None:
+    """HiGHS reports −inf before it has a bound, and huge numbers in some early callbacks."""
+    return reported if abs(reported) < 1e100 else None
+
+
+def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
+    status, info = solver.getModelStatus(), solver.getInfo()
+    members: dict[str, Any] = {"message": f"HiGHS: {solver.modelStatusToString(status)}"}
+    arrays: dict[str, Any] = {}
+    bounded = bool(np.all(program.lower > -INFINITY) and np.all(program.upper < INFINITY))
+    if status in _IMPOSSIBLE or (status == _STATUS.kUnboundedOrInfeasible and bounded):
+        link.say("outcome", members | {"status": "infeasible"})
+        return
+    if status not in _DONE and status not in _STOPPED:
+        link.say("failed", members)
+        return
+    solution = solver.getSolution()
+    if solution.value_valid and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        arrays["x"] = np.array(solution.col_value, dtype=np.float64)
+    if kind == "lp":
+        if solution.dual_valid and info.dual_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+            arrays["row_dual"] = np.array(solution.row_dual, dtype=np.float64)
+            arrays["reduced_cost"] = np.array(solution.col_dual, dtype=np.float64)
+            members["bound"] = program.dual_bound(arrays["row_dual"])
+        if status not in _DONE:
+            arrays.pop("x", None)  # a primal point of an unfinished simplex is of no use
+    elif _bound(info.mip_dual_bound) is not None and not (status in _DONE and not program.integer.any()):
+        members["bound"] = info.mip_dual_bound
+    elif status in _DONE:
+        members["bound"] = info.objective_function_value
+    members["status"] = "optimal" if status in _DONE and "x" in arrays else "feasible" if arrays else "nothing_found"
+    link.say("outcome", members, arrays)

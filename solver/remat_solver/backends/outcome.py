@@ -1,0 +1,51 @@
+"""How an engine's run ended: a value, never an exception."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..program import INFINITY, Floats
+
+Ending: TypeAlias = Literal["optimal", "feasible", "infeasible", "nothing_found", "failed"]
+
+
+class Improvement(NamedTuple):
+    """News from a running engine: a better solution, or only a better bound (then `x` is None).
+
+    `objective` is that of the best solution so far, +inf before the first; `bound` is −inf before there is one.
+    """
+
+    x: Floats | None
+    objective: float
+    bound: float
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """What an engine found and proved.
+
+    Attributes:
+        status: "optimal" within the engine's tolerances; "feasible" when stopped with a solution, "nothing_found"
+            without; "infeasible" proved; "failed" when the engine broke, for which `message` gives the reason.
+        x: [columns] the best solution, within the engine's tolerances, or None.
+        objective: of x under the program's own costs, +inf without one.
+        bound: proved lower bound on the objective, within the engine's tolerances; −inf without one, +inf when
+            infeasible.
+        seconds: since the run began.
+        row_dual, reduced_cost: [rows] and [columns], of an LP solved to optimality, else None.
+        message: one sentence for a person, where there is something to say.
+    """
+
+    status: Ending
+    x: Floats | None
+    objective: float
+    bound: float
+    seconds: float
+    row_dual: Floats | None = None
+    reduced_cost: Floats | None = None
+    message: str = ""
+
+
+def failed(message: str, seconds: float = 0.0) -> Outcome:
+    """An engine that broke without a solution."""
+    return Outcome("failed", None, INFINITY, -INFINITY, seconds, message=message)

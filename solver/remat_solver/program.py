@@ -1,0 +1,217 @@
+"""A mixed integer program as plain arrays: what a formulation makes and an engine solves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int32]
+Booleans: TypeAlias = NDArray[np.bool_]
+
+INFINITY = float("inf")
+MOST_ENTRIES = 2**31 - 1
+"""Row starts and column indices are 32-bit: what HiGHS takes without a copy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Minimise cost · x + offset subject to row_lower ≤ A x ≤ row_upper, lower ≤ x ≤ upper, some x integer.
+
+    A is stored by rows (CSR). Infinite bounds are ±inf.
+
+    Attributes:
+        cost, lower, upper: [columns] float64.
+        integer: [columns] bool.
+        row_start: [rows + 1] int32; row r has the entries row_start[r] to row_start[r + 1] − 1.
+        row_index, row_value: [entries] int32 and float64, columns ascending within a row, no column twice.
+        row_lower, row_upper: [rows] float64.
+    """
+
+    cost: Floats
+    lower: Floats
+    upper: Floats
+    integer: Booleans
+    row_start: Integers
+    row_index: Integers
+    row_value: Floats
+    row_lower: Floats
+    row_upper: Floats
+    offset: float = 0.0
+
+    @property
+    def columns(self) -> int:
+        """The number of variables."""
+        return len(self.cost)
+
+    @property
+    def rows(self) -> int:
+        """The number of constraints."""
+        return len(self.row_lower)
+
+    @property
+    def entries(self) -> int:
+        """The number of coefficients that are not zero."""
+        return len(self.row_value)
+
+    def relaxed(self) -> Program:
+        """The same program without integrality: its LP relaxation."""
+        return replace(self, integer=np.zeros(self.columns, dtype=np.bool_))
+
+    def fixed(self, lower: Floats, upper: Floats) -> Program:
+        """The same program with other bounds on the variables."""
+        return replace(self, lower=np.ascontiguousarray(lower), upper=np.ascontiguousarray(upper))
+
+    def activity(self, x: Floats) -> Floats:
+        """[rows] A x."""
+        products = self.row_value * x[self.row_index]
+        sums = np.concatenate(([0.0], np.cumsum(products)))
+        return np.asarray(sums[self.row_start[1:]] - sums[self.row_start[:-1]])
+
+    def objective(self, x: Floats) -> float:
+        """cost · x + offset."""
+        return float(self.cost @ x) + self.offset
+
+    def violation(self, x: Floats) -> float:
+        """By how much x breaks the worst bound or row; integrality is not looked at."""
+        activity = self.activity(x)
+        excess = (self.row_lower - activity, activity - self.row_upper, self.lower - x, x - self.upper)
+        return max(0.0, *(float(part.max()) for part in excess if len(part)))
+
+    def dual_bound(self, row_dual: Floats) -> float:
+        """A lower bound on the objective that holds for any dual values whatever, integrality relaxed.
+
+        Weak duality: for every y, cost · x = (cost − Aᵀy) · x + y · (A x), and each term is at least its minimum over
+        the bounds of x and of the rows. Duals of the wrong sign for a one-sided row are taken as 0. So an engine's
+        tolerances cannot make this bound wrong, only weak; what is left is float64 rounding, for which a relative
+        2^-40 of the sum of magnitudes is subtracted.
+        """
+        y = np.where(np.isinf(self.row_lower), np.minimum(row_dual, 0.0), row_dual)
+        y = np.where(np.isinf(self.row_upper), np.maximum(y, 0.0), y)
+        each_row = np.repeat(y, np.diff(self.row_start))
+        reduced = self.cost - np.bincount(self.row_index, self.row_value * each_row, minlength=self.columns)
+        with np.errstate(invalid="ignore"):
+            of_rows = np.where(y > 0, y * self.row_lower, np.where(y < 0, y * self.row_upper, 0.0))
+            of_columns = np.where(reduced > 0, reduced * self.lower, np.where(reduced < 0, reduced * self.upper, 0.0))
+        total = float(of_rows.sum() + of_columns.sum())
+        if not np.isfinite(total):
+            return -INFINITY
+        magnitude = float(np.abs(of_rows).sum() + np.abs(of_columns).sum() + np.abs(self.cost).sum())
+        return total + self.offset - 2.0**-40 * magnitude
+
+
+class Term(NamedTuple):
+    """Entries of a block of rows: `row` counts from the block's first row; all three broadcast against each other."""
+
+    row: ArrayLike
+    column: ArrayLike
+    value: ArrayLike = 1.0
+
+
+class Builder:
+    """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them."""
+
+    def __init__(self) -> None:
+        self.columns = 0
+        self.rows = 0
+        self._cost: list[Floats] = []
+        self._lower: list[Floats] = []
+        self._upper: list[Floats] = []
+        self._integer: list[Booleans] = []
+        self._entry_row: list[NDArray[np.int64]] = []
+        self._entry_column: list[NDArray[np.int64]] = []
+        self._entry_value: list[Floats] = []
+        self._row_lower: list[Floats] = []
+        self._row_upper: list[Floats] = []
+
+    def variables(
+        self,
+        count: int,
+        *,
+        cost: ArrayLike = 0.0,
+        lower: ArrayLike = 0.0,
+        upper: ArrayLike = 1.0,
+        integer: bool = True,
+    ) -> NDArray[np.int64]:
+        """Add `count` variables, binary unless told otherwise; returns their column indices."""
+        for store, given in ((self._cost, cost), (self._lower, lower), (self._upper, upper)):
+            store.append(_spread(given, count))
+        self._integer.append(np.full(count, integer))
+        first, self.columns = self.columns, self.columns + count
+        return np.arange(first, self.columns)
+
+    def add_rows(
+        self, count: int, terms: Iterable[Term], *, lower: ArrayLike = -INFINITY, upper: ArrayLike = INFINITY
+    ) -> None:
+        """Add `count` rows: lower ≤ the sum of the terms ≤ upper."""
+        for term in terms:
+            row, column, value = np.broadcast_arrays(
+                np.asarray(term.row, dtype=np.int64),
+                np.asarray(term.column, dtype=np.int64),
+                np.asarray(term.value, dtype=np.float64),
+            )
+            if row.size:
+                self._entry_row.append(row.ravel() + self.rows)
+                self._entry_column.append(column.ravel())
+                self._entry_value.append(value.ravel())
+        self._row_lower.append(_spread(lower, count))
+        self._row_upper.append(_spread(upper, count))
+        self.rows += count
+
+    def program(self, offset: float = 0.0) -> Program:
+        """The program collected so far.
+
+        Raises:
+            OverflowError: more entries than 32-bit indices can count.
+        """
+        row, column = _joined(self._entry_row, np.int64), _joined(self._entry_column, np.int64)
+        value = _joined(self._entry_value, np.float64)
+        if len(value) > MOST_ENTRIES:
+            raise OverflowError(f"the program has {len(value)} entries, more than {MOST_ENTRIES}")
+        start, index, merged = _by_rows(row, column, value, self.rows, self.columns)
+        return Program(
+            cost=_joined(self._cost, np.float64),
+            lower=_joined(self._lower, np.float64),
+            upper=_joined(self._upper, np.float64),
+            integer=_joined(self._integer, np.bool_),
+            row_start=start,
+            row_index=index,
+            row_value=merged,
+            row_lower=_joined(self._row_lower, np.float64),
+            row_upper=_joined(self._row_upper, np.float64),
+            offset=offset,
+        )
+
+
+def _spread(given: ArrayLike, count: int) -> Floats:
+    return np.array(np.broadcast_to(np.asarray(given, dtype=np.float64), (count,)))
+
+
+def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
+    return np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, dtype=kind)
+
+
+def _by_rows(
+    row: NDArray[np.int64], column: NDArray[np.int64], value: Floats, rows: int, columns: int
+) -> tuple[Integers, Integers, Floats]:
+    """Sort entries by (row, column), add up those that meet, and drop the zeros that this makes."""
+    # most blocks arrive nearly sorted by row, where a stable sort of one combined key is close to linear
+    key = row * max(columns, 1) + column
+    if len(key) > 1 and not bool(np.all(key[1:] > key[:-1])):
+        order = np.argsort(key, kind="stable")
+        key, value = key[order], value[order]
+        fresh = np.concatenate(([True], key[1:] != key[:-1]))
+        if not fresh.all():
+            value = np.add.reduceat(value, np.flatnonzero(fresh))
+            key = key[fresh]
+    nonzero = value != 0.0
+    if not nonzero.all():
+        key, value = key[nonzero], value[nonzero]
+    row, column = np.divmod(key, max(columns, 1))
+    start = np.zeros(rows + 1, dtype=np.int32)
+    np.cumsum(np.bincount(row, minlength=rows), out=start[1:])
+    return start, column.astype(np.int32), value

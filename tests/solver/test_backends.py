@@ -1,0 +1,270 @@
+"""The engines agree, end as they should, stream what they find, and leave nothing behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from remat_solver.backends import ENGINES, Engine, lp, run
+from remat_solver.backends.rounding import whole
+from remat_solver.deadline import Deadline
+from remat_solver.program import Builder, Program, Term
+from solver.programs import brute_optimum, hard_program, random_program
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """One child of each kind for all short runs: what a child served before must not matter."""
+    held = {name: Engine(name) for name in ENGINES}
+    yield held
+    for engine in held.values():
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_agrees_with_brute_force(engines: dict[str, Engine], name: str) -> None:
+    seen = {"optimal": 0, "infeasible": 0}
+    for seed in range(25):
+        program = random_program(seed)
+        expected = brute_optimum(program)
+        outcome = engines[name].run(program, deadline=Deadline(30))
+        assert outcome.status == ("infeasible" if expected is None else "optimal"), (seed, outcome)
+        seen[outcome.status] += 1
+        if expected is not None:
+            assert outcome.x is not None
+            assert outcome.objective == pytest.approx(expected, abs=1e-6), seed
+            assert outcome.bound == pytest.approx(expected, abs=1e-5), seed
+            assert program.violation(outcome.x) < 1e-5
+    assert min(seen.values()) > 2, "the draw should hold both endings"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_stops_at_the_deadline_with_what_it_has(name: str) -> None:
+    program = hard_program()
+    started = time.monotonic()
+    news = []
+    outcome = run(program, name, deadline=Deadline(4), on_improvement=news.append)
+    assert time.monotonic() - started < 4 + 2.5
+    assert outcome.status == "feasible"
+    assert outcome.x is not None
+    assert program.violation(outcome.x) < 1e-4
+    assert outcome.objective >= outcome.bound
+    assert news
+    if name != "cbc":  # CBC writes its solution when it ends
+        assert any(item.x is not None for item in news)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_stops_within_a_second_when_told(name: str) -> None:
+    program = hard_program()
+    with Engine(name) as engine:
+        began: list[float] = []
+
+        def stopped() -> bool:
+            began.append(time.monotonic())
+            return began[-1] - began[0] > 1.5
+
+        outcome = engine.run(program, deadline=Deadline(60), stopped=stopped)
+        assert time.monotonic() - began[0] - 1.5 < 1.5  # one second and what a loaded machine adds
+        assert outcome.status in ("feasible", "nothing_found")
+        small = random_program(1)
+        again = engine.run(small, deadline=Deadline(30))
+        assert again.objective == pytest.approx(brute_optimum(small))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_takes_a_start(engines: dict[str, Engine], name: str) -> None:
+    program = next(p for p in map(random_program, range(9)) if brute_optimum(p) is not None)
+    best = engines[name].run(program, deadline=Deadline(30))
+    again = engines[name].run(program, deadline=Deadline(30), start=best.x)
+    assert again.status == "optimal"
+    assert again.objective == pytest.approx(best.objective)
+    assert best.x is not None
+    partly = np.where(np.arange(program.columns) % 2, np.nan, best.x)
+    assert engines[name].run(program, deadline=Deadline(30), start=partly).objective == pytest.approx(best.objective)
+
+
+def test_refuses_a_start_of_the_wrong_length(engines: dict[str, Engine]) -> None:
+    with pytest.raises(ValueError, match="8 numbers"):
+        engines["highs"].run(random_program(0), start=np.zeros(3))
+
+
+def test_no_time_left_is_an_answer(engines: dict[str, Engine]) -> None:
+    spent = Deadline(0.0)
+    assert engines["highs"].run(random_program(0), deadline=spent).status == "nothing_found"
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_bad_option_is_a_failure_that_says_so(engines: dict[str, Engine], name: str) -> None:
+    if name == "cbc":
+        pytest.skip("CBC ignores commands that it does not know")
+    outcome = engines[name].run(random_program(0), deadline=Deadline(20), options={"no_such_option": 1})
+    assert outcome.status == "failed"
+    assert "no_such_option" in outcome.message
+
+
+def test_continuous_programs_are_refused_by_cpsat(engines: dict[str, Engine]) -> None:
+    outcome = engines["cpsat"].run(random_program(0).relaxed(), deadline=Deadline(20))
+    assert outcome.status == "failed"
+    assert "integer" in outcome.message
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_killed_child_is_a_failure_and_the_next_run_works(name: str) -> None:
+    with Engine(name) as engine:
+        began: list[float] = []
+
+        def kill_once() -> bool:
+            if not began:
+                began.append(time.monotonic())
+            elif began[0] > 0 and time.monotonic() - began[0] > 1.0:
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                began[0] = -1.0
+            return False
+
+        outcome = engine.run(hard_program(), deadline=Deadline(30), stopped=kill_once)
+        assert outcome.status in ("failed", "feasible")
+        assert "signal 9" in outcome.message
+        small = random_program(1)
+        assert engine.run(small, deadline=Deadline(30)).objective == pytest.approx(brute_optimum(small))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_orphan_stays_when_the_parent_is_killed(name: str) -> None:
+    script = textwrap.dedent(
+        f"""
+        from remat_solver.backends import run
+        from remat_solver.deadline import Deadline
+        from solver.programs import hard_program
+        run(hard_program(), {name!r}, deadline=Deadline(60), on_improvement=lambda news: print("news", flush=True),
+            stopped=lambda: print("running", flush=True))
+        """
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+    )
+    try:
+        assert parent.stdout is not None
+        parent.stdout.readline()  # the engine runs
+        family = psutil.Process(parent.pid).children(recursive=True)
+        for _ in range(100):
+            if len(family) >= (2 if name == "cbc" else 1):
+                break
+            time.sleep(0.1)
+            family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == (2 if name == "cbc" else 1)
+        assert {os.getpgid(member.pid) for member in family} == {os.getpgid(parent.pid)}
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    gone, alive = psutil.wait_procs(family, timeout=5)
+    assert not [member for member in alive if member.status() != psutil.STATUS_ZOMBIE], gone
+
+
+def test_the_worker_imports_only_its_own_engine() -> None:
+    script = (
+        "import sys, remat_solver.backends.worker;"
+        "print([m for m in ('ortools', 'highspy', 'pulp', 'numba', 'networkx', 'scipy') if m in sys.modules])"
+    )
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_memory_limit_is_a_failure_not_a_crash() -> None:
+    with Engine("highs", memory_bytes=40_000_000) as engine:
+        outcome = engine.run(random_program(0), deadline=Deadline(20))
+        assert outcome.status == "failed"
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(ValueError, match="unknown engine 'glpk'"):
+        Engine("glpk")
+
+
+def test_lp_gives_duals_whose_bound_needs_no_trust() -> None:
+    for seed in range(6):
+        program = random_program(seed)
+        outcome = lp(program, deadline=Deadline(20))
+        if outcome.status == "infeasible":
+            assert brute_optimum(program) is None
+            continue
+        assert outcome.status == "optimal"
+        assert outcome.row_dual is not None
+        assert outcome.reduced_cost is not None
+        assert program.dual_bound(outcome.row_dual) == pytest.approx(outcome.objective, abs=1e-6)
+        best = brute_optimum(program)
+        noise = np.random.default_rng(seed).normal(size=program.rows)
+        for scale in (0.01, 1.0, 100.0):
+            bound = program.dual_bound(outcome.row_dual + scale * noise)
+            assert bound <= outcome.objective + 1e-9
+            assert best is None or bound <= best
+
+
+def test_many_small_programs_in_one_child(engines: dict[str, Engine]) -> None:
+    program = random_program(0)
+    pid = engines["highs"].pid
+    for _ in range(50):
+        engines["highs"].lp(program, deadline=Deadline(10))
+    assert engines["highs"].pid == pid
+
+
+def _knapsack(weights: list[float], room: float, lower: float = 0.0) -> Program:
+    builder = Builder()
+    x = builder.variables(len(weights), cost=[-1.5 * w for w in weights], lower=lower, upper=lower + 1)
+    builder.add_rows(1, [Term(np.zeros(len(weights), dtype=int), x, weights)], upper=room)
+    return builder.program()
+
+
+def test_rounding_loses_nothing_feasible_and_nothing_cheap() -> None:
+    random = np.random.default_rng(1)
+    for lower in (0.0, -2.0, 3.0):
+        for _ in range(40):
+            weights = random.normal(size=6)
+            at = lower + random.integers(0, 2, 6)
+            program = _knapsack(weights.tolist(), float(weights @ at), lower)  # tight at this very point
+            rounded = whole(program, weight_scale=1000.0, cost_scale=1000.0)
+            point = at.astype(np.int64)
+            activity = np.add.reduceat(rounded.row_value * point[rounded.row_index], rounded.row_start[:-1])
+            assert np.all(activity <= rounded.row_upper)
+            assert np.all(activity >= rounded.row_lower)
+            assert rounded.bound(float(rounded.cost @ point)) <= program.objective(at)
+
+
+def test_whole_rows_and_costs_stay_exact() -> None:
+    program = _knapsack([2.0, 4.0, 6.0], 7.0)
+    rounded = whole(program)
+    assert rounded.row_value.tolist() == [2, 4, 6]
+    assert rounded.row_upper.tolist() == [7]
+    assert rounded.cost.tolist() == [-3, -6, -9]
+    assert rounded.bound(-9.0) == -9.0
+
+
+def test_builder_merges_and_sorts() -> None:
+    builder = Builder()
+    x = builder.variables(3)
+    builder.add_rows(2, [Term([1, 0, 1], x[[2, 1, 0]], [5.0, 1.0, 2.0]), Term([1, 0], x[[2, 1]], [1.0, -1.0])], upper=1)
+    program = builder.program()
+    assert program.row_start.tolist() == [0, 0, 2]
+    assert program.row_index.tolist() == [0, 2]
+    assert program.row_value.tolist() == [2.0, 6.0]
+    assert program.activity(np.ones(3)).tolist() == [0.0, 8.0]
+    assert math.isclose(program.violation(np.ones(3)), 7.0)
