@@ -9,6 +9,7 @@ from typing import Any
 from remat_ir import InvalidData
 
 from ..incumbent import Incumbent
+from .auto import run_auto
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
 
@@ -53,6 +54,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        Method("auto", "a plan at once, then search and proof side by side", run_auto),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
