@@ -1,22 +1,37 @@
 """The language all parts speak: graphs, problems, plans, answers, their digests, and the judge of every plan."""
 
 from .answer import Answer, Progress, Status, gap_of, overhead_of
+from .chain import Chain
+from .chain_lift import lifted_plan, lowered_plan
+from .chain_plan import ChainPlan, ChainStep, Verb, plain_chain_plan
+from .chain_replay import replay_chain
 from .digest import graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
+from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
+from .join_replay import replay_join
 from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plain_plan, plan_of, recomputed
 from .problem import Problem, budget_at, plain_peak
 from .replay import Moment, replay
+from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .verify import Verdict, verify
 
 __all__ = [
     "Answer",
+    "AnyPlan",
+    "Chain",
+    "ChainPlan",
+    "ChainStep",
     "Compute",
     "Drop",
     "Free",
     "Graph",
     "InvalidData",
     "InvalidPlan",
+    "Join",
+    "JoinPlan",
+    "JoinStep",
+    "JoinVerb",
     "Moment",
     "Offload",
     "Plan",
@@ -26,19 +41,32 @@ __all__ = [
     "RematError",
     "Status",
     "Step",
+    "Subject",
+    "Verb",
     "Verdict",
     "Wait",
     "budget_at",
     "gap_of",
     "graph_digest",
     "graph_of",
+    "join_in_bytes",
+    "lifted_plan",
+    "lowered_plan",
     "overhead_of",
+    "plain_chain_plan",
+    "plain_join_plan",
     "plain_peak",
     "plain_plan",
+    "plain_plan_of",
     "plan_of",
     "problem_digest",
+    "read_plan",
     "recomputed",
     "replay",
+    "replay_any",
+    "replay_chain",
+    "replay_join",
     "structure_digest",
+    "subject_kind",
     "verify",
 ]

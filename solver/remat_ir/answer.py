@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from .errors import InvalidData
-from .plan import Plan
 from .read import kind, members, parse
+from .subject import AnyPlan, read_plan
 
 _INTEGERS = ("cost_ns", "bound_ns", "peak_bytes", "budget_bytes", "least_budget_bytes", "least_budget_bound_bytes")
 
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     cost_ns: int | None
     bound_ns: int | None
     source: str
-    plan: Plan | None = None
+    plan: AnyPlan | None = None
     restricted_to: tuple[str, ...] = ()
     whole_bound_ns: int | None = None
 
@@ -82,7 +82,7 @@ class Answer:
     message: str = ""
     id: str | None = None
     cache: str | None = None
-    plan: Plan | None = None
+    plan: AnyPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""
@@ -132,7 +132,7 @@ class Answer:
         known["restricted_to"] = tuple(known.get("restricted_to", ()))
         if known.get("plan") is not None:
             try:
-                known["plan"] = Plan.from_json(known["plan"])
+                known["plan"] = read_plan(known["plan"])
             except InvalidData as error:
                 raise error.under("/plan") from None
         return cls(**known)

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from .errors import InvalidData
 from .graph import Graph
-from .plan import plain_plan
-from .read import integer, members, parse
-from .replay import replay
-
-_READERS: dict[str, Callable[[object], Graph]] = {"graph": Graph.from_json}
+from .read import integer, kind, members, parse
+from .subject import READERS, Subject, plain_plan_of, replay_any, subject_kind
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph and a budget in bytes, fixed bytes included in the budget.
+    """A graph, a chain or a join, and a budget in bytes, fixed bytes included in the budget.
 
     Raises:
         InvalidData: the budget is not an integer from 0 to 2^53.
     """
 
-    graph: Graph
+    subject: Subject
     budget_bytes: int
 
     def __post_init__(self) -> None:
         integer(self.budget_bytes, "budget_bytes", "/budget_bytes")
 
+    @property
+    def kind(self) -> str:
+        """What the subject is: "graph", "chain" or "join"."""
+        return subject_kind(self.subject)
+
+    @property
+    def graph(self) -> Graph:
+        """The subject of a problem that is about a graph.
+
+        Raises:
+            InvalidData: it is about something else.
+        """
+        if not isinstance(self.subject, Graph):
+            raise InvalidData(f"this problem is about a {self.kind}, not a graph")
+        return self.subject
+
     def to_json(self) -> dict[str, Any]:
         """The `problem` member of a request; names stay at home."""
-        return {"graph": self.graph.to_json(), "budget_bytes": self.budget_bytes}
+        return {self.kind: self.subject.to_json(), "budget_bytes": self.budget_bytes}
 
     @classmethod
     def from_json(cls, data: object) -> Problem:
@@ -43,21 +55,26 @@ class Problem:
         """
         if isinstance(data, (str, bytes)):
             data = parse(data)
-        found = members(data, "problem", required=("graph", "budget_bytes"))
+        if not isinstance(data, dict):
+            raise InvalidData(f"problem must be an object, not {kind(data)}")
+        keys = [key for key in READERS if key in data] or ["graph"]
+        if len(keys) > 1:
+            raise InvalidData(f"problem has both {keys[0]!r} and {keys[1]!r}; it is about one of them", "/" + keys[1])
+        found = members(data, "problem", required=(keys[0], "budget_bytes"))
         try:
-            graph = _READERS["graph"](found["graph"])
+            subject = READERS[keys[0]](found[keys[0]])
         except InvalidData as error:
-            raise error.under("/graph") from None
-        return cls(graph, integer(found["budget_bytes"], "budget_bytes", "/budget_bytes"))
+            raise error.under("/" + keys[0]) from None
+        return cls(subject, integer(found["budget_bytes"], "budget_bytes", "/budget_bytes"))
 
 
-def plain_peak(graph: Graph) -> int:
+def plain_peak(subject: Subject) -> int:
     """The peak of the plain plan in bytes, fixed bytes included."""
-    return max(moment.peak_bytes for moment in replay(graph, plain_plan(graph)))
+    return max(moment.peak_bytes for moment in replay_any(subject, plain_plan_of(subject)))
 
 
-def budget_at(graph: Graph, fraction: float | Fraction) -> int:
+def budget_at(subject: Subject, fraction: float | Fraction) -> int:
     """The budget at a fraction of the plain activation peak: fixed + f · (plain peak − fixed), rounded down."""
     if not 0 <= fraction <= 1e6:
         raise InvalidData(f"a budget fraction must be between 0 and 1 (or above, for slack), not {fraction}")
-    return graph.fixed_bytes + int(Fraction(fraction) * (plain_peak(graph) - graph.fixed_bytes))
+    return subject.fixed_bytes + int(Fraction(fraction) * (plain_peak(subject) - subject.fixed_bytes))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .errors import InvalidPlan
-from .plan import Plan
+from .join import Join
 from .problem import Problem
-from .replay import replay
+from .subject import AnyPlan, replay_any
 
 
 class Verdict(NamedTuple):
@@ -17,20 +17,22 @@ class Verdict(NamedTuple):
     peak_bytes: int
 
 
-def verify(problem: Problem, plan: Plan, *, cost_ns: int | None = None, peak_bytes: int | None = None) -> Verdict:
+def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_bytes: int | None = None) -> Verdict:
     """Replay a plan on its problem: its cost and peak, or the first reason why it is wrong.
 
-    `cost_ns` and `peak_bytes` are what an answer claims; they must be what the replay finds. Linear in the plan.
+    `cost_ns` and `peak_bytes` are what an answer claims; they must be what the replay finds. Linear in the plan. A
+    join's peak must also fit its slots.
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
     """
-    cost, peak = 0, problem.graph.fixed_bytes
-    for moment in replay(problem.graph, plan):
-        if moment.peak_bytes > problem.budget_bytes:
-            raise InvalidPlan(
-                f"memory is {moment.peak_bytes} bytes, over the budget of {problem.budget_bytes}", moment.step
-            )
+    subject, limit = problem.subject, problem.budget_bytes
+    if isinstance(subject, Join):
+        limit = min(limit, subject.slots * subject.slot_bytes)
+    cost, peak = 0, subject.fixed_bytes
+    for moment in replay_any(subject, plan):
+        if moment.peak_bytes > limit:
+            raise InvalidPlan(f"memory is {moment.peak_bytes} bytes, over the budget of {limit}", moment.step)
         peak = max(peak, moment.peak_bytes)
         cost = moment.cost_ns
     if cost_ns is not None and cost_ns != cost:

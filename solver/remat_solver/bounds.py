@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from remat_ir import Graph
+from remat_ir import Chain, Graph, Join, Subject
 
 
 class WorkingSet(NamedTuple):
@@ -12,6 +13,33 @@ class WorkingSet(NamedTuple):
 
     op: int
     least_bytes: int
+
+
+def least_need(subject: Subject) -> tuple[int, str]:
+    """A lower bound on every budget that suffices, in bytes, and what it is that needs them."""
+    if isinstance(subject, Join):
+        slots = least_slots(subject.lengths)
+        return slots * subject.slot_bytes, f"keeping the start and the end of every branch in {slots} slots"
+    graph = subject.to_graph() if isinstance(subject, Chain) else subject
+    least = working_set(graph)
+    if not isinstance(subject, Chain):
+        return least.least_bytes, graph.op_label(least.op)
+    count = subject.stages
+    who = f"forward stage {least.op + 1}" if least.op < count else f"backward stage {2 * count + 1 - least.op}"
+    return least.least_bytes, who if least.op != count else "the first gradient"
+
+
+def least_slots(lengths: Sequence[int], kept: Sequence[bool] = ()) -> int:
+    """c_min, the fewest slots in which a join can be executed (RR-9273, Lemma 4).
+
+    `kept` is b: whether the last gradient of each branch stays in memory; none does by default.
+    """
+    kept = kept or (False,) * len(lengths)
+    if not any(lengths):
+        return len(lengths)
+    least = len(lengths) + sum(length != 0 for length in lengths)
+    spared = 1 in lengths or any(length == 0 and not stays for length, stays in zip(lengths, kept, strict=True))
+    return least if spared else least + 1
 
 
 def pinned_ops(graph: Graph) -> frozenset[int]:

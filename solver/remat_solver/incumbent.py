@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from remat_ir import Answer, Plan, Problem, Progress, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Answer, AnyPlan, Problem, Progress, Status, gap_of, overhead_of, problem_digest, verify
 
 from .deadline import Deadline
 
@@ -34,10 +34,10 @@ class Incumbent:
         self.problem = problem
         self.deadline = deadline
         self.max_gap = max_gap
-        self.plan: Plan | None = None
+        self.plan: AnyPlan | None = None
         self.cost_ns: int | None = None
         self.peak_bytes: int | None = None
-        self.bound_ns = problem.graph.total_cost_ns
+        self.bound_ns = problem.subject.total_cost_ns
         self.least_budget_bytes: int | None = None
         self.least_budget_bound_bytes: int | None = None
         self.infeasible = False
@@ -49,7 +49,7 @@ class Incumbent:
         self._limit: str | None = None
         self._lock = threading.RLock()
 
-    def offer(self, plan: Plan, source: str) -> bool:
+    def offer(self, plan: AnyPlan, source: str) -> bool:
         """Take a plan if it is cheaper than the incumbent, after the judge has passed it.
 
         Raises:
@@ -135,7 +135,7 @@ class Incumbent:
     def answer(self, method: str) -> Answer:
         """What there is to say now, as the final answer of a solve."""
         with self._lock:
-            graph, bound_and_within = self.problem.graph, self.best_bound()
+            subject, bound_and_within = self.problem.subject, self.best_bound()
             bound, within = bound_and_within
             gap = None if self.cost_ns is None else gap_of(self.cost_ns, bound)
             status, limit = self._ending(bound)
@@ -145,7 +145,7 @@ class Incumbent:
                 budget_bytes=self.problem.budget_bytes,
                 cost_ns=self.cost_ns,
                 bound_ns=None if self.infeasible else bound,
-                overhead=None if self.cost_ns is None else overhead_of(self.cost_ns, graph.total_cost_ns),
+                overhead=None if self.cost_ns is None else overhead_of(self.cost_ns, subject.total_cost_ns),
                 gap=gap,
                 peak_bytes=self.peak_bytes,
                 seconds=round(self.deadline.elapsed(), 6),
@@ -189,7 +189,7 @@ class Incumbent:
             return "No plan was found in the time given, and none was proved impossible; give it more time."
         return "The method has run to its end without a plan."
 
-    def _report(self, source: str, plan: Plan | None = None) -> None:
+    def _report(self, source: str, plan: AnyPlan | None = None) -> None:
         if self._on_progress is not None:
             bound, within = self.best_bound()
             elapsed = self.deadline.elapsed()

@@ -17,3 +17,6 @@ PERSISTENT = "persistent-schedules"
 
 MEMORY_SLOTS = "memory-slots"
 """Sizes are rounded up to whole memory slots (RR-9302, Section 5.2)."""
+
+NO_TRANSFERS = "no-transfers"
+"""Nothing is moved to the host, although the chain has a link."""

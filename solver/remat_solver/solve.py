@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from remat_ir import Answer, InvalidData, Plan, Problem, Progress
+from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress
 
-from .bounds import working_set
+from .bounds import least_need
 from .deadline import Deadline
 from .incumbent import Incumbent
+from .lift import runner_of
 from .methods import method_named
 
 
@@ -20,7 +21,7 @@ def solve(
     time_limit_s: float | None = 60.0,
     max_gap: float = 0.001,
     options: Mapping[str, object] | None = None,
-    start: Plan | None = None,
+    start: AnyPlan | None = None,
     bound_ns: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -50,15 +51,14 @@ def solve(
     if not 0 <= max_gap < 1:
         raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
     chosen_options = chosen.read_options(options)
+    runner = runner_of(chosen, problem)
     incumbent = Incumbent(problem, Deadline(time_limit_s), max_gap, on_progress, cancelled)
 
-    graph = problem.graph
-    least = working_set(graph)
-    incumbent.needs_at_least(least.least_bytes)
-    if least.least_bytes > problem.budget_bytes:
+    least_bytes, who = least_need(problem.subject)
+    incumbent.needs_at_least(least_bytes)
+    if least_bytes > problem.budget_bytes:
         incumbent.prove_infeasible(
-            f"No plan fits: {graph.op_label(least.op)} alone needs {least.least_bytes} bytes, "
-            f"and the budget is {problem.budget_bytes}."
+            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {problem.budget_bytes}."
         )
         return incumbent.answer(method)
     if start is not None:
@@ -66,6 +66,6 @@ def solve(
     if bound_ns is not None:
         incumbent.raise_bound(bound_ns, "start")
     if not incumbent.stopped():
-        chosen.run(incumbent, chosen_options)
+        runner(incumbent, chosen_options)
     incumbent.stopped()  # notes which limit, if any, has been reached by now
     return incumbent.answer(method)

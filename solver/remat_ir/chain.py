@@ -1,0 +1,164 @@
+"""A chain of stages with a link to the host: Rotor's model of a sequential network, and its exact lift to a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .errors import InvalidData
+from .graph import Graph
+from .read import LARGEST_INTEGER, integer, integers, members, parse
+
+FORMAT = "remat-chain/1"
+MOST_STAGES = 100_000
+
+_PER_STAGE = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "tape_bytes")
+_PER_CUT = ("activation_bytes", "gradient_bytes")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A training step as stages 1 … L, the loss stage last (RR-9302, Section 3.1; Table 1).
+
+    Stage l reads a^(l−1) and makes a^l; its tape ā^l, which includes a^l, is what its backward step needs besides
+    a^(l−1) and δ^l. Arrays are columnar: entry l−1 of a per-stage array is stage l, entry l of a per-cut array cut l.
+
+    Attributes:
+        forward_ns, backward_ns: [L] u_f and u_b, in ns.
+        forward_workspace_bytes, backward_workspace_bytes: [L] o_f and o_b: bytes that live only while the step runs.
+        tape_bytes: [L] ω_ā, never less than the stage's ω_a.
+        activation_bytes: [L + 1] ω_a; entry 0 is the input a^0, which is resident throughout.
+        gradient_bytes: [L + 1] ω_δ; entry L is the first gradient, which appears with the first backward step.
+        link_bytes_per_s: bandwidth β to the host in each direction, or None without a link.
+        host_bytes: what the host can hold, or None without a limit.
+
+    Raises:
+        InvalidData: naming the array and the stage or cut that is wrong.
+    """
+
+    forward_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    forward_workspace_bytes: tuple[int, ...]
+    backward_workspace_bytes: tuple[int, ...]
+    tape_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    gradient_bytes: tuple[int, ...]
+    link_bytes_per_s: int | None = None
+    host_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        stages = len(self.forward_ns)
+        if not 1 <= stages <= MOST_STAGES:
+            raise InvalidData(f"chain has {stages} stages, not 1 to {MOST_STAGES}", "/forward_ns")
+        for keys, length, more in ((_PER_STAGE, stages, ""), (_PER_CUT, stages + 1, ", and one more for the input")):
+            for key in keys:
+                _check_column(key, getattr(self, key), length, more, first=1 if length == stages else 0)
+        for i, (tape, activation) in enumerate(zip(self.tape_bytes, self.activation_bytes[1:], strict=True)):
+            if tape < activation:
+                raise InvalidData(
+                    f"stage {i + 1}: tape_bytes {tape} is less than its activation_bytes {activation}, "
+                    "which the tape includes",
+                    f"/tape_bytes/{i}",
+                )
+        if self.total_cost_ns > LARGEST_INTEGER:
+            raise InvalidData("the sum of forward_ns and backward_ns overflows 2^53", "/forward_ns")
+        if sum(sum(getattr(self, key)) for key in (*_PER_STAGE[2:], *_PER_CUT)) > LARGEST_INTEGER:
+            raise InvalidData("the sum of all bytes overflows 2^53", "/tape_bytes")
+        if self.link_bytes_per_s is not None:
+            integer(self.link_bytes_per_s, "link_bytes_per_s", "/link_bytes_per_s", least=1)
+        if self.host_bytes is not None:
+            integer(self.host_bytes, "host_bytes", "/host_bytes")
+            if self.link_bytes_per_s is None:
+                raise InvalidData("host_bytes needs link_bytes_per_s: no link, no host", "/host_bytes")
+
+    @property
+    def stages(self) -> int:
+        """The number of stages L, the loss stage included."""
+        return len(self.forward_ns)
+
+    @cached_property
+    def total_cost_ns(self) -> int:
+        """The cost of each forward and backward step once, in ns."""
+        return sum(self.forward_ns) + sum(self.backward_ns)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is resident throughout: the input a^0."""
+        return self.activation_bytes[0]
+
+    def transfer_ns(self, size_bytes: int) -> int:
+        """How long the link takes for so many bytes in one direction, rounded up to whole ns.
+
+        Raises:
+            InvalidData: the chain has no link.
+        """
+        if self.link_bytes_per_s is None:
+            raise InvalidData("this chain has no link to the host", "/link_bytes_per_s")
+        return -(-size_bytes * 1_000_000_000 // self.link_bytes_per_s)
+
+    def to_graph(self) -> Graph:
+        """The exact lift, without the link: any plan of the graph is one of the chain, and the other way round.
+
+        Ops are F^1 … F^L, the `once` op that stands for the incoming gradient δ^L, then B^L … B^1, each computed once.
+        Op F^l makes value 2(l−1) = a^l and the optional value 2l−1 = rest^l, of ω_ā − ω_a bytes; a^0 is fixed. Values
+        2L … 3L are δ^L … δ^0, and δ^0 stays to the end. B^l reads δ^l, a^(l−1), a^l and rest^l.
+        """
+        count = self.stages
+        inputs: list[tuple[int, ...]] = [(), *((2 * (stage - 2),) for stage in range(2, count + 1)), ()]
+        sizes: list[int] = []
+        for activation, tape in zip(self.activation_bytes[1:], self.tape_bytes, strict=True):
+            sizes += (activation, tape - activation)
+        for stage in range(count, 0, -1):
+            before = () if stage == 1 else (2 * (stage - 2),)
+            inputs.append((*before, 2 * (stage - 1), 2 * stage - 1, 3 * count - stage))
+        return Graph(
+            op_cost_ns=(*self.forward_ns, 0, *reversed(self.backward_ns)),
+            op_workspace_bytes=(*self.forward_workspace_bytes, 0, *reversed(self.backward_workspace_bytes)),
+            op_inputs=tuple(inputs),
+            value_op=(*(v // 2 for v in range(2 * count)), *range(count, 2 * count + 1)),
+            value_bytes=(*sizes, *reversed(self.gradient_bytes)),
+            optional=tuple(range(1, 2 * count, 2)),
+            once=tuple(range(count, 2 * count + 1)),
+            keep=(3 * count,),
+            backward_from=count,
+            fixed_bytes=self.activation_bytes[0],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-chain/1` object."""
+        data: dict[str, Any] = {"format": FORMAT}
+        for key in (*_PER_STAGE, *_PER_CUT):
+            data[key] = list(getattr(self, key))
+        for key in ("link_bytes_per_s", "host_bytes"):
+            if getattr(self, key) is not None:
+                data[key] = getattr(self, key)
+        return data
+
+    @classmethod
+    def from_json(cls, data: object) -> Chain:
+        """Read a `remat-chain/1` object, or its text.
+
+        Raises:
+            InvalidData: malformed in any way; the message names key and index.
+        """
+        if isinstance(data, (str, bytes)):
+            data = parse(data)
+        columns = (*_PER_STAGE, *_PER_CUT)
+        found = members(data, "chain", columns, ("link_bytes_per_s", "host_bytes"), FORMAT)
+        link, host = found.get("link_bytes_per_s"), found.get("host_bytes")
+        return cls(
+            **{key: integers(found[key], key, f"/{key}", MOST_STAGES + 1) for key in columns},
+            link_bytes_per_s=None if link is None else integer(link, "link_bytes_per_s", "/link_bytes_per_s", least=1),
+            host_bytes=None if host is None else integer(host, "host_bytes", "/host_bytes"),
+        )
+
+
+def _check_column(key: str, column: tuple[int, ...], length: int, more: str, first: int) -> None:
+    if len(column) != length:
+        stages = length - 1 + first
+        raise InvalidData(f"{key} has {len(column)} entries where there are {stages} stages{more}", f"/{key}")
+    thing = "stage" if first else "cut"
+    for i, number in enumerate(column):
+        if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+            integer(number, f"{thing} {i + first}: {key}", f"/{key}/{i}")

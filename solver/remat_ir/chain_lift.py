@@ -1,0 +1,90 @@
+"""Between plans of a chain and plans of its lift to a graph: the same costs, and no more memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .chain import Chain
+from .chain_plan import ChainPlan, ChainStep, Verb
+from .errors import InvalidPlan
+from .plan import Compute, Free, Plan, Step
+
+
+def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
+    """The plan of `chain.to_graph()` that does what a chain plan without transfers does, at the same cost and peak.
+
+    Raises:
+        InvalidPlan: the plan has a transfer, which a graph has not.
+    """
+    count = chain.stages
+    steps: list[Step] = []
+    taped: set[int] = set()
+    for i, (verb, stage) in enumerate(plan.steps):
+        a, rest, before = 2 * (stage - 1), 2 * stage - 1, 2 * (stage - 2)
+        found: tuple[Step, ...]
+        if verb is Verb.F_ALL:
+            taped.add(stage)
+            found = (Compute(stage - 1, (a, rest)),)
+        elif verb is Verb.F_CK:
+            found = (Compute(stage - 1),)
+        elif verb is Verb.F_NONE:
+            found = (Compute(stage - 1), Free(before))
+        elif verb is Verb.FREE:
+            found = (Free(a),)
+        elif verb is Verb.B:
+            taped.discard(stage)
+            first = (Compute(count),) if stage == count else ()
+            dying = (3 * count - stage, a, rest) + ((before,) if stage > 1 and stage - 1 not in taped else ())
+            found = (*first, Compute(2 * count + 1 - stage), *map(Free, dying))
+        else:
+            raise InvalidPlan(f"{verb.value} needs a link to the host, which a graph has not", i)
+        steps.extend(found)
+    return Plan(tuple(steps))
+
+
+def lowered_plan(chain: Chain, computes: Iterable[int]) -> ChainPlan:
+    """The chain plan that computes the ops of `chain.to_graph()` in the order of a valid plan of that graph.
+
+    It costs no more and its peak is no higher than that of any valid plan with these computes: a tape is worth keeping
+    only from the last F^l before B^l on, since nothing but B^l reads it and any later F^l would make it anew; an
+    activation is freed after its last use; a forward step that nothing reads is left out.
+    """
+    count = chain.stages
+    order = [op for op in computes if op != count]
+    stages = [op + 1 if op < count else 2 * count + 1 - op for op in order]
+    readers = _readers(order, stages, count)
+    steps: list[ChainStep] = []
+    made: dict[int, int] = {0: -1}  # cut -> the position that made what is stored there
+    for position, (op, stage) in enumerate(zip(order, stages, strict=True)):
+        if op > count:
+            steps.append(ChainStep(Verb.B, stage))
+            continue
+        if not readers[position]:
+            continue
+        taped = any(order[reader] == 2 * count + 1 - stage for reader in readers[position])
+        source = made[stage - 1]
+        done = stage > 1 and max(readers[source]) == position
+        if taped:
+            steps.append(ChainStep(Verb.F_ALL, stage))
+            steps.extend([ChainStep(Verb.FREE, stage - 1)] if done else ())
+        else:
+            steps.append(ChainStep(Verb.F_NONE if done else Verb.F_CK, stage))
+        made[stage] = position
+    return ChainPlan(tuple(steps))
+
+
+def _readers(order: list[int], stages: list[int], count: int) -> list[list[int]]:
+    """[positions] where each forward instance is read by a step that is itself read, found from the end."""
+    readers: list[list[int]] = [[] for _ in order]
+    made: dict[int, int] = {}
+    sources: list[tuple[int, ...]] = []
+    for position, (op, stage) in enumerate(zip(order, stages, strict=True)):
+        before = (made[stage - 1],) if stage > 1 else ()
+        sources.append(before if op < count else (*before, made[stage]))
+        if op < count:
+            made[stage] = position
+    for position in reversed(range(len(order))):
+        if order[position] > count or readers[position]:
+            for source in sources[position]:
+                readers[source].append(position)
+    return readers

@@ -1,0 +1,94 @@
+"""Methods for graphs, run on a chain through its exact lift: what they find and prove there holds for the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from remat_ir import AnyPlan, Chain, ChainPlan, InvalidData, Plan, Problem, Verb, lifted_plan, lowered_plan
+
+from .incumbent import Incumbent
+from .restrictions import NO_TRANSFERS
+
+if TYPE_CHECKING:
+    from .methods import Method
+
+_TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
+
+
+def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], None]:
+    """What runs a method on a problem: the method itself, or the method on the lift of a chain.
+
+    Raises:
+        InvalidData: the method takes no such problem.
+    """
+    if problem.kind in method.takes:
+        return method.run
+    if problem.kind == "chain" and "graph" in method.takes:
+        return lambda incumbent, options: method.run(LiftedIncumbent(incumbent), options)
+    raise InvalidData(f"method {method.name!r} takes no {problem.kind}; it takes: {', '.join(method.takes)}", "/method")
+
+
+class LiftedIncumbent(Incumbent):
+    """The incumbent of a chain's lift, which passes plans and bounds on to the incumbent of the chain itself.
+
+    Bounds proved on the lift hold for the chain; where the chain has a link to the host they hold only among plans
+    without transfers.
+    """
+
+    def __init__(self, outer: Incumbent) -> None:
+        chain = outer.problem.subject
+        assert isinstance(chain, Chain)
+        problem = Problem(chain.to_graph(), outer.problem.budget_bytes)
+        super().__init__(problem, outer.deadline, outer.max_gap)
+        self.outer, self.chain = outer, chain
+        self.within = () if chain.link_bytes_per_s is None else (NO_TRANSFERS,)
+        if not self.within:
+            self.bound_ns = outer.bound_ns
+        if isinstance(outer.plan, ChainPlan) and not any(step.verb in _TRANSFERS for step in outer.plan.steps):
+            super().offer(lifted_plan(chain, outer.plan), "start")
+
+    def offer(self, plan: AnyPlan, source: str) -> bool:
+        """Take a plan of the lift, and offer the chain plan that it stands for."""
+        better = super().offer(plan, source)
+        if better and isinstance(plan, Plan):
+            self.outer.offer(lowered_plan(self.chain, plan.computes), source)
+        return better
+
+    def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:
+        """Record a bound here and, with the restriction that it needs there, on the chain."""
+        super().raise_bound(bound_ns, source, within)
+        self.outer.raise_bound(bound_ns, source, (*within, *self.within))
+
+    def prove_infeasible(self, reason: str, least_budget_bound_bytes: int | None = None) -> None:
+        """Record that no plan fits; with a link to the host, that none without transfers does."""
+        super().prove_infeasible(reason, least_budget_bound_bytes)
+        if self.within:
+            self.outer.nothing_within(self.within, reason)
+        else:
+            self.outer.prove_infeasible(reason, least_budget_bound_bytes)
+
+    def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
+        """Record that a restricted space holds no plan."""
+        super().nothing_within(restriction, reason)
+        self.outer.nothing_within((*restriction, *self.within), reason)
+
+    def needs_at_least(self, budget_bytes: int | None) -> None:
+        """Record a proved least budget, which a link to the host may lower."""
+        super().needs_at_least(budget_bytes)
+        if not self.within:
+            self.outer.needs_at_least(budget_bytes)
+
+    def suffices(self, budget_bytes: int) -> None:
+        """Record that a plan with this peak is known."""
+        super().suffices(budget_bytes)
+        self.outer.suffices(budget_bytes)
+
+    def stopped(self) -> bool:
+        """Whether there is a reason to stop, here or on the chain."""
+        return super().stopped() or self.outer.stopped()
+
+    def stop_for(self, limit: str) -> None:
+        """Record what ended the solve from outside."""
+        super().stop_for(limit)
+        self.outer.stop_for(limit)
