@@ -10,6 +10,7 @@ from remat_ir import InvalidData
 
 from ..incumbent import Incumbent
 from .auto import run_auto
+from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
 
@@ -56,6 +57,13 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("auto", "a plan at once, then search and proof side by side", run_auto),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
+        Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
+        Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),
+        Method("chen-greedy", "segments of equal memory, their size searched, on linear graphs", chen_greedy),
+        Method("ap-sqrt", "chen-sqrt between articulation points", ap_sqrt),
+        Method("ap-greedy", "chen-greedy between articulation points", ap_greedy),
+        Method("linearized-sqrt", "chen-sqrt along the topological order", linearized_sqrt),
+        Method("linearized-greedy", "chen-greedy along the topological order", linearized_greedy),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
 }
