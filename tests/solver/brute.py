@@ -1,0 +1,178 @@
+"""Exact optima of small problems by Dijkstra over sets of resident values, sharing nothing with any solver.
+
+Run as a command it prints how often, and by how much, the space of the Checkmate program misses cheaper plans:
+
+    python tests/solver/brute.py [graphs per row]
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Iterator
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+from remat_ir import Compute, Free, Graph, Plan, Problem, verify
+
+ONE_PER_STAGE = "one-per-stage"
+FORWARD_OPS = "forward-ops"
+FIXED_ORDER = "fixed-order"
+ANY_ORDER = "any-order"
+
+
+class Optimum(NamedTuple):
+    """The least cost in ns and a plan that has it; None and None where nothing fits the budget.
+
+    `order` is the order of the first computations.
+    """
+
+    cost_ns: int | None
+    plan: Plan | None
+    order: tuple[int, ...] = ()
+
+
+class _Move(NamedTuple):
+    step: Compute | Free
+    cost: int
+    state: tuple[Any, int]
+
+
+def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Optimum:
+    """The cheapest plan of a space.
+
+    Spaces: "one-per-stage": before each first computation, every earlier op may be recomputed, in op order, once in
+    each of `sweeps` sweeps; "forward-ops": the same, but only ops before `backward_from`, and only from its stage on;
+    "fixed-order": first computations in op order, recomputations without limit; "any-order": not even that.
+
+    A state is (how far, resident values); its edges are the steps of a plan, as the judge has them: free a value, or
+    compute an op, keeping any of its optional values. Values that an op always makes are kept and may be freed next,
+    which costs nothing and never holds more than was charged while it ran. The number of states is exponential in the
+    values: for graphs of up to about 8 ops.
+    """
+    graph = problem.graph
+    start: tuple[Any, int] = (_beginning(space), 0)
+    heap: list[tuple[int, int, tuple[Any, int]]] = [(0, 0, start)]
+    best = {start: 0}
+    came: dict[tuple[Any, int], tuple[tuple[Any, int], Compute | Free]] = {}
+    settled: set[tuple[Any, int]] = set()
+    pushed = 0
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in settled:
+            continue
+        settled.add(state)
+        if _ended(graph, state[0], space):
+            plan = _walked(state, came)
+            first = tuple(dict.fromkeys(plan.computes))
+            if space != ANY_ORDER:
+                assert verify(problem, plan).cost_ns == cost
+            return Optimum(cost, plan, first)
+        for move in _moves(problem, state, space, sweeps):
+            after = cost + move.cost
+            if after < best.get(move.state, after + 1):
+                best[move.state] = after
+                came[move.state] = (state, move.step)
+                pushed += 1
+                heapq.heappush(heap, (after, pushed, move.state))
+    return Optimum(None, None)
+
+
+def _beginning(space: str) -> Any:
+    # how far: (stage, sweep, next op) in stages; the number of ops done in order; the set of ops done in any order
+    return (0, 0, 0) if space in (ONE_PER_STAGE, FORWARD_OPS) else 0
+
+
+def _ended(graph: Graph, far: Any, space: str) -> bool:
+    if space in (ONE_PER_STAGE, FORWARD_OPS):
+        return bool(far[0] == graph.ops)
+    return bool(far == graph.ops if space == FIXED_ORDER else far == (1 << graph.ops) - 1)
+
+
+def _moves(problem: Problem, state: tuple[Any, int], space: str, sweeps: int) -> Iterator[_Move]:
+    graph = problem.graph
+    far, resident = state
+    for value in range(graph.values):
+        if resident >> value & 1 and value not in graph.keep:
+            yield _Move(Free(value), 0, (far, resident & ~(1 << value)))
+    held = graph.fixed_bytes + sum(graph.value_bytes[v] for v in range(graph.values) if resident >> v & 1)
+    for op, then in _choices(graph, far, space, sweeps):
+        again = _computed(graph, far, op, space)
+        if again and (op in graph.once or any(v in graph.keep for v in graph.op_values[op])):
+            continue
+        if any(not resident >> value & 1 for value in graph.op_inputs[op]):
+            continue
+        always = graph.op_always[op]
+        if any(resident >> value & 1 for value in always):
+            continue
+        absent = [v for v in graph.op_values[op] if v in graph.optional and not resident >> v & 1]
+        for chosen in chain.from_iterable(combinations(absent, size) for size in range(len(absent) + 1)):
+            made = tuple(sorted((*always, *chosen)))
+            during = held + graph.op_workspace_bytes[op] + sum(graph.value_bytes[v] for v in made)
+            if during <= problem.budget_bytes:
+                after = resident | sum(1 << v for v in made)
+                yield _Move(Compute(op, made), graph.op_cost_ns[op], (then, after))
+
+
+def _choices(graph: Graph, far: Any, space: str, sweeps: int) -> Iterator[tuple[int, Any]]:
+    """Ops that may come next, and how far that is."""
+    if space in (ONE_PER_STAGE, FORWARD_OPS):
+        stage, sweep, least = far
+        border = graph.ops if graph.backward_from is None else graph.backward_from
+        for around in range(sweep, sweeps):
+            for op in range(least if around == sweep else 0, stage):
+                if space == ONE_PER_STAGE or op < border <= stage:
+                    yield op, (stage, around, op + 1)
+        yield stage, (stage + 1, 0, 0)
+    elif space == FIXED_ORDER:
+        for op in range(min(far + 1, graph.ops)):
+            yield op, max(far, op + 1)
+    else:
+        for op in range(graph.ops):
+            yield op, far | 1 << op
+
+
+def _computed(graph: Graph, far: Any, op: int, space: str) -> bool:
+    if space in (ONE_PER_STAGE, FORWARD_OPS):
+        return bool(op < far[0])
+    return bool(op < far if space == FIXED_ORDER else far >> op & 1)
+
+
+def _walked(state: tuple[Any, int], came: dict[tuple[Any, int], tuple[tuple[Any, int], Compute | Free]]) -> Plan:
+    steps: list[Compute | Free] = []
+    while state in came:
+        state, step = came[state]
+        steps.append(step)
+    return Plan(tuple(reversed(steps)))
+
+
+def main(graphs: int) -> None:
+    """Print the table of what the restricted spaces miss."""
+    from solver.little import little_problems
+
+    print("| graphs | ops | problems | space | misses | worst | mean of misses | no plan though one exists |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for rich in (False, True):
+        for ops in (5, 6, 7):
+            drawn = [p for seed in range(graphs) for p in little_problems(seed, ops, rich=rich)]
+            true = [optimum(p, FIXED_ORDER).cost_ns for p in drawn]
+            solved = sum(cost is not None for cost in true)
+            rows = (
+                ("one recomputation per stage", [optimum(p, ONE_PER_STAGE).cost_ns for p in drawn], true),
+                ("two sweeps per stage", [optimum(p, ONE_PER_STAGE, 2).cost_ns for p in drawn], true),
+                ("forward ops in backward stages", [optimum(p, FORWARD_OPS).cost_ns for p in drawn], true),
+                ("fixed order, against any order", true, [optimum(p, ANY_ORDER).cost_ns for p in drawn]),
+            )
+            for name, costs, better in rows:
+                excess = [
+                    (a - b) / b for a, b in zip(costs, better, strict=True) if a is not None and b is not None and a > b
+                ]
+                none = sum(a is None and b is not None for a, b in zip(costs, better, strict=True))
+                worst = f"{100 * max(excess, default=0.0):.1f} %"
+                mean = f"{100 * sum(excess) / max(1, len(excess)):.1f} %"
+                kind = "whole model" if rich else "one value per op"
+                print(f"| {kind} | {ops} | {solved} | {name} | {len(excess)} | {worst} | {mean} | {none} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
