@@ -37,7 +37,7 @@ def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
         else:
             mirror = ops - 1 - op
             for source in (mirror, mirror - 1):
-                if source >= 0 and draw.random() < 0.8:
+                if 0 <= source < op and draw.random() < 0.8:
                     read.add(draw.choice(made[source]))
         if op > 1 and draw.random() < 0.2:
             read.add(draw.randrange(first[op]))
