@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import networkx as nx
 
 from remat_ir import Graph
@@ -20,7 +22,7 @@ def articulation_points(graph: Graph, forward: int) -> list[int]:
     The step's input is joined to op 0 and its backward pass to op forward−1, so that on a linear graph every op is
     one, and the heuristics that use them are the original ones (Checkmate, Section 5.1.1).
     """
-    joined = nx.Graph()
+    joined: Any = nx.Graph()
     joined.add_nodes_from(range(-1, forward + 1))
     joined.add_edges_from([(-1, 0), (forward - 1, forward)])
     for op in range(forward):
