@@ -74,7 +74,10 @@ def greedy_answer(
         if gap_of(best_cost, graph.total_cost_ns) <= max_gap:
             break
     if best is None:
-        known, _ = _least_fitting(graph, problem.budget_bytes, time.monotonic() + LONGEST_LOOK_S)
+        known, least = _least_fitting(graph, floor, time.monotonic() + LONGEST_LOOK_S)
+        if known <= problem.budget_bytes:
+            best, (best_cost, best_peak) = least, verify(problem, least)
+    if best is None:
         why = f"The greedy plan does not fit {problem.budget_bytes} bytes; it is known to fit {known}."
         return _answer(problem, method, Status.NOTHING_FOUND, start, why, least=known, floor=floor)
     done = best_cost == graph.total_cost_ns

@@ -10,6 +10,7 @@ import json
 import random
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -74,6 +75,7 @@ class Http:
         self._client = httpx2.Client(
             base_url=base_url, headers=headers, transport=transport, follow_redirects=False, trust_env=transport is None
         )
+        weakref.finalize(self, self._client.close)
 
     def __repr__(self) -> str:
         return f"Http({self.base_url!r})"

@@ -48,7 +48,8 @@ class Memo:
         except (InvalidData, InvalidPlan, TypeError) as error:
             log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
             return None
-        settled = answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
+        # without a limit the method has run to its end: more time changes nothing
+        settled = answer.status in (Status.OPTIMAL, Status.INFEASIBLE) or answer.limit is None
         near = answer.gap is not None and answer.gap <= max_gap
         tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
         return answer if settled or near or tried else None

@@ -8,6 +8,7 @@ stalls is passed over with a warning, unless `strict` makes that an error.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
@@ -218,6 +219,10 @@ class ChainPlanner:
         Raises:
             RematError: every planner failed, or one did and `strict` is set.
         """
+        if not (math.isfinite(time_limit_s) and time_limit_s > 0):
+            raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
+        if not 0 <= max_gap < 1:
+            raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
         if self.memo is not None:
             known = self.memo.get(problem, method, time_limit_s, max_gap)
             if known is not None:
@@ -232,10 +237,9 @@ class ChainPlanner:
                         problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress
                     ),
                 )
-            except InvalidData:  # the caller's own input: no other planner would take it
-                raise
-            except Refused as error:
-                if error.status in (400, 413, 422) and method != "auto":
+            except (InvalidData, Refused) as error:
+                # a method asked for by name, which nobody else may swap for another
+                if method != "auto" and (isinstance(error, InvalidData) or error.status in (400, 413, 422)):
                     raise
                 failure = error
             except Exception as error:  # whatever it is, the training job goes on

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from remat_ir import Graph, plan_of, replay
@@ -10,8 +12,8 @@ from remat_ir import Graph, plan_of, replay
 MOST_COMPUTES = 20
 """A walk that computes more than this many times the number of ops thrashes, and is given up."""
 
-DEEPEST_LOOK = 300
-"""Ops looked at when the cost of remaking a value is estimated."""
+DEEPEST_LOOK = 200
+"""Ops or values looked at when the worth of a value is estimated."""
 
 
 class Taste(NamedTuple):
@@ -116,7 +118,7 @@ class Walk:
             if not self.resident[value]:
                 continue
             score = self._score(value)
-            if self.locks[value] or score == float("inf"):
+            if self.locks[value] or score == math.inf:
                 aside.append((old, value))
                 continue
             if heap and score > old and score > heap[0][0]:
@@ -130,9 +132,9 @@ class Walk:
     def _drop(self, value: int) -> None:
         self.resident[value] = False
         self.memory -= self.graph.value_bytes[value]
-        if self._remaking(value) == float("inf"):
+        if self._remaking(value) == math.inf:
             self.lost[value] = True
-            for other in self._gone_after(value):
+            for other in tuple(self._gone_after(value)):
                 self.lost[other] = True
 
     def _score(self, value: int) -> float:
@@ -140,10 +142,10 @@ class Walk:
         remaking = self._remaking(value)
         use = self._next_use(value)
         if use is None:
-            use = self._indirect_use(value)
+            use = self._indirect_use(value, remaking == math.inf)
             if use is None:
                 return 0.0
-        if remaking == float("inf"):
+        if remaking == math.inf:
             return remaking
         taste, size = self.taste, self.graph.value_bytes[value]
         distance = max(1, use - self.now)
@@ -154,7 +156,7 @@ class Walk:
         graph = self.graph
         first = graph.value_op[value]
         if first in self.pinned:
-            return float("inf")
+            return math.inf
         seen, stack, cost = {first}, [first], 0
         while stack:
             op = stack.pop()
@@ -163,19 +165,30 @@ class Walk:
                 if self.resident[source]:
                     continue
                 if self.lost[source]:
-                    return float("inf")
+                    return math.inf
                 maker = graph.value_op[source]
                 if maker not in seen and len(seen) < DEEPEST_LOOK:
                     seen.add(maker)
                     stack.append(maker)
         return cost
 
-    def _indirect_use(self, value: int) -> int | None:
-        """The next op for which a value that no op has yet to read may still be wanted, to remake one that is gone."""
-        uses = [use for other in self._gone_after(value) if (use := self._next_use(other)) is not None]
-        return min(uses, default=None)
+    def _indirect_use(self, value: int, whole: bool) -> int | None:
+        """The next op for which a value that no op has yet to read may still be wanted, to remake one that is gone.
 
-    def _gone_after(self, value: int) -> list[int]:
+        Unless `whole`, no more than `DEEPEST_LOOK` values are looked at; with it, any such op will do.
+        """
+        nearest: int | None = None
+        for looked, other in enumerate(self._gone_after(value)):
+            use = self._next_use(other)
+            if use is not None:
+                nearest = use if nearest is None else min(use, nearest)
+                if whole:
+                    break
+            if not whole and looked == DEEPEST_LOOK:
+                break
+        return nearest
+
+    def _gone_after(self, value: int) -> Iterator[int]:
         """The values made from this one that are not resident now but have been, directly or through such values."""
         graph, seen, stack = self.graph, {value}, [value]
         while stack:
@@ -188,8 +201,7 @@ class Walk:
                     if not self.resident[made] and not self.lost[made] and made not in seen:
                         seen.add(made)
                         stack.append(made)
-        seen.remove(value)
-        return sorted(seen)
+                        yield made
 
 
 def without_needless(graph: Graph, sequence: list[int], budget_bytes: int, most: int = 4_000) -> list[int]:

@@ -1,0 +1,211 @@
+"""One logical call: how often it is made, what it carries, and what becomes of each kind of reply."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import time
+from typing import Any
+
+import pytest
+from backports import zstd
+
+from client.liar import Said, in_turn, lying
+from remat import encoding
+from remat.errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceFailed, TooMany, Unreachable
+from remat.http import Http, Timeouts
+from remat.settings import Settings, settings
+from remat_ir import InvalidData
+
+
+class Clock:
+    """Counts the pauses without taking them."""
+
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+def http(url: str, **more: Any) -> Http:
+    more.setdefault("sleep", Clock())
+    more.setdefault("jitter", lambda: 0.5)
+    more.setdefault("timeouts", Timeouts(connect=1.0, read=0.5, write=1.0))
+    return Http(url, **more)
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_three_times_with_one_key(status: int) -> None:
+    clock = Clock()
+    with lying(in_turn(Said(status), Said(status), Said(200, {"a": 1}))) as server:
+        reply = http(server.url, sleep=clock).call("POST", "/v1/solves", body={"x": 1})
+    assert reply.data == {"a": 1}
+    assert clock.pauses == [0.25, 0.5]
+    assert len({request.headers["idempotency-key"] for request in server.asked}) == 1
+    assert [request.body for request in server.asked] == [{"x": 1}] * 3
+
+
+def test_two_calls_have_two_keys() -> None:
+    with lying(in_turn(Said(200, {}))) as server:
+        client = http(server.url)
+        client.call("POST", "/a")
+        client.call("POST", "/a")
+    assert len({request.headers["idempotency-key"] for request in server.asked}) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, Refused), (401, NotAllowed), (403, NotAllowed), (404, NotThere), (413, Refused), (422, Refused)],
+)
+def test_what_cannot_pass_is_tried_once(status: int, kind: type[Refused]) -> None:
+    body = {"title": "no", "detail": "op 3: cost_ns must not be negative", "pointer": "/problem/graph/op_cost_ns/3"}
+    with lying(in_turn(Said(status, body, {"X-Request-ID": "r-17"}))) as server, pytest.raises(kind) as caught:
+        http(server.url).call("POST", "/v1/solves")
+    assert len(server.asked) == 1
+    assert "op 3: cost_ns must not be negative" in str(caught.value)
+    assert "r-17" in str(caught.value)
+    assert (caught.value.status, caught.value.request_id) == (status, "r-17")
+
+
+def test_the_last_failure_is_the_one_told() -> None:
+    script = in_turn(Said(500), Said(500), Said(503, {"detail": "down"}))
+    with lying(script) as server, pytest.raises(ServiceFailed, match="503: down"):
+        http(server.url).call("GET", "/x")
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_a_floor_for_the_pause(status: int) -> None:
+    clock = Clock()
+    with lying(in_turn(Said(status, headers={"Retry-After": "7"}), Said(200, {}))) as server:
+        http(server.url, sleep=clock).call("GET", "/x")
+    assert clock.pauses == [7.25]
+
+
+def test_retry_after_may_be_a_date() -> None:
+    clock = Clock()
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
+    with lying(in_turn(Said(429, headers={"Retry-After": date}), Said(200, {}))) as server:
+        http(server.url, sleep=clock).call("GET", "/x")
+    assert 15 < clock.pauses[0] <= 20.25
+
+
+def test_a_retry_after_of_an_hour_is_not_slept_through() -> None:
+    clock = Clock()
+    with lying(in_turn(Said(429, headers={"Retry-After": "3600"}))) as server, pytest.raises(TooMany) as caught:
+        http(server.url, sleep=clock).call("GET", "/x")
+    assert caught.value.retry_after_s == 3600
+    assert clock.pauses == []
+
+
+def test_no_retry_starts_after_the_moment_to_give_up() -> None:
+    clock = Clock()
+    with lying(in_turn(Said(503, headers={"Retry-After": "30"}))) as server, pytest.raises(ServiceFailed):
+        http(server.url, sleep=clock).call("GET", "/x", give_up_at=time.monotonic() + 5)
+    assert len(server.asked) == 1
+
+
+def test_jitter_is_full() -> None:
+    clock = Clock()
+    dice = iter([0.0, 0.999])
+    with lying(in_turn(Said(500), Said(500), Said(200, {}))) as server:
+        http(server.url, sleep=clock, jitter=lambda: next(dice)).call("GET", "/x")
+    assert clock.pauses == [0.0, pytest.approx(0.999)]
+
+
+def test_a_server_that_is_not_there() -> None:
+    with lying(in_turn(Said(200, {}))) as server:
+        pass
+    clock = Clock()
+    with pytest.raises(Unreachable, match=re.escape(server.url)):
+        http(server.url, sleep=clock).call("GET", "/x")
+    assert len(clock.pauses) == 2
+
+
+@pytest.mark.parametrize("said", [Said(hang=True), Said(drop=True), Said(200, {"a": 1}, cut=True)])
+def test_a_stall_a_hang_up_and_a_body_cut_off_are_tried_again(said: Said) -> None:
+    with lying(in_turn(said, Said(200, {"a": 2}))) as server:
+        assert http(server.url).call("GET", "/x").data == {"a": 2}
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said(200, raw=b"<html>hello</html>"),
+        Said(200, raw=b'{"a": NaN}'),
+        Said(200, raw=b"\xff\xfe"),
+        Said(200, raw=b'{"a": 1', headers={}),
+        Said(200, raw=b"not gzip", headers={"Content-Encoding": "gzip"}),
+        Said(200, raw=gzip.compress(b"{}")[:-4], headers={"Content-Encoding": "gzip"}),
+        Said(200, raw=zstd.compress(b"{}")[:-1], headers={"Content-Encoding": "zstd"}),
+        Said(200, raw=zstd.compress(b"{}") + b"tail", headers={"Content-Encoding": "zstd"}),
+        Said(200, raw=b"{}", headers={"Content-Encoding": "br"}),
+        Said(302, {}, {"Location": "http://example.com/"}),
+    ],
+)
+def test_nonsense_is_a_bad_answer_and_is_not_asked_for_again(said: Said) -> None:
+    with lying(in_turn(said)) as server, pytest.raises(BadAnswer):
+        http(server.url).call("GET", "/x")
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd"])
+def test_a_bomb_is_not_inflated(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = bytes(64 << 20)
+    raw = gzip.compress(zeros) if how == "gzip" else zstd.compress(zeros)
+    assert len(raw) < 100_000
+    with pytest.raises(encoding.TooLarge):
+        encoding.inflated([raw], how, most=1 << 20)
+    assert encoding.inflated([raw[i : i + 999] for i in range(0, len(raw), 999)], how) == zeros
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd", ""])
+def test_a_compressed_reply_is_read(how: str) -> None:
+    text = b'{"a": [1, 2, 3]}'
+    raw = {"gzip": gzip.compress, "zstd": zstd.compress, "": bytes}[how](text)
+    with lying(in_turn(Said(200, raw=raw, headers={"Content-Encoding": how} if how else {}))) as server:
+        assert http(server.url).call("GET", "/x").data == {"a": [1, 2, 3]}
+    assert server.asked[0].headers["accept-encoding"] == "zstd, gzip"
+
+
+def test_a_large_body_travels_compressed_and_a_small_one_as_it_is() -> None:
+    with lying(in_turn(Said(200, {}))) as server:
+        client = http(server.url)
+        client.call("POST", "/x", body={"a": [7] * 10_000})
+        client.call("POST", "/x", body={"a": 7})
+    assert server.asked[0].headers["content-encoding"] == "zstd"
+    assert int(server.asked[0].headers["content-length"]) < 1_000
+    assert server.asked[0].body == {"a": [7] * 10_000}
+    assert "content-encoding" not in server.asked[1].headers
+
+
+def test_the_key_is_sent_and_never_shown() -> None:
+    with lying(in_turn(Said(200, {}))) as server:
+        client = http(server.url, api_key="secret-1")
+        client.call("GET", "/x")
+    assert server.asked[0].headers["authorization"] == "Bearer secret-1"
+    assert "secret-1" not in repr(client)
+    assert "secret-1" not in repr(settings(api_key="secret-1", environ={}))
+
+
+def test_arguments_stand_over_the_environment() -> None:
+    env = {"REMAT_BASE_URL": "http://a:1/", "REMAT_CACHE_DIR": "/c", "REMAT_OFFLINE": "1", "REMAT_API_KEY": "k"}
+    found = settings(environ=env)
+    assert (found.base_url, str(found.cache_dir), found.api_key) == ("http://a:1", "/c", "k")
+    assert found.service_url is None
+    over = settings(base_url="https://b", offline=False, cache_dir="/d", api_key="j", environ=env)
+    assert (over.service_url, str(over.cache_dir), over.api_key) == ("https://b", "/d", "j")
+    assert isinstance(settings(environ={}), Settings)
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "localhost:80", "http://", "http://a:99999", "not a url"])
+def test_a_url_of_no_use_is_refused(url: str) -> None:
+    with pytest.raises(InvalidData, match="URL"):
+        settings(base_url=url, environ={})
+
+
+def test_an_offline_that_is_neither_yes_nor_no_is_refused() -> None:
+    with pytest.raises(InvalidData, match="REMAT_OFFLINE"):
+        settings(environ={"REMAT_OFFLINE": "perhaps"})

@@ -1,0 +1,168 @@
+"""The memo of answers: what is written is read, whatever else is there is a miss, and nothing unverified comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from remat.greedy import greedy_answer
+from remat.memo import Memo
+from remat_ir import Answer, Graph, Plan, Problem, Status, graph_of, plain_plan, problem_digest, verify
+
+
+def chain(layers: int = 6, fixed: int = 0) -> Graph:
+    inputs = [[i - 1] if i else [] for i in range(layers)]
+    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
+    return graph_of([3] * 2 * layers, [2] * 2 * layers, inputs, backward_from=layers, fixed_bytes=fixed)
+
+
+PROBLEM = Problem(chain(), 10)
+
+
+def answered(problem: Problem = PROBLEM, **more: object) -> Answer:
+    return replace(greedy_answer(problem), method="auto", **more)
+
+
+def entry(memo: Memo) -> Path:
+    (path,) = memo.folder.glob("*/*.json")
+    return path
+
+
+def test_what_is_put_is_got(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    answer = answered(limit="time")
+    assert memo.get(PROBLEM, "auto", 5, 0.0) is None
+    memo.put(PROBLEM, "auto", answer, 5.0)
+    got = memo.get(PROBLEM, "auto", 5, 0.0)
+    assert got is not None
+    assert (got.plan, got.cost_ns, got.cache) == (answer.plan, answer.cost_ns, "hit")
+    assert memo.get(PROBLEM, "chen-sqrt", 5, 0.0) is None
+    assert memo.get(Problem(PROBLEM.graph, 11), "auto", 5, 0.0) is None
+
+
+def test_more_time_than_was_spent_is_a_miss_unless_the_gap_is_reached(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    answer = answered(limit="time")
+    memo.put(PROBLEM, "auto", answer, 5.0)
+    assert answer.gap is not None
+    assert answer.gap > 0
+    assert memo.get(PROBLEM, "auto", 6, 0.0) is None
+    assert memo.get(PROBLEM, "auto", None, 0.0) is None
+    assert memo.get(PROBLEM, "auto", 6, answer.gap) is not None
+
+
+def test_fixed_bytes_do_not_part_equal_problems(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    answer = answered()
+    memo.put(PROBLEM, "auto", answer, 5.0)
+    moved = Problem(chain(fixed=1000), 1010)
+    got = memo.get(moved, "auto", 0.000001, 0.99)
+    assert got is not None
+    assert got.peak_bytes == answer.peak_bytes + 1000
+    assert (got.budget_bytes, got.digest) == (1010, problem_digest(moved))
+    verify(moved, got.plan, cost_ns=got.cost_ns, peak_bytes=got.peak_bytes)
+
+
+def test_a_worse_answer_does_not_take_the_place_of_a_better(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    best = answered()
+    memo.put(PROBLEM, "auto", best, 5.0)
+    worse = replace(best, cost_ns=best.cost_ns + 1)
+    memo.put(PROBLEM, "auto", worse, 50.0)
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99).cost_ns == best.cost_ns
+    memo.put(PROBLEM, "auto", Answer(Status.INFEASIBLE, "auto", PROBLEM.budget_bytes), 1.0)
+    assert memo.get(PROBLEM, "auto", 100.0, 0.0).status is Status.INFEASIBLE
+    memo.put(PROBLEM, "auto", best, 5.0)
+    assert memo.get(PROBLEM, "auto", 100.0, 0.0).status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -1])
+def test_a_file_cut_off_anywhere_is_a_miss(tmp_path: Path, cut: int) -> None:
+    memo = Memo(tmp_path)
+    memo.put(PROBLEM, "auto", answered(), 5.0)
+    path = entry(memo)
+    path.write_bytes(path.read_bytes()[:cut])
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
+    memo.put(PROBLEM, "auto", answered(), 5.0)
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
+
+
+def test_any_flipped_bit_is_a_miss_or_changes_nothing(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    answer = answered()
+    memo.put(PROBLEM, "auto", answer, 5.0)
+    path = entry(memo)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        got = memo.get(PROBLEM, "auto", 0.0001, 0.99)
+        assert got is None or (got.plan, got.cost_ns) == (answer.plan, answer.cost_ns)
+
+
+def test_a_plan_that_is_wrong_under_a_right_checksum_is_a_miss(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    memo.put(PROBLEM, "auto", replace(answered(), plan=plain_plan(PROBLEM.graph)), 5.0)
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
+    good = answered()
+    memo = Memo(tmp_path / "other")
+    memo.put(PROBLEM, "auto", replace(good, plan=Plan(good.plan.steps[:-3])), 5.0)
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
+
+
+def test_an_entry_under_another_problems_name_is_a_miss(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    memo.put(PROBLEM, "auto", answered(), 5.0)
+    other = Problem(chain(7), 12)
+    memo.put(other, "auto", answered(other), 5.0)
+    one, two = sorted(memo.folder.glob("*/*.json"))
+    two.write_bytes(one.read_bytes())
+    one.unlink()
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
+    assert memo.get(other, "auto", 0.0001, 0.99) is None
+
+
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    memo.put(PROBLEM, "auto", answered(), 5.0)
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    Memo(blocked).put(PROBLEM, "auto", answered(), 5.0)
+    assert Memo(blocked).get(PROBLEM, "auto", 0.0001, 0.99) is None
+    if os.geteuid() != 0:  # root writes everywhere
+        os.chmod(tmp_path, 0o500)
+        try:
+            memo.put(Problem(PROBLEM.graph, 12), "auto", answered(), 5.0)
+            assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
+        finally:
+            os.chmod(tmp_path, 0o700)
+
+
+def test_writers_and_readers_at_once_see_whole_entries(tmp_path: Path) -> None:
+    memo = Memo(tmp_path)
+    answers = [answered(), replace(answered(), seconds=99.0)]
+    wrong: list[object] = []
+
+    def write() -> None:
+        for i in range(40):
+            memo.put(PROBLEM, "auto", answers[i % 2], float(i))
+
+    def read() -> None:
+        for _ in range(80):
+            got = memo.get(PROBLEM, "auto", 0.0001, 0.99)
+            if got is not None and got.plan != answers[0].plan:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=work) for work in (write, write, read, read)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
+    assert not list(memo.folder.glob("*/.writing-*"))
+    assert json.loads(entry(memo).read_text())["format"] == "remat-memo/1"

@@ -1,0 +1,103 @@
+"""The client's own greedy plan: always valid, never above the budget, and never says infeasible of what is not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from benchmarks.instances import instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawn import graphs
+from remat.greedy import TASTES, greedy_answer, least_need, least_plan
+from remat.walk import Stuck, Walk, without_needless
+from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
+from remat_solver.bounds import working_set
+
+
+@given(graphs(most_ops=12), st.integers(0, 100))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_what_is_planned_is_valid_and_within_the_budget(graph: Graph, percent: int) -> None:
+    floor, plain = least_need(graph)[1], plain_peak(graph)
+    problem = Problem(graph, floor + (plain - floor) * percent // 100)
+    answer = greedy_answer(problem)
+    assert answer.status is not Status.INFEASIBLE
+    assert answer.least_budget_bytes is not None
+    if answer.plan is None:
+        assert answer.status is Status.NOTHING_FOUND
+        assert problem.budget_bytes < answer.least_budget_bytes <= plain
+        return
+    verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    assert (answer.status is Status.OPTIMAL) == (verdict.cost_ns == graph.total_cost_ns)
+
+
+@given(graphs(most_ops=12))
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_its_floor_is_a_lower_bound(graph: Graph) -> None:
+    floor = least_need(graph)[1]
+    assert floor <= working_set(graph).least_bytes
+    assert max(moment.peak_bytes for moment in replay(graph, least_plan(graph))) >= floor
+    if floor > graph.fixed_bytes:
+        assert greedy_answer(Problem(graph, floor - 1)).status is Status.INFEASIBLE
+
+
+@given(graphs(most_ops=10, whole=True), st.sampled_from(TASTES), st.integers(0, 100))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_a_walk_that_comes_through_stays_inside_its_limit(graph: Graph, taste: object, percent: int) -> None:
+    floor, plain = least_need(graph)[1], plain_peak(graph)
+    limit = floor + (plain - floor) * percent // 100
+    try:
+        sequence = Walk(graph, limit, taste).run()
+    except Stuck:
+        return
+    walked = verify(Problem(graph, limit), plan_of(graph, sequence))
+    pruned = verify(Problem(graph, limit), plan_of(graph, without_needless(graph, sequence, limit)))
+    assert pruned.cost_ns <= walked.cost_ns
+
+
+def test_a_chain_is_recomputed_from_its_checkpoints() -> None:
+    # ten layers forward, ten backward, each backward op reading its layer's output: all of size 1
+    layers = 10
+    inputs = [[i - 1] if i else [] for i in range(layers)]
+    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
+    graph = graph_of([1] * 2 * layers, [1] * 2 * layers, inputs, backward_from=layers)
+    answer = greedy_answer(Problem(graph, 6))
+    assert answer.plan is not None
+    assert 20 < answer.cost_ns < 40
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction", "most"),
+    [("vgg-13", 0.7, 10), ("gpt-12-whole", 0.5, 15), ("unet-4", 0.5, 15), ("resnet-50-whole", 0.5, 12)],
+)
+def test_on_training_graphs_it_costs_little(name: str, fraction: float, most: float) -> None:
+    graph = instance(name)
+    answer = greedy_answer(Problem(graph, budget_at(graph, fraction)))
+    assert answer.overhead is not None
+    assert 0 < 100 * answer.overhead < most
+
+
+def test_equal_problems_have_equal_plans() -> None:
+    graph = instance("gpt-4-whole")
+    problem = Problem(graph, budget_at(graph, 0.6))
+    assert greedy_answer(problem).plan == greedy_answer(problem).plan
+
+
+def test_where_nothing_fits_it_says_what_would() -> None:
+    graph = instance("random-20")
+    floor = least_need(graph)[1]
+    answer = greedy_answer(Problem(graph, floor))
+    if answer.plan is None:
+        again = greedy_answer(Problem(graph, answer.least_budget_bytes))
+        assert again.plan is not None
+
+
+@pytest.mark.slow
+def test_five_thousand_ops_take_seconds() -> None:
+    graph = instance("gpt-170")
+    assert graph.ops > 5_000
+    start = time.process_time()
+    answer = greedy_answer(Problem(graph, budget_at(graph, 0.5)))
+    assert answer.plan is not None
+    assert time.process_time() - start < 60

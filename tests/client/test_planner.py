@@ -1,0 +1,265 @@
+"""Who is asked for a plan: each lie, stall and silence is survived, and nothing unverified comes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.liar import Asked, Said, Script, in_turn, lying
+from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
+from remat.greedy import greedy_answer, least_need
+from remat.http import Timeouts
+from remat.planner import ChainPlanner, GreedyPlanner, LocalPlanner, Planner, plan_or_raise, planner_for
+from remat.settings import Settings, settings
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Progress, Status, graph_of, plain_plan, verify
+
+QUICK = Timeouts(connect=0.5, read=0.4, write=0.5)
+
+
+def chain(layers: int = 8) -> Graph:
+    inputs = [[i - 1] if i else [] for i in range(layers)]
+    inputs += [[i, *([2 * layers - 2 - i] if i < layers - 1 else [])] for i in reversed(range(layers))]
+    return graph_of([3] * 2 * layers, [2] * 2 * layers, inputs, backward_from=layers)
+
+
+PROBLEM = Problem(chain(), 14)
+TRUE = replace(greedy_answer(PROBLEM), method="auto", status=Status.FEASIBLE, id="s-1", cache="miss")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Settings:
+    return settings(cache_dir=tmp_path, environ={})
+
+
+@pytest.fixture
+def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where only the thin client is installed."""
+    monkeypatch.setattr("remat.planner.entry_points", lambda **_: [])
+
+
+def ask(url: str, here: Settings, *, strict: bool = False, **more: Any) -> Answer:
+    planner = planner_for(url, strict=strict, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 0.5))
+    return planner.plan(PROBLEM, **{"time_limit_s": 1.0, **more})
+
+
+def test_a_true_answer_is_taken_and_remembered(here: Settings, no_solver: None) -> None:
+    with lying(in_turn(Said(200, TRUE.to_json()))) as server:
+        answer = ask(server.url, here)
+        again = ask(server.url, here)
+    assert (answer.plan, answer.cost_ns, answer.id) == (TRUE.plan, TRUE.cost_ns, "s-1")
+    assert again.cache == "hit"
+    assert again.plan == TRUE.plan
+    assert len(server.asked) == 1
+    sent = server.asked[0].body
+    assert sent["problem"] == PROBLEM.to_json()
+    assert (sent["method"], sent["time_limit_s"], sent["max_gap"]) == ("auto", 1.0, 0.001)
+
+
+def test_the_id_is_logged_before_the_wait(here: Settings, no_solver: None, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = replace(TRUE, status=Status.RUNNING, plan=None, cost_ns=None, peak_bytes=None, gap=None)
+    seen: list[bool] = []
+
+    def script(asked: Asked) -> Said:
+        if asked.method == "POST":
+            return Said(202, waiting.to_json(), {"Location": "/v1/solves/s-1"})
+        seen.append("remat attach s-1" in caplog.text)
+        return Said(200, TRUE.to_json())
+
+    with caplog.at_level(logging.INFO, "remat"), lying(script) as server:
+        answer = ask(server.url, here)
+    assert answer.plan == TRUE.plan
+    assert seen == [True]
+
+
+def test_progress_is_told_as_it_changes(here: Settings, no_solver: None) -> None:
+    waiting = replace(TRUE, status=Status.RUNNING, plan=None, peak_bytes=None, gap=None)
+    steps = [replace(waiting, cost_ns=None), replace(waiting, cost_ns=99), replace(waiting, cost_ns=99), TRUE]
+    seen: list[Progress] = []
+    with lying(in_turn(*(Said(200 if a.status.ended else 202, a.to_json()) for a in steps))) as server:
+        ask(server.url, here, on_progress=seen.append)
+    assert [progress.cost_ns for progress in seen] == [None, 99, TRUE.cost_ns]
+
+
+def lie(**changes: Any) -> dict[str, Any]:
+    data = TRUE.to_json()
+    data.update(changes)
+    return data
+
+
+def other_plan() -> dict[str, Any]:
+    return plain_plan(chain(7)).to_json()
+
+
+LIES: dict[str, Callable[[], Any]] = {
+    "not an object": lambda: [1, 2],
+    "no answer": dict,
+    "unknown status": lambda: lie(status="splendid"),
+    "no plan": lambda: {key: value for key, value in TRUE.to_json().items() if key != "plan"},
+    "plan over the budget": lambda: lie(plan=plain_plan(PROBLEM.graph).to_json(), cost_ns=None, peak_bytes=None),
+    "plan for another graph": lambda: lie(plan=other_plan()),
+    "another problem's digest": lambda: lie(digest="0" * 64),
+    "another budget": lambda: lie(budget_bytes=PROBLEM.budget_bytes + 1),
+    "cost too low": lambda: lie(cost_ns=TRUE.cost_ns - 1),
+    "peak too low": lambda: lie(peak_bytes=TRUE.peak_bytes - 1),
+    "bound above cost": lambda: lie(bound_ns=TRUE.cost_ns + 1),
+    "optimal above its bound": lambda: lie(status="optimal"),
+    "infeasible though it is not": lambda: {"status": "infeasible", "method": "auto", "budget_bytes": 14},
+    "infeasible with a plan": lambda: lie(status="infeasible"),
+    "a step left out": lambda: lie(plan=Plan(TRUE.plan.steps[1:]).to_json()),
+    "a step twice": lambda: lie(plan=Plan((*TRUE.plan.steps, TRUE.plan.steps[-1])).to_json()),
+    "failed": lambda: lie(status="failed"),
+    "the plan is text": lambda: lie(plan="compute everything"),
+    "a cost of text": lambda: lie(cost_ns="low"),
+    "ended yet running": lambda: lie(status="running", id=None),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_survived_and_strict_raises(
+    name: str, here: Settings, no_solver: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lying(in_turn(Said(200, LIES[name]()))) as server:
+        answer = ask(server.url, here)
+        with pytest.raises(BadAnswer):
+            ask(server.url, here, strict=True)
+    assert answer.plan is not None
+    assert answer.method == "greedy"
+    verify(PROBLEM, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    assert "passed over" in caplog.text
+
+
+SILENCES: dict[str, tuple[Script, type[ServiceError]]] = {
+    "it hangs": (in_turn(Said(hang=True)), Unreachable),
+    "it hangs up": (in_turn(Said(drop=True)), Unreachable),
+    "the body is cut off": (in_turn(Said(200, TRUE.to_json(), cut=True)), Unreachable),
+    "it is broken": (in_turn(Said(500, {"detail": "oh"})), ServiceError),
+    "it is busy": (in_turn(Said(429, headers={"Retry-After": "9"})), ServiceError),
+    "it wants a key": (in_turn(Said(401)), ServiceError),
+    "it refuses": (in_turn(Said(422, {"detail": "format remat-graph/1 is too old"})), Refused),
+    "it is something else": (in_turn(Said(200, raw=b"<html>welcome</html>")), BadAnswer),
+    "it never ends": (in_turn(Said(202, lie(status="running"))), Unreachable),
+}
+
+
+@pytest.mark.parametrize("name", SILENCES)
+def test_a_silence_is_survived_and_strict_raises(name: str, here: Settings, no_solver: None) -> None:
+    script, kind = SILENCES[name]
+    with lying(script) as server:
+        answer = ask(server.url, here, time_limit_s=0.3)
+    assert answer.plan is not None
+    verify(PROBLEM, answer.plan)
+    with lying(script) as server, pytest.raises(kind):
+        ask(server.url, here, time_limit_s=0.3, strict=True)
+
+
+def test_nobody_at_the_port(here: Settings, no_solver: None) -> None:
+    with lying(in_turn(Said(200))) as server:
+        pass
+    assert ask(server.url, here).method == "greedy"
+    with pytest.raises(Unreachable, match=server.url):
+        ask(server.url, here, strict=True)
+
+
+def test_a_greedy_plan_is_not_remembered(here: Settings, no_solver: None) -> None:
+    with lying(in_turn(Said(500))) as server:
+        ask(server.url, here)
+    with lying(in_turn(Said(200, TRUE.to_json()))) as server:
+        assert ask(server.url, here).id == "s-1"
+
+
+def test_a_method_asked_for_by_name_is_not_swapped_for_another(here: Settings, no_solver: None) -> None:
+    script = in_turn(Said(422, {"detail": "unknown method 'magic'"}))
+    with lying(script) as server, pytest.raises(Refused, match="magic"):
+        ask(server.url, here, method="magic")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"time_limit_s": 0}, {"time_limit_s": float("nan")}, {"max_gap": -1}, {"max_gap": 1}]
+)
+def test_limits_out_of_range_are_refused(limits: dict[str, float], here: Settings) -> None:
+    with pytest.raises(InvalidData, match=next(iter(limits))):
+        planner_for("greedy", given=here).plan(PROBLEM, **limits)
+
+
+def test_past_its_time_a_solve_is_cancelled_and_its_best_plan_taken(here: Settings, no_solver: None) -> None:
+    waiting = lie(status="running")
+    del waiting["plan"]
+    cancelled = lie(status="cancelled", limit="cancel")
+
+    def script(asked: Asked) -> Said:
+        return Said(200, cancelled) if asked.path.endswith("/s-1/cancel") else Said(202, waiting)
+
+    with lying(script) as server:
+        answer = ask(server.url, here, time_limit_s=0.3, patience_s=0.2)
+    assert (answer.status, answer.plan) == (Status.CANCELLED, TRUE.plan)
+
+
+def test_offline_asks_nobody(tmp_path: Path, no_solver: None) -> None:
+    with lying(in_turn(Said(200, TRUE.to_json()))) as server:
+        env = {"REMAT_BASE_URL": server.url, "REMAT_OFFLINE": "1"}
+        answer = planner_for(given=settings(cache_dir=tmp_path, environ=env)).plan(PROBLEM)
+        assert answer.method == "greedy"
+        assert not server.asked
+        env["REMAT_OFFLINE"] = "0"
+        answer = planner_for(given=settings(cache_dir=tmp_path, environ=env)).plan(PROBLEM)
+    assert answer.id == "s-1"
+
+
+def test_the_local_solver_is_found_by_its_entry_point(here: Settings) -> None:
+    roomy = Problem(PROBLEM.graph, 1000)
+    answer = planner_for("local", given=here).plan(roomy)
+    assert answer.status is Status.OPTIMAL
+    assert isinstance(planner_for("local", given=here), ChainPlanner)
+    assert LocalPlanner().plan(roomy).cost_ns == roomy.graph.total_cost_ns
+
+
+def test_without_a_solver_local_says_what_to_do(here: Settings, no_solver: None) -> None:
+    with pytest.raises(InvalidData, match=r"remat\[solver\]"):
+        planner_for("local", given=here)
+    assert planner_for(given=here).plan(PROBLEM).method == "greedy"
+
+
+class Own:
+    """A planner from outside the house."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def plan(self, problem: Problem, **_: Any) -> Answer:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("bad", [None, replace(TRUE, digest="1" * 64), RuntimeError("boom"), "a plan"])
+def test_a_planner_from_outside_is_checked_like_any_other(bad: Any, here: Settings) -> None:
+    assert planner_for(Own(bad), given=here).plan(PROBLEM).plan is not None
+    with pytest.raises((BadAnswer, RuntimeError)):
+        planner_for(Own(bad), given=here, strict=True).plan(PROBLEM)
+    assert planner_for(Own(TRUE), given=here, strict=True).plan(PROBLEM).plan == TRUE.plan
+    assert isinstance(Own(TRUE), Planner)
+    assert isinstance(GreedyPlanner(), Planner)
+
+
+@pytest.mark.parametrize("word", ["magic", "localhost:80", 7, object()])
+def test_what_is_no_planner_is_refused(word: Any, here: Settings) -> None:
+    with pytest.raises(InvalidData):
+        planner_for(word, given=here)
+
+
+def test_infeasible_is_believed_where_it_is_true_and_raised_where_a_plan_is_needed(here: Settings) -> None:
+    tight = Problem(PROBLEM.graph, least_need(PROBLEM.graph)[1] - 1)
+    answer = planner_for("greedy", given=here).plan(tight)
+    assert answer.status is Status.INFEASIBLE
+    with pytest.raises(BudgetTooSmall, match=r"alone needs .* are known to do") as caught:
+        plan_or_raise(answer)
+    assert caught.value.answer is answer
+    nothing = Answer(Status.NOTHING_FOUND, "auto", 5, message="No plan was found.")
+    with pytest.raises(NothingFound, match="No plan was found"):
+        plan_or_raise(nothing)
+    assert plan_or_raise(TRUE) is TRUE

@@ -1,0 +1,125 @@
+"""The tables of measured costs: the first writer wins, on disk and at the service, and a broken entry is a miss."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.liar import Asked, Said, in_turn, lying
+from remat.http import Http, Timeouts
+from remat.planner import ServicePlanner, planner_for, profile_table
+from remat.profiles import DiskProfiles, MemoryProfiles, Profile, ProfileTable, SharedProfiles
+from remat.settings import settings
+
+A, B, C = Profile(10, 0), Profile(20, 5), Profile(30, 7)
+
+
+def table_of(rows: dict[str, list[int]]) -> Any:
+    """A service's table, as the contract has it: the first writer wins."""
+
+    def script(asked: Asked) -> Said:
+        if asked.path == "/v1/profiles:lookup":
+            found = {key: rows[key] for key in asked.body["signatures"] if key in rows}
+        else:
+            found = {key: rows.setdefault(key, row) for key, row in asked.body["profiles"].items()}
+        return Said(200, {"profiles": found})
+
+    return script
+
+
+@pytest.fixture(params=["disk", "memory"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> ProfileTable:
+    return DiskProfiles(tmp_path) if request.param == "disk" else MemoryProfiles()
+
+
+def test_the_first_writer_wins(table: ProfileTable) -> None:
+    assert table.get("cpu", ["a"]) == {}
+    assert table.put("cpu", {"a": A, "b": B}) == {"a": A, "b": B}
+    assert table.put("cpu", {"a": C, "c": C}) == {"a": A, "c": C}
+    assert table.get("cpu", ["a", "b", "c", "d"]) == {"a": A, "b": B, "c": C}
+    assert table.get("cuda", ["a"]) == {}
+
+
+def test_many_writers_agree_on_one(tmp_path: Path) -> None:
+    stands: list[Profile] = []
+
+    def write(number: int) -> None:
+        stands.append(DiskProfiles(tmp_path).put("cpu", {"a": Profile(number, 0)})["a"])
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(stands)) == 1
+    assert not list(tmp_path.glob("*/.writing-*"))
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format": "remat-profile/1"}', '{"format": "other"}'])
+def test_a_broken_entry_is_a_miss_and_is_mended(tmp_path: Path, text: str) -> None:
+    disk = DiskProfiles(tmp_path)
+    disk.put("cpu", {"a": A})
+    (path,) = tmp_path.glob("*/*.json")
+    path.write_text(text)
+    assert disk.get("cpu", ["a"]) == {}
+    assert disk.put("cpu", {"a": B}) == {"a": B}
+    assert disk.get("cpu", ["a"]) == {"a": B}
+
+
+def test_numbers_out_of_range_are_a_miss(tmp_path: Path) -> None:
+    disk = DiskProfiles(tmp_path)
+    disk.put("cpu", {"a": A})
+    (path,) = tmp_path.glob("*/*.json")
+    path.write_text(path.read_text().replace("10", "-10"))
+    assert disk.get("cpu", ["a"]) == {}
+
+
+def shared(url: str, folder: Path) -> SharedProfiles:
+    quick = Timeouts(connect=0.5, read=0.5, write=0.5)
+    return SharedProfiles(Http(url, timeouts=quick, sleep=lambda _: None), DiskProfiles(folder))
+
+
+def test_what_the_service_has_stands_over_this_machine(tmp_path: Path) -> None:
+    rows: dict[str, list[int]] = {"a": [1, 2]}
+    DiskProfiles(tmp_path).put("cpu", {"a": A, "b": B})
+    with lying(table_of(rows)) as server:
+        table = shared(server.url, tmp_path)
+        assert table.get("cpu", ["a", "b", "c"]) == {"a": Profile(1, 2), "b": B}
+        assert rows["b"] == [20, 5]  # what only this machine knew is shared from now on
+        assert table.put("cpu", {"a": C, "c": C}) == {"a": Profile(1, 2), "c": C}
+
+
+def test_without_the_service_the_disk_serves(tmp_path: Path) -> None:
+    with lying(table_of({})) as server:
+        table = shared(server.url, tmp_path)
+        table.put("cpu", {"a": A})
+    assert table.get("cpu", ["a", "b"]) == {"a": A}
+    assert table.put("cpu", {"b": B}) == {"b": B}
+    assert table.get("cpu", ["a", "b"]) == {"a": A, "b": B}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"profiles": 3},
+        {"profiles": {"a": [1]}},
+        {"profiles": {"a": [1, -2]}},
+        {"profiles": {"a": [1.5, 2]}},
+        {"profiles": {"stranger": [1, 2]}},
+    ],
+)
+def test_nonsense_from_the_service_is_passed_over(tmp_path: Path, body: object) -> None:
+    DiskProfiles(tmp_path).put("cpu", {"a": A})
+    with lying(in_turn(Said(200, body))) as server:
+        assert shared(server.url, tmp_path).get("cpu", ["a"]) == {"a": A}
+
+
+def test_each_planner_has_its_table(tmp_path: Path) -> None:
+    here = settings(cache_dir=tmp_path, environ={})
+    assert isinstance(profile_table(planner_for("greedy", given=here)), DiskProfiles)
+    assert isinstance(profile_table(planner_for("http://127.0.0.1:9", given=here)), SharedProfiles)
+    assert isinstance(profile_table(ServicePlanner("http://127.0.0.1:9"), here), SharedProfiles)
