@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import networkx as nx
-
 from remat_ir import Graph
 
 
@@ -22,6 +20,8 @@ def articulation_points(graph: Graph, forward: int) -> list[int]:
     The step's input is joined to op 0 and its backward pass to op forward−1, so that on a linear graph every op is
     one, and the heuristics that use them are the original ones (Checkmate, Section 5.1.1).
     """
+    import networkx as nx  # here, because loading it takes longer than most plans
+
     joined: Any = nx.Graph()
     joined.add_nodes_from(range(-1, forward + 1))
     joined.add_edges_from([(-1, 0), (forward - 1, forward)])

@@ -1,0 +1,185 @@
+"""Sweeps over budgets and the largest batch: what neighbours know of each other, against exact optima."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from benchmarks.architectures import ARCHITECTURES, training_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drawn import graphs, linear_graphs
+from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_solver.batch import max_batch, one_forward_pass_more, scaled
+from remat_solver.bounds import least_need
+from remat_solver.sweep import Curve, sweep
+from solver.brute import optimum
+
+SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+LAYERS = 8
+CHAIN = graph_of(
+    [3, 4, 5, 2, 6, 6, 8, 10, *[5] * LAYERS],
+    [4, 6, 5, 3, 4, 3, 5, 4, *[3] * LAYERS],
+    [[i - 1] if i else [] for i in range(LAYERS)]
+    + [sorted({max(i - 1, 0), i, 2 * LAYERS - 2 - i if i < LAYERS - 1 else i}) for i in reversed(range(LAYERS))],
+    backward_from=LAYERS,
+    fixed_bytes=10,
+)
+
+
+def consistent(graph: Graph, answers: tuple[Answer, ...]) -> None:
+    """Plans hold, costs and bounds never rise with the budget, and infeasible ends before feasible begins."""
+    for answer in answers:
+        if answer.plan is not None:
+            verify(
+                Problem(graph, answer.budget_bytes),
+                answer.plan,
+                cost_ns=answer.cost_ns,
+                peak_bytes=answer.peak_bytes,
+            )
+    for low, high in pairwise(answers):
+        assert low.budget_bytes < high.budget_bytes
+        assert high.status is not Status.INFEASIBLE or low.status is Status.INFEASIBLE
+        if low.cost_ns is not None:
+            assert high.cost_ns is not None
+            assert high.cost_ns <= low.cost_ns
+        if low.bound_ns is not None and high.bound_ns is not None:
+            assert low.bound_ns >= high.bound_ns or low.restricted_to or high.restricted_to
+
+
+@SETTINGS
+@given(graph=graphs(most_ops=5, most_values=2), parts=st.lists(st.integers(0, 20), min_size=1, max_size=4))
+def test_sweeps_enclose_the_optimum(graph: Graph, parts: list[int]) -> None:
+    budgets = [plain_peak(graph) * part // 20 for part in parts]
+    answers = sweep(graph, budgets, max_gap=0, time_limit_s=2)
+    assert [answer.budget_bytes for answer in answers] == sorted(set(budgets))
+    consistent(graph, answers)
+    for answer in answers:
+        exact = optimum(Problem(graph, answer.budget_bytes)).cost_ns
+        if answer.cost_ns is not None:
+            assert exact is not None
+            assert exact <= answer.cost_ns
+        if answer.bound_ns is not None and exact is not None and not answer.restricted_to:
+            assert answer.bound_ns <= exact
+        if answer.status is Status.INFEASIBLE:
+            assert exact is None
+
+
+@SETTINGS
+@given(graph=linear_graphs(most_layers=5))
+def test_curves(graph: Graph) -> None:
+    answers = sweep(graph, points=6, max_gap=0, time_limit_s=1, method="chen-greedy")
+    consistent(graph, answers)
+    assert 1 <= len(answers) <= 6
+    assert answers[-1].budget_bytes == plain_peak(graph)
+    assert answers[-1].status is Status.OPTIMAL
+
+
+def test_curve_spreads_over_the_steps() -> None:
+    """On a long chain the points of the curve find different costs."""
+    graph = training_graph(ARCHITECTURES["vgg16"](), 1)
+    answers = sweep(graph, points=8, method="linearized-greedy")
+    consistent(graph, answers)
+    assert len({answer.cost_ns for answer in answers if answer.cost_ns is not None}) >= 4
+
+
+def test_a_neighbour_settles_without_a_solve() -> None:
+    """Once the plain plan is known at its peak, every larger budget is answered by it."""
+    told: list[Answer] = []
+    peak = plain_peak(CHAIN)
+    answers = sweep(CHAIN, [peak, peak + 5, peak + 9], method="checkpoint-all", on_answer=told.append)
+    assert [answer.status for answer in answers] == [Status.OPTIMAL] * 3
+    assert len(told) == 3
+
+
+def test_knowledge_flows_both_ways() -> None:
+    """A plan serves larger budgets, a bound smaller ones, infeasibility smaller ones; nothing flows the other way."""
+    curve = Curve(CHAIN)
+    found = sweep(CHAIN, [budget_at(CHAIN, 0.8)], method="linearized-greedy")[0]
+    assert found.peak_bytes is not None
+    curve.add(found)
+    assert curve.best(found.peak_bytes - 1) is None
+    assert curve.best(found.peak_bytes) == (found.cost_ns, found.plan)
+    curve.bounded(50, 70)
+    assert [curve.bound(49), curve.bound(50), curve.bound(51)] == [70, 70, CHAIN.total_cost_ns]
+    curve.add(Answer(Status.INFEASIBLE, "auto", 20))
+    assert curve.infeasible(20)
+    assert not curve.infeasible(plain_peak(CHAIN))
+
+
+def test_restricted_bounds_stay_at_home() -> None:
+    curve = Curve(CHAIN)
+    curve.add(Answer(Status.NOTHING_FOUND, "milp", 30, bound_ns=90, restricted_to=("one-recomputation-per-stage",)))
+    assert curve.bound(30) == CHAIN.total_cost_ns
+
+
+def test_what_a_sweep_refuses() -> None:
+    with pytest.raises(InvalidData, match="at least one budget"):
+        sweep(CHAIN, [])
+    with pytest.raises(InvalidData, match="at least 2 points, not 1"):
+        sweep(CHAIN, points=1)
+    with pytest.raises(InvalidData, match="unknown method"):
+        sweep(CHAIN, [50], method="none")
+
+
+def test_out_of_time_is_answered_from_neighbours() -> None:
+    answers = sweep(CHAIN, [30, 40, 50], total_s=1e-9)
+    assert [answer.limit for answer in answers] == ["time"] * 3
+
+
+@SETTINGS
+@given(
+    graph=graphs(least_ops=3, most_ops=5, most_values=2, fixed=True),
+    budget=st.integers(10, 120),
+    most=st.none() | st.integers(0, 60),
+)
+def test_largest_batch_against_all_batches(graph: Graph, budget: int, most: int | None) -> None:
+    """By trying each batch with the exact optimum: floor ≤ truth ≤ ceiling."""
+    if graph.backward_from is None and most is None:
+        with pytest.raises(InvalidData, match="no backward pass"):
+            max_batch(graph, budget)
+        return
+    limit = one_forward_pass_more(graph) if most is None else most
+    if least_need(graph)[0] == graph.fixed_bytes:
+        with pytest.raises(InvalidData, match="nothing in the graph grows"):
+            max_batch(graph, budget, most_cost_ns=most)
+        return
+    found = max_batch(graph, budget, most_cost_ns=most, time_limit_s=1, total_s=4)
+    truth = 0
+    for batch in range(1, budget + 1):
+        cost = optimum(Problem(scaled(graph, batch), budget)).cost_ns
+        if cost is None or cost > limit * batch:
+            break
+        truth = batch
+    assert found.batch <= truth <= found.bound
+    if found.batch:
+        assert found.answer is not None
+        assert found.answer.plan is not None
+        assert found.answer.cost_ns is not None
+        verify(Problem(scaled(graph, found.batch), budget), found.answer.plan)
+        assert found.answer.cost_ns <= found.batch * limit
+
+
+def test_the_input_grows_too() -> None:
+    """10 fixed bytes of which 6 are the input: batch 3 leaves (100 − 4) / 3 bytes for one sample."""
+    with_input = max_batch(CHAIN, 100, batch_bytes=6, method="linearized-greedy")
+    without = max_batch(CHAIN, 100, method="linearized-greedy")
+    assert with_input.batch <= without.batch
+    assert scaled(CHAIN, 3, 6).fixed_bytes == 22
+    assert with_input.answer is not None
+    assert with_input.answer.budget_bytes == 100
+
+
+def test_checkpoint_all_is_equation_ten() -> None:
+    """max B = ⌊(M − M_fixed) / (M@1 − M_fixed)⌋."""
+    peak = plain_peak(CHAIN)
+    found = max_batch(CHAIN, 1000, method="checkpoint-all")
+    assert found.batch == (1000 - 10) // (peak - 10)
+
+
+def test_batches_refused() -> None:
+    with pytest.raises(InvalidData, match="batch_bytes must be from 0 to the 10 fixed bytes, not 11"):
+        max_batch(CHAIN, 100, batch_bytes=11)
+    assert max_batch(CHAIN, 5).batch == 0
+    assert max_batch(CHAIN, 1000, most_cost_ns=0).bound == 0
