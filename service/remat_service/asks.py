@@ -1,0 +1,162 @@
+"""Reading a request for a plan: what was asked, refused with the place where it is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from remat_ir import InvalidData, Problem
+from remat_ir.read import integer, kind, members
+from remat_solver import METHODS
+
+from .errors import Invalid, TooLarge
+from .settings import Settings
+
+LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
+HIGHEST_PRIORITY = 100
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request for one plan.
+
+    Attributes:
+        problem: as sent, fixed bytes included.
+        time_limit_s: seconds of solving, not counting the queue.
+        max_gap: stop once (cost − bound) / cost is no more than this.
+        priority: −100 … 100; higher goes first.
+        queue_limit_s: seconds to wait in the queue before giving up; None waits for ever.
+        start: id of an ended solve whose plan to start from.
+        force: solve anew even where the store has an answer.
+    """
+
+    problem: Problem
+    method: str = "auto"
+    options: dict[str, object] = field(default_factory=dict)
+    time_limit_s: float = 60.0
+    max_gap: float = 0.001
+    priority: int = 0
+    queue_limit_s: float | None = None
+    start: str | None = None
+    force: bool = False
+
+    @property
+    def net(self) -> Problem:
+        """The problem without its fixed bytes: what is solved and stored. The budget must cover them."""
+        fixed = self.problem.graph.fixed_bytes
+        return Problem(self.problem.graph.with_fixed(0), self.problem.budget_bytes - fixed)
+
+
+def read_ask(data: object, settings: Settings) -> Ask:
+    """Read the body of `POST /v1/solves`.
+
+    Raises:
+        InvalidData: malformed; the pointer leads to the place.
+        TooLarge: more ops, values or edges than the service takes.
+        Invalid: a limit above the service's own: refused, not clamped.
+    """
+    found = members(data, "request", required=("problem",), optional=LIMITS)
+    return Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
+
+
+def read_problem(data: object, settings: Settings, pointer: str = "/problem") -> Problem:
+    """Read a problem and hold it to the service's caps; the caps are looked at before the graph is built."""
+    if isinstance(data, Mapping):
+        check_size(data.get("graph"), settings, pointer + "/graph")
+    try:
+        return Problem.from_json(data)
+    except InvalidData as error:
+        raise error.under(pointer) from None
+
+
+def check_size(graph: object, settings: Settings, pointer: str) -> None:
+    """Refuse a graph over the caps on ops, values and edges.
+
+    Raises:
+        TooLarge: with the pointer of the array that is too long.
+    """
+    if not isinstance(graph, Mapping):
+        return
+    for key, most, what in (
+        ("op_cost_ns", settings.most_ops, "ops"),
+        ("op_inputs", settings.most_ops, "ops"),
+        ("value_op", settings.most_values, "values"),
+        ("value_bytes", settings.most_values, "values"),
+    ):
+        column = graph.get(key)
+        if isinstance(column, list) and len(column) > most:
+            raise TooLarge(f"graph has {len(column)} {what}, more than the {most} allowed", f"{pointer}/{key}")
+    inputs = graph.get("op_inputs")
+    if isinstance(inputs, list):
+        edges = sum(len(row) for row in inputs if isinstance(row, list))
+        if edges > settings.most_edges:
+            raise TooLarge(
+                f"graph has {edges} inputs in all, more than the {settings.most_edges} allowed", f"{pointer}/op_inputs"
+            )
+
+
+def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The members of a request beside its problem, checked; absent ones take their defaults."""
+    asked: dict[str, Any] = {}
+    if "method" in found:
+        asked["method"] = _method(found["method"])
+    if "options" in found:
+        options = found["options"]
+        if not isinstance(options, Mapping):
+            raise InvalidData(f"options must be an object, not {kind(options)}", "/options")
+        METHODS[asked.get("method", "auto")].read_options(options) if options else None
+        asked["options"] = dict(options)
+    if "time_limit_s" in found:
+        asked["time_limit_s"] = _seconds(found["time_limit_s"], "time_limit_s", settings.most_time_limit_s)
+    if "max_gap" in found:
+        gap = number(found["max_gap"], "max_gap", "/max_gap")
+        if not 0 <= gap < 1:
+            raise InvalidData(f"max_gap must be at least 0 and below 1, not {gap}", "/max_gap")
+        asked["max_gap"] = gap
+    if "priority" in found:
+        asked["priority"] = integer(
+            found["priority"], "priority", "/priority", least=-HIGHEST_PRIORITY, most=HIGHEST_PRIORITY
+        )
+    if found.get("queue_limit_s") is not None:
+        asked["queue_limit_s"] = _seconds(found["queue_limit_s"], "queue_limit_s", settings.most_queue_limit_s)
+    if found.get("start") is not None:
+        if not isinstance(found["start"], str):
+            raise InvalidData(f"start must be the id of a solve, not {kind(found['start'])}", "/start")
+        asked["start"] = found["start"]
+    if "force" in found:
+        if not isinstance(found["force"], bool):
+            raise InvalidData(f"force must be a boolean, not {kind(found['force'])}", "/force")
+        asked["force"] = found["force"]
+    return asked
+
+
+def number(value: object, what: str, pointer: str) -> float:
+    """A finite JSON number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidData(f"{what} must be a number, not {kind(value)}", pointer)
+    try:
+        found = float(value)
+    except OverflowError:
+        raise InvalidData(f"{what} is too large", pointer) from None
+    if not math.isfinite(found):
+        raise InvalidData(f"{what} must be finite", pointer)
+    return found
+
+
+def _method(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidData(f"method must be a string, not {kind(name)}", "/method")
+    if name not in METHODS:
+        raise InvalidData(f"unknown method {name[:60]!r}; there are: {', '.join(METHODS)}", "/method")
+    return name
+
+
+def _seconds(value: object, what: str, most: float) -> float:
+    seconds = number(value, what, "/" + what)
+    if seconds <= 0:
+        raise InvalidData(f"{what} must be positive, not {seconds}", "/" + what)
+    if seconds > most:
+        raise Invalid(f"{what} is {seconds:g}, over this service's limit of {most:g}", "/" + what)
+    return seconds

@@ -1,0 +1,41 @@
+"""Waking those who wait: a bell a request and a bell a solve, rung when something about it has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Bells:
+    """Listen first, then look, then wait: a ring between the look and the wait is not lost."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    def listen(self, key: str) -> asyncio.Event:
+        """The event that the next ring sets."""
+        return self._waiting.setdefault(key, asyncio.Event())
+
+    def ring(self, *keys: str) -> None:
+        """Wake whoever listens to these."""
+        for key in keys:
+            event = self._waiting.pop(key, None)
+            if event is not None:
+                event.set()
+
+    def ring_all(self) -> None:
+        """Wake everybody: the server is stopping."""
+        self.ring(*list(self._waiting))
+
+    def listened(self) -> list[str]:
+        """What somebody may be waiting for."""
+        return list(self._waiting)
+
+
+async def heard(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for a ring, at most so long."""
+    if seconds <= 0:
+        return event.is_set()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()

@@ -1,0 +1,114 @@
+"""The way out of the store: nothing leaves it that has not passed the judge on the problem it is served for.
+
+Bytes that this process has judged before, on the same graph, need no second replay: their SHA-256 is taken at every read,
+and the verdict that belongs to it is compared with what the row claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, Verdict, graph_digest, verify
+
+from .packing import checksum, unpack
+
+_SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
+
+
+class Judge:
+    """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
+
+    def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
+        self._graphs: OrderedDict[str, Graph] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._texts: OrderedDict[str, bytes] = OrderedDict()
+        self._text_bytes = 0
+        self._most_graphs, self._most_verdicts, self._most_text_bytes = most_graphs, most_verdicts, most_plan_bytes
+        self.rejections = 0
+
+    async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Graph | None:
+        """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again."""
+        stored = key + checksum(packed)
+        found = self._graphs.get(stored)
+        if found is None:
+            try:
+                found = await _run(len(packed), _read_graph, packed, key, key_of)
+            except (ValueError, InvalidData):
+                self.rejections += 1
+                return None
+            self._graphs[stored] = found
+            while len(self._graphs) > self._most_graphs:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(stored)
+        return found
+
+    async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> Plan | None:
+        """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
+        try:
+            return await _run(len(packed), self._plan, graph_key, problem, packed, claimed)
+        except (ValueError, InvalidData, InvalidPlan):
+            self.rejections += 1
+            return None
+
+    async def text(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bytes | None:
+        """The plan as JSON text, under the same condition; texts lately served are kept in memory."""
+        digest = checksum(packed)
+        held = self._texts.get(digest)
+        if held is not None and self._passes((graph_key, digest), problem, claimed):
+            self._texts.move_to_end(digest)
+            return held
+        plan = await self.plan(graph_key, problem, packed, claimed)
+        if plan is None:
+            return None
+        text = await _run(len(packed), _plan_text, plan)
+        self._text_bytes += len(text) - len(self._texts.pop(digest, b""))
+        self._texts[digest] = text
+        while self._text_bytes > self._most_text_bytes and len(self._texts) > 1:
+            self._text_bytes -= len(self._texts.popitem(last=False)[1])
+        return text
+
+    async def admit(self, problem: Problem, plan: Plan) -> Verdict:
+        """Judge a plan that is about to be stored.
+
+        Raises:
+            InvalidPlan: it breaks a rule of the problem.
+        """
+        return await _run(len(plan.steps) * 4, verify, problem, plan)
+
+    def remember(self, graph_key: str, digest: str, verdict: Verdict) -> None:
+        """Note a verdict on packed bytes of this SHA-256."""
+        self._verdicts[graph_key, digest] = verdict
+        while len(self._verdicts) > self._most_verdicts:
+            self._verdicts.popitem(last=False)
+
+    def _passes(self, key: tuple[str, str], problem: Problem, claimed: Verdict) -> bool:
+        return self._verdicts.get(key) == claimed and claimed.peak_bytes <= problem.budget_bytes
+
+    def _plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> Plan:
+        digest = checksum(packed)
+        plan = Plan.from_json(unpack(packed))
+        if not self._passes((graph_key, digest), problem, claimed):
+            verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
+            self.remember(graph_key, digest, claimed)
+        return plan
+
+
+def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Graph:
+    graph = Graph.from_json(unpack(packed))
+    if key_of(graph_digest(graph)) != key:
+        raise ValueError("damaged: another graph than its key says")
+    return graph
+
+
+def _plan_text(plan: Plan) -> bytes:
+    return json.dumps(plan.to_json(), separators=(",", ":")).encode()
+
+
+async def _run(size: int, function: Any, *arguments: Any) -> Any:
+    if size < _SMALL_BYTES:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)

@@ -1,0 +1,46 @@
+"""What can be seen from outside, as Prometheus metrics; names of metrics are part of the contract with operators."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+_GAPS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+class Metrics:
+    """One registry an app, so that several apps in one process don't meet."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter(
+            "remat_http_requests", "HTTP requests answered", ("route", "method", "status"), registry=registry
+        )
+        self.request_seconds = Histogram(
+            "remat_http_request_seconds", "Seconds to answer, waits included", ("route",), buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
+        self.cache = Counter("remat_cache_results", "Lookups by result", ("result",), registry=registry)
+        self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)
+        self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
+        self.queue_seconds = Histogram(
+            "remat_queue_wait_seconds", "Seconds from queued to started", buckets=_SECONDS, registry=registry
+        )
+        self.solve_seconds = Histogram(
+            "remat_solve_seconds", "Seconds that solves took", ("method", "status"), buckets=_SECONDS, registry=registry
+        )
+        self.overhead_seconds = Histogram(
+            "remat_solve_overhead_seconds", "Seconds of a solve's time that its child was not solving",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.gap = Histogram("remat_solve_gap", "Gap at the end of solves", buckets=_GAPS, registry=registry)
+        self.rejections = Counter(
+            "remat_verifier_rejections", "Plans that the judge refused", ("where",), registry=registry
+        )
+        self.kills = Counter("remat_solver_kills", "Solver children ended from outside", ("reason",), registry=registry)
+        self.evicted = Counter("remat_store_evicted", "Rows evicted", ("kind",), registry=registry)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,48 @@
+"""What every part of the service is handed: settings, database, store, judge, bells, metrics."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+
+from .bells import Bells
+from .cache import Cache
+from .database import Database
+from .judge import Judge
+from .metrics import Metrics
+from .settings import Settings
+from .store import Store
+from .warden import Warden
+
+
+@dataclass
+class Room:
+    """One process's share of the service; several share one database."""
+
+    settings: Settings
+    database: Database
+    store: Store
+    judge: Judge
+    cache: Cache
+    bells: Bells
+    metrics: Metrics
+    warden: Warden
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
+    stopping: bool = False
+
+
+def room_of(settings: Settings) -> Room:
+    """Everything wired together; nothing is opened yet."""
+    database, judge = Database(settings.database_url.get_secret_value()), Judge()
+    store = Store(database)
+    return Room(
+        settings=settings,
+        database=database,
+        store=store,
+        judge=judge,
+        cache=Cache(database, store, judge),
+        bells=Bells(),
+        metrics=Metrics(),
+        warden=Warden(settings),
+    )
