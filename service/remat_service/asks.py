@@ -10,6 +10,7 @@ from typing import Any
 from remat_ir import InvalidData, Problem
 from remat_ir.read import integer, kind, members
 from remat_solver import METHODS
+from remat_solver.lift import runner_of
 
 from .errors import Invalid, TooLarge
 from .settings import Settings
@@ -42,12 +43,6 @@ class Ask:
     start: str | None = None
     force: bool = False
 
-    @property
-    def net(self) -> Problem:
-        """The problem without its fixed bytes: what is solved and stored. The budget must cover them."""
-        fixed = self.problem.graph.fixed_bytes
-        return Problem(self.problem.graph.with_fixed(0), self.problem.budget_bytes - fixed)
-
 
 def read_ask(data: object, settings: Settings) -> Ask:
     """Read the body of `POST /v1/solves`.
@@ -58,13 +53,16 @@ def read_ask(data: object, settings: Settings) -> Ask:
         Invalid: a limit above the service's own: refused, not clamped.
     """
     found = members(data, "request", required=("problem",), optional=LIMITS)
-    return Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
+    ask = Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
+    runner_of(METHODS[ask.method], ask.problem)  # refuses a method that does not take this kind of problem
+    return ask
 
 
 def read_problem(data: object, settings: Settings, pointer: str = "/problem") -> Problem:
     """Read a problem and hold it to the service's caps; the caps are looked at before the graph is built."""
     if isinstance(data, Mapping):
         check_size(data.get("graph"), settings, pointer + "/graph")
+        check_stages(data, settings, pointer)
     try:
         return Problem.from_json(data)
     except InvalidData as error:
@@ -97,11 +95,26 @@ def check_size(graph: object, settings: Settings, pointer: str) -> None:
             )
 
 
+def check_stages(problem: Mapping[str, Any], settings: Settings, pointer: str) -> None:
+    """Refuse a chain or a join over the cap on ops.
+
+    Raises:
+        TooLarge: with the pointer of the array that is too long.
+    """
+    chain, join = problem.get("chain"), problem.get("join")
+    stages = chain.get("forward_ns") if isinstance(chain, Mapping) else None
+    if isinstance(stages, list) and 2 * len(stages) > settings.most_ops:
+        raise TooLarge(f"chain has {len(stages)} stages, too many for {settings.most_ops} ops", pointer + "/chain")
+    lengths = join.get("lengths") if isinstance(join, Mapping) else None
+    if isinstance(lengths, list) and 2 * sum(n for n in lengths if type(n) is int) > settings.most_ops:
+        raise TooLarge(f"join has too many steps for {settings.most_ops} ops", pointer + "/join")
+
+
 def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The members of a request beside its problem, checked; absent ones take their defaults."""
     asked: dict[str, Any] = {}
     if "method" in found:
-        asked["method"] = _method(found["method"])
+        asked["method"] = method_of(found["method"])
     if "options" in found:
         options = found["options"]
         if not isinstance(options, Mapping):
@@ -145,7 +158,8 @@ def number(value: object, what: str, pointer: str) -> float:
     return found
 
 
-def _method(name: object) -> str:
+def method_of(name: object) -> str:
+    """The name of a method that there is."""
     if not isinstance(name, str):
         raise InvalidData(f"method must be a string, not {kind(name)}", "/method")
     if name not in METHODS:

@@ -37,5 +37,6 @@ async def heard(event: asyncio.Event, seconds: float) -> bool:
     if seconds <= 0:
         return event.is_set()
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):  # wait_for loses a cancellation that comes with the ring
+            await event.wait()
     return event.is_set()

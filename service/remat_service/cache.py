@@ -5,11 +5,11 @@ The key is written down in `identity.py`. A stored answer is a hit when
     or its gap is within `max_gap`;
     or at least the time asked for was already spent on exactly this problem by exactly this method.
 It is put together from parts, each true on its own:
-    plan        the cheapest whose peak is within the budget, found at whatever budget. `auto` takes a plan of any method,
-                every other method only its own, so that `chen-sqrt` is always what `chen-sqrt` finds
+    plan        the cheapest whose peak is within the budget, found at whatever budget. `auto` takes a plan of any
+                method, every other method only its own, so that `chen-sqrt` is always what `chen-sqrt` finds
     bound       the greatest proved over the whole space at this budget or a larger one: fewer plans fit a smaller
-                budget, so none of them is cheaper. Hence a plan with bound L at budget B answers every budget from its peak to
-                B. Bounds of an older solver are not read
+                budget, so none of them is cheaper. Hence a plan with bound L at budget B answers every budget
+                from its peak to B. Bounds of an older solver are not read
     restricted  a bound of a restricted search, only for its own method at its own budget, and named in the answer
     floor       a proved least budget: everything below it is infeasible
     near        for a graph of the same structure with other costs c′: its plan is re-costed by the judge, and from its
@@ -28,12 +28,13 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Status, Verdict, gap_of, overhead_of
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, overhead_of
 
 from .database import Database
 from .identity import Caller, Keys
 from .judge import Judge
 from .store import Effort, Store, StoredPlan
+from .subjects import costs_of
 from .tables import graphs
 
 _NEAR_CANDIDATES = 4
@@ -48,7 +49,7 @@ class Known:
     """
 
     plan: StoredPlan | None = None
-    near: tuple[Plan, Verdict] | None = None
+    near: tuple[AnyPlan, Verdict] | None = None
     bound_ns: int | None = None
     restricted: tuple[int, tuple[str, ...]] | None = None
     least_bytes: int | None = None
@@ -127,11 +128,11 @@ class Cache:
         return known
 
     async def _nearer(
-        self, connection: AsyncConnection, key: str, other: Graph, problem: Problem, known: Known
+        self, connection: AsyncConnection, key: str, other: Subject, problem: Problem, known: Known
     ) -> Known:
         bound = await self._store.whole_bound(connection, key, problem.budget_bytes)
         if bound is not None:
-            carried = carried_bound(other, problem.graph, bound)
+            carried = carried_bound(other, problem.subject, bound)
             if known.bound_ns is None or carried > known.bound_ns:
                 known = replace(known, bound_ns=carried)
         least, enough = await self._store.floor(connection, key)  # costs play no part in what fits
@@ -154,12 +155,12 @@ class Cache:
         return known
 
 
-def carried_bound(old: Graph, new: Graph, bound_ns: int) -> int:
+def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:
     """ΣC′ + r · (L − ΣC), r = min c′_i / c_i: a proved bound for the same structure with other costs, rounded up.
 
     Rounding up is right: costs are whole ns. An op that cost nothing puts no limit on r.
     """
-    ratios = [Fraction(c2, c1) for c1, c2 in zip(old.op_cost_ns, new.op_cost_ns, strict=True) if c1 > 0]
+    ratios = [Fraction(c2, c1) for c1, c2 in zip(costs_of(old), costs_of(new), strict=True) if c1 > 0]
     extra = max(0, bound_ns - old.total_cost_ns)
     least = min(ratios, default=Fraction(0)) * extra
     return new.total_cost_ns - (-least.numerator // least.denominator)
@@ -171,7 +172,7 @@ def _proved(known: Known) -> bool:
 
 def best_bound(known: Known, problem: Problem, max_gap: float) -> tuple[int, tuple[str, ...]]:
     """The bound to report and the restrictions it needs: none where the whole-space bound is within the gap."""
-    bound, within = max(known.bound_ns or 0, problem.graph.total_cost_ns), ()
+    bound, within = max(known.bound_ns or 0, problem.subject.total_cost_ns), ()
     cost = known.cost_ns
     if cost is not None and gap_of(cost, bound) <= max_gap:
         return min(bound, cost), within
@@ -195,7 +196,7 @@ def is_final(known: Known, problem: Problem, max_gap: float, time_limit_s: float
 
 def answer_of(known: Known, problem: Problem, method: str, max_gap: float, digest: str) -> Answer:
     """What is known as an answer, in net bytes, without its plan."""
-    graph, budget = problem.graph, problem.budget_bytes
+    subject, budget = problem.subject, problem.budget_bytes
     effort = known.effort
     seconds = 0.0 if effort is None else effort.seconds
     common: dict[str, Any] = {
@@ -215,9 +216,7 @@ def answer_of(known: Known, problem: Problem, method: str, max_gap: float, diges
         limit = None if effort is None else effort.limit
         within = effort.restricted_to if effort is not None and effort.restricted_to else within
         said = "" if effort is None else effort.message
-        return Answer(
-            Status.NOTHING_FOUND, limit=limit, bound_ns=bound, restricted_to=within, message=said, **common
-        )
+        return Answer(Status.NOTHING_FOUND, limit=limit, bound_ns=bound, restricted_to=within, message=said, **common)
     gap = gap_of(cost, bound)
     if bound >= cost:
         status, limit = Status.OPTIMAL, None
@@ -230,7 +229,7 @@ def answer_of(known: Known, problem: Problem, method: str, max_gap: float, diges
         status,
         cost_ns=cost,
         bound_ns=bound,
-        overhead=overhead_of(cost, graph.total_cost_ns),
+        overhead=overhead_of(cost, subject.total_cost_ns),
         gap=gap,
         peak_bytes=peak,
         limit=limit,

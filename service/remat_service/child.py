@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from remat_ir import InvalidData, InvalidPlan, Plan, Problem, Progress
+from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Progress, read_plan
 from remat_solver import solve
 
 LONGEST_FRAME = 1 << 30
@@ -56,7 +56,7 @@ def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> N
             time_limit_s=job["time_limit_s"],
             max_gap=job["max_gap"],
             options=job["options"],
-            start=None if job.get("start") is None else Plan.from_json(job["start"]),
+            start=None if job.get("start") is None else read_plan(job["start"]),
             bound_ns=job.get("bound_ns"),
             on_progress=report,
             cancelled=cancelled.is_set,
@@ -82,7 +82,7 @@ class Outbox:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._waiting: Progress | None = None
-        self._plan: Plan | None = None
+        self._plan: AnyPlan | None = None
         self._final: dict[str, Any] | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -134,7 +134,7 @@ class Outbox:
                 return
 
 
-def _frame(progress: Progress, plan: Plan | None) -> dict[str, Any]:
+def _frame(progress: Progress, plan: AnyPlan | None) -> dict[str, Any]:
     return {
         "type": "progress",
         "seconds": progress.seconds,

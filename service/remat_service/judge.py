@@ -1,7 +1,7 @@
 """The way out of the store: nothing leaves it that has not passed the judge on the problem it is served for.
 
-Bytes that this process has judged before, on the same graph, need no second replay: their SHA-256 is taken at every read,
-and the verdict that belongs to it is compared with what the row claims.
+Bytes that this process has judged before, on the same graph, need no second replay: their SHA-256 is taken at every
+read, and the verdict that belongs to it is compared with what the row claims.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
-from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, Verdict, graph_digest, verify
+from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Subject, Verdict, graph_digest, read_plan, verify
 
 from .packing import checksum, unpack
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
@@ -23,14 +26,14 @@ class Judge:
     """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
 
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
-        self._graphs: OrderedDict[str, Graph] = OrderedDict()
+        self._graphs: OrderedDict[str, Subject] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._text_bytes = 0
         self._most_graphs, self._most_verdicts, self._most_text_bytes = most_graphs, most_verdicts, most_plan_bytes
         self.rejections = 0
 
-    async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Graph | None:
+    async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
         """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again."""
         stored = key + checksum(packed)
         found = self._graphs.get(stored)
@@ -46,7 +49,7 @@ class Judge:
         self._graphs.move_to_end(stored)
         return found
 
-    async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> Plan | None:
+    async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
         """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
         try:
             return await _run(len(packed), self._plan, graph_key, problem, packed, claimed)
@@ -71,13 +74,21 @@ class Judge:
             self._text_bytes -= len(self._texts.popitem(last=False)[1])
         return text
 
-    async def admit(self, problem: Problem, plan: Plan) -> Verdict:
+    async def read_plan(self, packed: bytes) -> AnyPlan | None:
+        """A plan that has not been judged, on any problem, yet; None where its bytes are damaged."""
+        try:
+            return read_plan(await _run(len(packed), unpack, packed))
+        except (ValueError, InvalidData):
+            self.rejections += 1
+            return None
+
+    async def admit(self, problem: Problem, plan: AnyPlan) -> Verdict:
         """Judge a plan that is about to be stored.
 
         Raises:
             InvalidPlan: it breaks a rule of the problem.
         """
-        return await _run(len(plan.steps) * 4, verify, problem, plan)
+        return await _run(len(plan.steps) * 8, verify, problem, plan)
 
     def remember(self, graph_key: str, digest: str, verdict: Verdict) -> None:
         """Note a verdict on packed bytes of this SHA-256."""
@@ -88,27 +99,27 @@ class Judge:
     def _passes(self, key: tuple[str, str], problem: Problem, claimed: Verdict) -> bool:
         return self._verdicts.get(key) == claimed and claimed.peak_bytes <= problem.budget_bytes
 
-    def _plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> Plan:
+    def _plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan:
         digest = checksum(packed)
-        plan = Plan.from_json(unpack(packed))
+        plan = read_plan(unpack(packed))
         if not self._passes((graph_key, digest), problem, claimed):
             verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
             self.remember(graph_key, digest, claimed)
         return plan
 
 
-def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Graph:
-    graph = Graph.from_json(unpack(packed))
-    if key_of(graph_digest(graph)) != key:
+def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Subject:
+    subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
+    if key_of(graph_digest(subject)) != key:
         raise ValueError("damaged: another graph than its key says")
-    return graph
+    return subject
 
 
-def _plan_text(plan: Plan) -> bytes:
+def _plan_text(plan: AnyPlan) -> bytes:
     return json.dumps(plan.to_json(), separators=(",", ":")).encode()
 
 
-async def _run(size: int, function: Any, *arguments: Any) -> Any:
+async def _run(size: int, function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
     if size < _SMALL_BYTES:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+        return function(*arguments, **more)
+    return await asyncio.to_thread(function, *arguments, **more)

@@ -1,9 +1,10 @@
 """Where solver children are born: a small single-threaded process that has everything slow loaded, and forks.
 
-A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy and the solver's Python, but
-no engine (highspy and OR-Tools can't share a process), no secret, no database connection. Each child leads its own
+A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy and the solver's Python,
+but no engine (highspy and OR-Tools can't share a process), no secret, no database connection. Each child leads its own
 process group, so that engines started inside it end with it. When a child ends in any way, the rest of its group is
-killed before its id is given back, and its temporary folder removed; when the service ends in any way, the control socket does, and every group is killed.
+killed before its id is given back, and its temporary folder removed; when the service ends in any way, the control
+socket does, and every group is killed.
 
 Control socket: the service sends one datagram a child, with the child's socket attached; the nursery answers
 `{"born": pid}` and later `{"died": pid, "status": n}`.
@@ -47,12 +48,13 @@ def main() -> None:
     try:
         control.send(json.dumps({"ready": os.getpid()}).encode())
         while True:
-            ready, _, _ = select.select([control, wake_read], [], [], 60.0)
+            waited: list[int] = [control.fileno(), wake_read]
+            ready, _, _ = select.select(waited, [], [], 60.0)
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
             _bury(control, alive, scratch)
-            if control in ready:
+            if control.fileno() in ready:
                 order, fds, _, _ = socket.recv_fds(control, 4096, 1)
                 if not order:
                     return

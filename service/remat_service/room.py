@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .bells import Bells
 from .cache import Cache
 from .database import Database
+from .identity import Caller
 from .judge import Judge
 from .metrics import Metrics
 from .settings import Settings
 from .store import Store
 from .warden import Warden
+
+Enqueue = Callable[[AsyncConnection, str, int], Awaitable[None]]
+"""Tells a queue of a new solve, in the transaction that writes it: (connection, solve id, priority)."""
+
+Quota = Callable[[AsyncConnection, Caller], Awaitable[str | None]]
+"""Says why a tenant may not queue another solve now, or None: (connection, caller)."""
+
+
+async def enqueue_nothing(connection: AsyncConnection, solve_id: str, priority: int) -> None:
+    """Where the dispatcher reads the table itself, there is no queue to tell."""
 
 
 @dataclass
@@ -28,6 +42,8 @@ class Room:
     bells: Bells
     metrics: Metrics
     warden: Warden
+    enqueue: Enqueue
+    quota: Quota | None = None
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     stopping: bool = False
 
@@ -45,4 +61,5 @@ def room_of(settings: Settings) -> Room:
         bells=Bells(),
         metrics=Metrics(),
         warden=Warden(settings),
+        enqueue=enqueue_nothing,
     )

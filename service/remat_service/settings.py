@@ -14,52 +14,76 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="REMAT_", extra="ignore")
 
-    host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with keys.")
-    port: int = Field(8750, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on; beyond loopback only with keys.")
+    port: int = Field(default=8750, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     database_url: SecretStr = Field(
-        SecretStr("sqlite:///.remat/service.sqlite"),
+        default=SecretStr("sqlite:///.remat/service.sqlite"),
         description="SQLAlchemy URL: `sqlite:///PATH`, or `postgresql://…` for a cluster.",
     )
     dispatcher: str = Field(
-        "embedded",
+        default="embedded",
         pattern="^(embedded|cluster)$",
-        description="`embedded` solves inside this process's children; `cluster` leaves solving to `remat-service worker`.",
+        description="`embedded` solves in this process's children; `cluster` leaves it to `remat-service worker`.",
     )
-    require_keys: bool = Field(False, description="Refuse requests without an API key.")
+    require_keys: bool = Field(default=False, description="Refuse requests without an API key.")
     allowed_hosts: list[str] = Field(
         default_factory=list, description="Host headers to accept besides loopback names and `host` (JSON array)."
     )
 
     workers: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1, description="Solves run at once.")
-    solver_threads: int = Field(1, ge=1, description="Threads that numeric libraries may start in a solver child.")
-    solver_memory_bytes: int = Field(
-        8 * 2**30, ge=2**26, description="Resident bytes at which a solve's process group is ended."
+    solver_threads: int = Field(
+        default=1, ge=1, description="Threads that numeric libraries may start in a solver child."
     )
-    most_time_limit_s: float = Field(3600.0, gt=0, description="Longest solve that a request may ask for.")
-    most_queue_limit_s: float = Field(86400.0, gt=0, description="Longest wait in the queue that a request may ask for.")
-    most_attempts: int = Field(5, ge=1, description="Starts of one solve, crashes included, before it counts as failed.")
-    cancel_after_s: float = Field(0.5, ge=0, description="Seconds past its deadline at which a solver child is told to stop.")
-    terminate_after_s: float = Field(2.0, ge=0, description="Seconds from that to SIGTERM of its process group.")
-    kill_after_s: float = Field(2.0, ge=0, description="Seconds from that to SIGKILL of its process group.")
-    heartbeat_s: float = Field(2.0, gt=0, description="Seconds between signs of life of a running solve.")
-    stale_after_s: float = Field(30.0, gt=0, description="Seconds without one after which a solve is taken over.")
-    drain_s: float = Field(10.0, ge=0, description="Seconds that a stopping server gives requests and solves to end.")
+    solver_memory_bytes: int = Field(
+        default=8 * 2**30, ge=2**26, description="Resident bytes at which a solve's process group is ended."
+    )
+    most_time_limit_s: float = Field(default=3600.0, gt=0, description="Longest solve that a request may ask for.")
+    most_queue_limit_s: float = Field(
+        default=86400.0, gt=0, description="Longest wait in the queue that a request may ask for."
+    )
+    most_attempts: int = Field(
+        default=5, ge=1, description="Starts of one solve, crashes included, before it counts as failed."
+    )
+    cancel_after_s: float = Field(
+        default=0.5, ge=0, description="Seconds past its deadline at which a solver child is told to stop."
+    )
+    terminate_after_s: float = Field(
+        default=2.0, ge=0, description="Seconds from that to SIGTERM of its process group."
+    )
+    kill_after_s: float = Field(default=2.0, ge=0, description="Seconds from that to SIGKILL of its process group.")
+    heartbeat_s: float = Field(default=2.0, gt=0, description="Seconds between signs of life of a running solve.")
+    stale_after_s: float = Field(
+        default=30.0, gt=0, description="Seconds without one after which a solve is taken over."
+    )
+    drain_s: float = Field(
+        default=10.0, ge=0, description="Seconds that a stopping server gives requests and solves to end."
+    )
 
-    most_wire_bytes: int = Field(32 * 2**20, ge=1024, description="Largest body on the wire.")
-    most_body_bytes: int = Field(128 * 2**20, ge=1024, description="Largest body once inflated.")
-    most_ops: int = Field(100_000, ge=1, description="Most ops in a graph.")
-    most_edges: int = Field(2_000_000, ge=1, description="Most inputs of all ops together.")
-    most_values: int = Field(400_000, ge=1, description="Most values in a graph.")
-    most_sweep: int = Field(64, ge=1, description="Most budgets in one sweep.")
-    most_queued: int = Field(10_000, ge=1, description="Solves waiting at once, of all tenants.")
-    longest_wait_s: float = Field(30.0, ge=0, le=30.0, description="Longest long-poll.")
+    most_wire_bytes: int = Field(default=32 * 2**20, ge=1024, description="Largest body on the wire.")
+    most_body_bytes: int = Field(default=128 * 2**20, ge=1024, description="Largest body once inflated.")
+    most_ops: int = Field(default=100_000, ge=1, description="Most ops in a graph.")
+    most_edges: int = Field(default=2_000_000, ge=1, description="Most inputs of all ops together.")
+    most_values: int = Field(default=400_000, ge=1, description="Most values in a graph.")
+    most_sweep: int = Field(default=64, ge=1, description="Most budgets in one sweep.")
+    most_queued: int = Field(default=10_000, ge=1, description="Solves waiting at once, of all tenants.")
+    longest_wait_s: float = Field(default=30.0, ge=0, le=30.0, description="Longest long-poll.")
 
-    store_bytes: int = Field(10 * 2**30, ge=0, description="Bytes of plans and graphs kept; the least used go first.")
-    store_days: float = Field(90.0, gt=0, description="Days that an unused, unpinned plan or an ended request is kept.")
-    housekeeping_s: float = Field(60.0, gt=0, description="Seconds between rounds of eviction and reconciliation.")
+    store_bytes: int = Field(
+        default=10 * 2**30, ge=0, description="Bytes of plans and graphs kept; the least used go first."
+    )
+    store_days: float = Field(
+        default=90.0, gt=0, description="Days that an unused, unpinned plan or an ended request is kept."
+    )
+    housekeeping_s: float = Field(
+        default=60.0, gt=0, description="Seconds between rounds of eviction and reconciliation."
+    )
 
-    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level to log.")
-    log_format: str = Field("json", pattern="^(json|console)$", description="One JSON object a line, or for people.")
+    log_level: str = Field(
+        default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level to log."
+    )
+    log_format: str = Field(
+        default="json", pattern="^(json|console)$", description="One JSON object a line, or for people."
+    )
 
     @property
     def embedded(self) -> bool:

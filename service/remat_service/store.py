@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, case, delete, func, select, update
+from sqlalchemy import case, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Graph, Plan, Verdict
+from remat_ir import AnyPlan, Problem, Verdict
 
 from .database import Database
 from .identity import SOLVER, Keys, new_id
 from .packing import checksum, pack
+from .subjects import size_of
 from .tables import bounds, efforts, floors, graphs, now, plans, problems
 
 WHOLE = ""
@@ -66,7 +67,7 @@ def column(restricted_to: Sequence[str]) -> str:
 _PLAN_COLUMNS = (plans.c.id, plans.c.graph_key, plans.c.method_key, plans.c.source, plans.c.cost_ns, plans.c.peak_bytes)
 
 
-def _stored(row: Row[Any]) -> StoredPlan:
+def _stored(row: Any) -> StoredPlan:
     return StoredPlan(*row)
 
 
@@ -76,20 +77,21 @@ class Store:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def put_graph(self, connection: AsyncConnection, keys: Keys, graph: Graph, net_budget: int) -> None:
-        """Keep a graph and the name of one problem about it; what is there already stays."""
+    async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
+        """Keep the subject of a net problem, and the problem's name; what is there already stays."""
         moment = now()
         known = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
         if known is None:
-            packed = pack(graph.with_fixed(0).to_json())
+            packed = pack({net.kind: net.subject.to_json()})
+            ops, edges = size_of(net.subject)
             await connection.execute(
                 self._database.insert(graphs)
                 .values(
                     key=keys.graph,
                     structure_key=keys.structure,
-                    ops=graph.ops,
-                    edges=sum(map(len, graph.op_inputs)),
-                    total_cost_ns=graph.total_cost_ns,
+                    ops=ops,
+                    edges=edges,
+                    total_cost_ns=net.subject.total_cost_ns,
                     data=packed,
                     size_bytes=len(packed),
                     created_at=moment,
@@ -99,7 +101,7 @@ class Store:
             )
         await connection.execute(
             self._database.insert(problems)
-            .values(key=keys.problem, graph_key=keys.graph, budget_bytes=net_budget)
+            .values(key=keys.problem, graph_key=keys.graph, budget_bytes=net.budget_bytes)
             .on_conflict_do_nothing()
         )
 
@@ -108,8 +110,13 @@ class Store:
         data: bytes | None = await connection.scalar(select(graphs.c.data).where(graphs.c.key == key))
         return data
 
+    async def total_cost(self, connection: AsyncConnection, key: str) -> int | None:
+        """The cost of each op of a graph once, in ns."""
+        total: int | None = await connection.scalar(select(graphs.c.total_cost_ns).where(graphs.c.key == key))
+        return total
+
     async def put_plan(
-        self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: Plan, verdict: Verdict
+        self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
     ) -> tuple[str, str]:
         """Keep a judged plan; returns its id and checksum, the older row's where the same plan is there."""
         packed = pack(plan.to_json())

@@ -178,8 +178,8 @@ class Warden:
 class Run:
     """One job in one child: frames come out, and a watchdog outside it sees to the end.
 
-    At the deadline the child is told to stop; then SIGTERM, then SIGKILL, each to its whole process group. Over the memory
-    limit it is killed at once. `reason` says which of these it took: "deadline", "terminated", "killed", "memory".
+    At the deadline the child is told to stop; then SIGTERM, then SIGKILL, each to its whole process group. Over the
+    memory limit it is killed at once. `reason` says which it took: "deadline", "terminated", "killed", "memory".
     """
 
     def __init__(self, child: Child, settings: Settings, time_limit_s: float) -> None:

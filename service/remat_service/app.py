@@ -1,0 +1,86 @@
+"""The room wired together: settings in, an ASGI application out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from remat_ir import InvalidData, InvalidPlan
+
+from . import opening
+from .body import BodyLimits
+from .callers import Callers
+from .contract import describe
+from .dispatch import Dispatcher
+from .errors import ServiceError
+from .outside import Outside
+from .problems import problem_response, refusal_of, validation_refusal
+from .room import Room, room_of
+from .routes import plans, profiles, service, solves
+from .settings import Settings
+
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service as an application; its lifespan opens the database and starts the dispatcher."""
+    settings = settings or Settings()
+    room = room_of(settings)
+    app = FastAPI(
+        title="remat", version="1", lifespan=_lifespan(room), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.room, app.state.callers = room, Callers(room)
+    for module in (solves, plans, profiles, service):
+        app.include_router(module.router)
+    app.add_exception_handler(ServiceError, _refuse)
+    app.add_exception_handler(InvalidData, _refuse)
+    app.add_exception_handler(InvalidPlan, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_parameters)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)
+    app.add_middleware(Outside, metrics=room.metrics, hosts=_hosts(settings))
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _lifespan(room: Room) -> Any:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opening.opened(room):
+            dispatcher = Dispatcher(room)
+            if room.settings.embedded:
+                dispatcher.start()
+            try:
+                yield
+            finally:
+                room.stopping = True
+                room.bells.ring_all()
+                await asyncio.wait_for(dispatcher.stop(), room.settings.drain_s + 10.0)
+
+    return lifespan
+
+
+def _hosts(settings: Settings) -> frozenset[str]:
+    """Host names to accept. With keys and without a list, any: a page in a browser has no key to send."""
+    if settings.require_keys and not settings.allowed_hosts:
+        return frozenset()
+    return LOOPBACK | {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    return problem_response(error)
+
+
+def _refuse_parameters(request: Request, error: Exception) -> Response:
+    return problem_response(validation_refusal(error))
+
+
+def _refuse_route(request: Request, error: Exception) -> Response:
+    return refusal_of(error)

@@ -1,0 +1,80 @@
+"""`remat-service`: serve, and look after what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from .errors import ServiceError
+from .settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """Answers over HTTP: each problem solved once, verified, stored and shared."""
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one and prints it.")] = None,
+    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
+    workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
+) -> None:
+    """Serve until a signal; the line `remat-service ready on URL` says where."""
+    from .logs import set_up
+    from .server import serve as run
+
+    settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
+    set_up(settings.log_level, settings.log_format)
+    run(settings)
+
+
+@app.command()
+def migrate(
+    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
+) -> None:
+    """Bring the database's schema up to date."""
+    from .database import Database
+    from .opening import migrate as run
+
+    async def work() -> None:
+        database = Database(_settings(database_url=database_url).database_url.get_secret_value())
+        try:
+            await run(database)
+        finally:
+            await database.close()
+
+    asyncio.run(work())
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document as YAML."""
+    from .app import create_app
+    from .contract import as_yaml
+
+    sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
+
+
+def _settings(**given: Any) -> Settings:
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def main() -> None:
+    """The entry point: what is refused is one line on standard error, exit code 2."""
+    try:
+        app()
+    except (ServiceError, ValueError) as error:
+        message = getattr(error, "detail", None) or str(error).replace("\n", "; ")
+        print(f"remat-service: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""The front desk: a request comes in and is answered, joined to a solve under way, or queued; and may be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir import Answer, Problem, Status, gap_of, overhead_of, problem_digest
+from remat_solver.bounds import least_need
+
+from .answers import document, sentence
+from .asks import Ask
+from .cache import Known, answer_of, is_final
+from .errors import Conflict, Invalid, NotFound, TooMany, Unavailable
+from .identity import Caller, Keys, keys_of, method_key_of, new_id
+from .judge import Judge
+from .room import Room
+from .store import names
+from .subjects import net_of
+from .tables import now, requests, solves
+
+_QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
+_ACTIVE = (_QUEUED, _RUNNING)
+_BIG_OPS = 2_000  # digests of larger subjects are taken off the event loop
+
+
+@dataclass(frozen=True)
+class Retry:
+    """What makes a repeated POST the same one: the client's key, and the hash of the body it came with."""
+
+    key: str
+    body_hash: str
+
+
+async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None) -> str:
+    """Take a request in; returns its id. What it gets is there to read at once, or later.
+
+    Raises:
+        Conflict: the idempotency key was used with another body.
+        NotFound: there is no such solve to start from.
+        Unavailable: the queue is full.
+        TooMany: the tenant's quota is used up.
+    """
+    if retry is not None and (earlier := await _earlier(room, caller, retry)) is not None:
+        return earlier
+    net = net_of(ask.problem)
+    if net is None:
+        return await _hopeless(room, caller, ask, retry, group_id)
+    method_key = method_key_of(ask.method, ask.options, ask.start)
+    big = len(getattr(net.subject, "op_cost_ns", ())) > _BIG_OPS
+    keys = await asyncio.to_thread(keys_of, caller, net, method_key) if big else keys_of(caller, net, method_key)
+    known = Known()
+    if not ask.force:
+        known = await room.cache.known(caller, keys, net)
+        if is_final(known, net, ask.max_gap, ask.time_limit_s):
+            return await _hit(room, caller, ask, net, keys, known, retry, group_id)
+    start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
+    return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
+
+
+async def _earlier(room: Room, caller: Caller, retry: Retry) -> str | None:
+    async with room.database.read() as connection:
+        row = (
+            await connection.execute(
+                select(requests.c.id, requests.c.body_hash).where(
+                    requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key
+                )
+            )
+        ).first()
+    if row is None:
+        return None
+    if row.body_hash != retry.body_hash:
+        raise Conflict("this Idempotency-Key was used for another request")
+    return str(row.id)
+
+
+def _row(
+    caller: Caller, ask: Ask, graph_key: str, digest: str, method_key: str, retry: Retry | None, group_id: str | None
+) -> dict[str, Any]:
+    fixed = ask.problem.subject.fixed_bytes
+    return {
+        "id": new_id(),
+        "tenant_id": caller.tenant_id,
+        "graph_key": graph_key,
+        "digest": digest,
+        "budget_bytes": ask.problem.budget_bytes - fixed,
+        "fixed_bytes": fixed,
+        "method": ask.method,
+        "method_key": method_key,
+        "time_limit_s": ask.time_limit_s,
+        "max_gap": ask.max_gap,
+        "priority": ask.priority,
+        "queue_limit_s": ask.queue_limit_s,
+        "cache": "miss",
+        "ended": False,
+        "idempotency_key": None if retry is None else retry.key,
+        "body_hash": None if retry is None else retry.body_hash,
+        "group_id": group_id,
+        "created_at": now(),
+    }
+
+
+async def _hopeless(room: Room, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None) -> str:
+    """The budget does not cover the fixed bytes: infeasible without a look at the store."""
+    subject = ask.problem.subject
+    least, who = await asyncio.to_thread(least_need, subject)
+    digest = problem_digest(ask.problem)
+    row = _row(caller, ask, "", digest, ask.method, retry, group_id)
+    answer = Answer(
+        Status.INFEASIBLE,
+        ask.method,
+        ask.problem.budget_bytes,
+        least_budget_bound_bytes=least,
+        digest=digest,
+        message=f"No plan fits: {who} alone needs {least} bytes, and the budget is {ask.problem.budget_bytes}.",
+        id=row["id"],
+        cache="hit",
+    )
+    row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
+    async with room.database.write() as connection:
+        await connection.execute(requests.insert().values(row))
+    room.metrics.cache.labels("hit").inc()
+    return str(row["id"])
+
+
+async def _hit(
+    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, retry: Retry | None,
+    group_id: str | None,
+) -> str:  # fmt: skip
+    near = known.uses_near or (known.effort is None and known.plan is None)
+    result = "near" if near else "hit"
+    answer = answer_of(known, net, ask.method, ask.max_gap, keys.digest)
+    row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
+    row |= {
+        "cache": result,
+        "ended": True,
+        "ended_at": row["created_at"],
+        "plan_id": None if known.plan is None else known.plan.id,
+        "answer": document(answer, row["fixed_bytes"], id=row["id"], cache=result),
+    }
+    async with room.database.write() as connection:
+        if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
+            await room.store.put_graph(connection, keys, net)
+            row["plan_id"] = await _keep_near(room, connection, keys, net, known) or row["plan_id"]
+        elif known.near is not None and known.uses_near:
+            row["plan_id"] = await _keep_near(room, connection, keys, net, known)
+        await connection.execute(requests.insert().values(row))
+        await room.store.touch(connection, keys.graph, row["plan_id"])
+    room.metrics.cache.labels(result).inc()
+    return str(row["id"])
+
+
+async def _keep_near(room: Room, connection: AsyncConnection, keys: Keys, net: Problem, known: Known) -> str | None:
+    """Store what was carried over from a graph with other costs: it is proved for this one too."""
+    if known.bound_ns is not None:
+        await room.store.raise_bound(connection, keys.graph, net.budget_bytes, known.bound_ns)
+    if known.least_bytes is not None:
+        await room.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
+    if known.near is None or not known.uses_near:
+        return None
+    plan, verdict = known.near
+    plan_id, digest = await room.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
+    room.judge.remember(keys.graph, digest, verdict)
+    return plan_id
+
+
+async def _start_plan(room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
+    """The plan of the solve that was named as a start, judged on this problem and kept under it."""
+    async with room.database.read() as connection:
+        row = (
+            await connection.execute(
+                select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
+                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start
+                )
+            )
+        ).first()
+        plan_row = None if row is None or row.plan_id is None else await room.store.plan(connection, row.plan_id)
+    if plan_row is None:
+        raise Invalid("start names no ended solve of yours that has a plan", "/start")
+    plan = await _foreign(room.judge, plan_row.data)
+    try:
+        verdict = await room.judge.admit(net, plan)
+    except Exception as error:
+        raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
+    async with room.database.write() as connection:
+        await room.store.put_graph(connection, keys, net)
+        plan_id, digest = await room.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
+    room.judge.remember(keys.graph, digest, verdict)
+    return plan_id
+
+
+async def _foreign(judge: Judge, packed: bytes) -> Any:
+    plan = await judge.read_plan(packed)
+    if plan is None:
+        raise Invalid("the plan of start is damaged; solve it anew", "/start")
+    return plan
+
+
+async def _queue(
+    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, start_plan_id: str | None,
+    retry: Retry | None, group_id: str | None,
+) -> str:  # fmt: skip
+    if room.stopping:
+        raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=5)
+    row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
+    async with room.database.write() as connection:
+        solve_id = await _join(connection, keys.flight, ask)
+        joined = solve_id is not None
+        if solve_id is None:
+            await _check_room(room, connection, caller)
+            await room.store.put_graph(connection, keys, net)
+            await _keep_near(room, connection, keys, net, known)
+            solve_id = await _new_solve(room, connection, caller, ask, net, keys, start_plan_id)
+            if solve_id is None:  # another came first
+                solve_id, joined = await _join(connection, keys.flight, ask), True
+        if solve_id is None:
+            raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
+        row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if known.near else "miss"}
+        await connection.execute(requests.insert().values(row))
+        if not joined:
+            await room.enqueue(connection, solve_id, ask.priority)
+    room.metrics.cache.labels(row["cache"]).inc()
+    room.bells.ring("queue" if not joined else solve_id)
+    return str(row["id"])
+
+
+async def _join(connection: AsyncConnection, flight_key: str, ask: Ask) -> str | None:
+    """The solve of this flight, locked so that it can't end before the request is written; urgency is inherited."""
+    solve_id: str | None = await connection.scalar(
+        select(solves.c.id).where(solves.c.flight_key == flight_key, solves.c.state.in_(_ACTIVE)).with_for_update()
+    )
+    if solve_id is not None:
+        await connection.execute(
+            update(solves)
+            .where(solves.c.id == solve_id, solves.c.priority < ask.priority)
+            .values(priority=ask.priority)
+        )
+    return solve_id
+
+
+async def _new_solve(
+    room: Room, connection: AsyncConnection, caller: Caller, ask: Ask, net: Problem, keys: Keys, start: str | None
+) -> str | None:
+    insert = (
+        room.database.insert(solves)
+        .values(
+            id=new_id(),
+            tenant_id=caller.tenant_id,
+            flight_key=keys.flight,
+            graph_key=keys.graph,
+            budget_bytes=net.budget_bytes,
+            fixed_bytes=ask.problem.subject.fixed_bytes,
+            method=ask.method,
+            method_key=keys.method,
+            options=ask.options,
+            start_plan_id=start,
+            state=_QUEUED,
+            priority=ask.priority,
+            queued_at=now(),
+        )
+        .on_conflict_do_nothing()
+        .returning(solves.c.id)
+    )
+    solve_id: str | None = await connection.scalar(insert)
+    return solve_id
+
+
+async def _check_room(room: Room, connection: AsyncConnection, caller: Caller) -> None:
+    waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
+    if (waiting or 0) >= room.settings.most_queued:
+        raise Unavailable("the queue is full", retry_after_s=30)
+    if room.quota is not None:
+        refused = await room.quota(connection, caller)
+        if refused is not None:
+            raise TooMany(refused, retry_after_s=30)
+
+
+async def view(room: Room, caller: Caller, request_id: str) -> Any:
+    """The row of a request of this tenant, with the state of its solve.
+
+    Raises:
+        NotFound: there is none.
+    """
+    async with room.database.read() as connection:
+        row = (
+            await connection.execute(
+                select(
+                    requests,
+                    solves.c.state,
+                    solves.c.cost_ns,
+                    solves.c.bound_ns,
+                    solves.c.restricted_to,
+                    solves.c.spent_s,
+                    solves.c.plan_id.label("best_plan_id"),
+                    solves.c.queued_at,
+                    solves.c.started_at,
+                )
+                .outerjoin(solves, solves.c.id == requests.c.solve_id)
+                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id)
+            )
+        ).first()
+    if row is None:
+        raise NotFound("there is no solve with this id")
+    return row
+
+
+def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, status: Status | None = None) -> Answer:
+    """The answer so far of a request that has not ended, in net bytes."""
+    cost, bound = row.cost_ns, row.bound_ns
+    running = row.state == _RUNNING
+    seconds = row.spent_s
+    if running and row.started_at is not None:
+        seconds = max(seconds, min(row.time_limit_s, (now() - row.started_at).total_seconds()))
+    answer = Answer(
+        status=status or (Status.RUNNING if running else Status.QUEUED),
+        method=row.method,
+        budget_bytes=row.budget_bytes,
+        cost_ns=cost,
+        bound_ns=bound,
+        overhead=None if cost is None or total_cost_ns is None else overhead_of(cost, total_cost_ns),
+        gap=None if cost is None or bound is None else gap_of(cost, bound),
+        peak_bytes=peak_bytes,
+        seconds=round(seconds, 3),
+        restricted_to=names(row.restricted_to or ""),
+        digest=row.digest,
+        message="" if status else ("Solving." if running else "Waiting for a free solver."),
+    )
+    return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
+
+
+async def cancel(room: Room, caller: Caller, request_id: str) -> None:
+    """Detach a request from its solve; its answer becomes the best incumbent. The solve ends with its last request."""
+    row = await view(room, caller, request_id)
+    if row.ended:
+        return
+    async with room.database.write() as connection:
+        await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
+        await end_request(room, connection, request_id, Status.CANCELLED, "cancel")
+        left = await connection.scalar(
+            select(func.count())
+            .select_from(requests)
+            .where(requests.c.solve_id == row.solve_id, requests.c.ended.is_(False))
+        )
+        if not left:
+            await connection.execute(
+                update(solves)
+                .where(solves.c.id == row.solve_id, solves.c.state == _QUEUED)
+                .values(state=_ENDED, ended_at=now(), revision=solves.c.revision + 1)
+            )
+    room.bells.ring(request_id, row.solve_id)
+
+
+async def end_request(
+    room: Room, connection: AsyncConnection, request_id: str, status: Status, limit: str | None, message: str = ""
+) -> None:
+    """End a request with what its solve has found so far; one that has ended already stays as it is."""
+    row = (
+        await connection.execute(
+            select(requests, solves.c.state, solves.c.cost_ns, solves.c.bound_ns, solves.c.restricted_to,
+                   solves.c.spent_s, solves.c.plan_id.label("best_plan_id"), solves.c.started_at)
+            .join(solves, solves.c.id == requests.c.solve_id)
+            .where(requests.c.id == request_id, requests.c.ended.is_(False))
+        )
+    ).first()  # fmt: skip
+    if row is None:
+        return
+    plan = None if row.best_plan_id is None else await room.store.plan(connection, row.best_plan_id)
+    total = await room.store.total_cost(connection, row.graph_key)
+    answer = running_answer(row, total, None if plan is None else plan.peak_bytes, status)
+    least, enough = await room.store.floor(connection, row.graph_key)
+    answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
+    await write_ending(connection, row, answer, row.best_plan_id)
+
+
+async def write_ending(connection: AsyncConnection, row: Any, answer: Answer, plan_id: str | None) -> None:
+    """Write a request's final answer, given in net bytes."""
+    await connection.execute(
+        update(requests)
+        .where(requests.c.id == row.id, requests.c.ended.is_(False))
+        .values(
+            ended=True,
+            ended_at=now(),
+            plan_id=plan_id,
+            answer=document(answer, row.fixed_bytes, id=row.id, cache=row.cache),
+        )
+    )

@@ -1,0 +1,36 @@
+"""`/v1/plans`: the best stored plan of a problem, by its digest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from .. import shelf
+from ..asks import method_of
+from ..callers import caller_with
+from ..documents import AnswerDocument
+from ..identity import Caller
+from .describe import refusals
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Digest of a problem.")]
+
+
+@router.get(
+    "/{digest}",
+    summary="The best stored plan of a problem",
+    response_model=AnswerDocument,
+    responses=refusals(404),
+)
+async def get_plan(
+    request: Request,
+    digest: Digest,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
+) -> Response:
+    """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
+    text = await shelf.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
+    return Response(text, media_type="application/json")

@@ -1,0 +1,129 @@
+"""A real service in a process of its own, and graphs to ask it about."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from remat_ir import Answer, Graph, Problem, graph_of, verify
+
+
+class Service:
+    """A running `remat-service serve` on a free port."""
+
+    def __init__(self, folder: Path, database_url: str | None = None, **settings: Any) -> None:
+        self.folder = folder
+        self.database_url = database_url or f"sqlite:///{folder}/service.sqlite"
+        self.settings = settings
+        self.process: subprocess.Popen[str]
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start it, on the same port as before if there was one, and wait for the ready line."""
+        environment = {**os.environ, "REMAT_DATABASE_URL": self.database_url, "REMAT_LOG_LEVEL": "INFO"}
+        environment |= {"REMAT_" + name.upper(): str(value) for name, value in self.settings.items()}
+        self.log = (self.folder / "service.log").open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(self.port)],
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=environment,
+            cwd=self.folder,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "ready on http://127.0.0.1:" in line, line + (self.folder / "service.log").read_text()[-3000:]
+        self.port = int(line.rsplit(":", 1)[1])
+        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0, trust_env=False)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait for its end."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process.stdout.close()  # type: ignore[union-attr]
+        self.log.close()
+        return code
+
+    def post(self, problem: Problem, wait: float = 30.0, **more: Any) -> tuple[int, dict[str, Any]]:
+        """POST a problem: status and body."""
+        reply = self.http.post(
+            "/v1/solves", json={"problem": problem.to_json(), **more}, headers={"Prefer": f"wait={wait:g}"}
+        )
+        return reply.status_code, reply.json()
+
+    def get(self, solve_id: str, wait: float = 30.0) -> tuple[int, dict[str, Any]]:
+        """Poll a solve: status and body."""
+        reply = self.http.get(f"/v1/solves/{solve_id}", params={"wait": wait})
+        return reply.status_code, reply.json()
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        text = self.http.get("/metrics").text
+        rows = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+        return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+@contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Service]:
+    """A service that is stopped at the end."""
+    service = Service(folder, **settings)
+    try:
+        yield service
+    finally:
+        if service.process.poll() is None:
+            service.stop()
+
+
+def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: int = 0) -> Graph:
+    """A chain of layers and its backward pass: op i reads op i−1; the gradient of layer i reads activation i−1."""
+    costs = [cost + i for i in range(layers)] + [2 * cost + i for i in range(layers)]
+    sizes = [size] * layers + [size // 2] * layers
+    inputs: list[list[int]] = [[]] + [[i - 1] for i in range(1, layers)]
+    for back in range(layers):
+        layer = layers - 1 - back
+        before = [layers + back - 1] if back else [layers - 1]
+        inputs.append(sorted({*before, *([layer - 1] if layer else [])}))
+    return graph_of(costs, sizes, inputs, backward_from=layers, fixed_bytes=fixed)
+
+
+def checked(problem: Problem, data: dict[str, Any]) -> Answer:
+    """An answer with a plan that the judge passes on the problem as it was sent."""
+    answer = Answer.from_json(data)
+    assert answer.plan is not None, data
+    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    assert answer.budget_bytes == problem.budget_bytes
+    assert answer.bound_ns is not None
+    assert answer.cost_ns is not None
+    assert answer.bound_ns <= answer.cost_ns
+    return answer
+
+
+def eventually(condition: Any, seconds: float = 20.0, every: float = 0.05) -> Any:
+    """The first true value of a condition, or a failure that says how long it was waited for."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if value := condition():
+            return value
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def example(name: str) -> Any:
+    """An example of the OpenAPI document."""
+    import remat_service
+
+    return json.loads((Path(remat_service.__file__).parent / "examples.json").read_text())[name]
