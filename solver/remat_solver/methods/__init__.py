@@ -13,6 +13,7 @@ from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
+from .staged import StagedOptions, run_staged
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ METHODS: dict[str, Method] = {
         Method("ap-greedy", "chen-greedy between articulation points", ap_greedy),
         Method("linearized-sqrt", "chen-sqrt along the topological order", linearized_sqrt),
         Method("linearized-greedy", "chen-greedy along the topological order", linearized_greedy),
+        Method(
+            "staged",
+            "coarse stages, refined where they break memory: proofs",
+            run_staged,
+            StagedOptions,
+        ),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
 }

@@ -1,0 +1,85 @@
+"""Units in which a program's integers stay small, always rounded so that the program is relaxed and never tightened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..program import Floats, Program
+from .shape import Ids, Shape
+
+_MOST_COST_UNITS = 2**36
+_MOST_BYTE_UNITS = 2**20
+
+
+@dataclass(frozen=True)
+class Scale:
+    """ns per unit of cost and bytes per unit of memory.
+
+    A sum of floored costs is at most the sum of the costs. In a memory row Σ a x ≤ b over binaries, floor(a / u) x sums to
+    an integer that is at most b / u, so its right side may be floored too. Where the units divide everything (the
+    greatest common divisors, the usual case) nothing is lost.
+    """
+
+    cost_ns: int
+    bytes: int
+
+    def costs(self, ns: Ids) -> Floats:
+        """Costs in units, rounded down."""
+        return (ns // self.cost_ns).astype(np.float64)
+
+    def weights(self, signed_bytes: Ids) -> Floats:
+        """Coefficients of a memory row in units, rounded towards −∞."""
+        return (signed_bytes // self.bytes).astype(np.float64)
+
+    def room(self, signed_bytes: int) -> float:
+        """The right side of a memory row in units, rounded down."""
+        return float(signed_bytes // self.bytes)
+
+    def bound_ns(self, shape: Shape, units: float, *, exact: bool) -> int:
+        """A bound on the total cost in ns from a bound on the program's objective in units.
+
+        `exact` says that the objective takes whole numbers only, so that the bound may be rounded up; a millionth of a
+        unit is forgiven to floats. Without it the result is rounded down.
+        """
+        total = int(shape.cost.sum())
+        if not math.isfinite(units):
+            return total
+        whole = math.ceil(units - 1e-6) if exact else units
+        return total + max(0, math.floor(whole * self.cost_ns))
+
+
+def scale_of(shape: Shape) -> Scale:
+    """The finest units that keep sums within what the engines handle well."""
+    # a coarse stage can charge each op once, and there are at most n of them: a generous cap on the objective
+    worth = max(1, int(shape.cost.sum()))
+    cost = math.gcd(*(int(c) for c in np.unique(shape.cost))) or 1
+    cost *= max(1, -(-worth // (cost * _MOST_COST_UNITS)))
+    sizes = np.unique(np.concatenate((shape.size, shape.workspace)))
+    unit = math.gcd(*(int(b) for b in sizes)) or 1
+    unit *= max(1, shape.capacity // (unit * _MOST_BYTE_UNITS))
+    return Scale(cost, unit)
+
+
+def balanced(program: Program) -> Program:
+    """The same program for an engine in floating point: memory rows and costs multiplied by powers of two, so exactly.
+
+    The objective is multiplied by a power of two as well; the second result of `balance_of` undoes it.
+    """
+    size = np.maximum.reduceat(np.abs(program.row_value), program.row_start[:-1]) if program.rows else np.zeros(0)
+    factor = np.exp2(-np.ceil(np.log2(np.maximum(size, 1.0))))
+    return replace(
+        program,
+        cost=program.cost * balance_of(program),
+        row_value=program.row_value * np.repeat(factor, np.diff(program.row_start)),
+        row_lower=program.row_lower * factor,
+        row_upper=program.row_upper * factor,
+    )
+
+
+def balance_of(program: Program) -> float:
+    """The power of two by which `balanced` multiplies the objective: it brings the largest cost to about 4."""
+    largest = float(program.cost.max(initial=0.0))
+    return float(np.exp2(2 - np.ceil(np.log2(largest)))) if largest > 0 else 1.0

@@ -1,0 +1,181 @@
+"""Memory while ops are recomputed: for every plan in rows (h), inside one chosen stage in rows that hold for fewer plans.
+
+Rows (h), for an op k recomputed in coarse stage c, hold for any number of recomputations in any order. A value v made
+before c by an op that does not run in c and resident when c ends is resident throughout c, so with V any set of such
+values that k neither reads nor makes,
+
+    (h)  need(k) R_{c,k} + Σ_{v ∈ V} M_v (S_{c+1,v} − R_{c,p(v)}) ≤ capacity:
+
+if k runs, all of this is resident while it does; if not, the sum is at most what is resident at any moment of c. Where c
+is the single stage t, a value that t reads counts as 1 − R, for it stays until t runs.
+
+The other rows describe one stage t exactly, in the space where each op is recomputed at most once between two successive
+first computations, in op order (Checkmate, Section 4.2). They are written for coarse stages that consist of t alone, and
+a bound on a program that has them is a bound in that space only. With A_{v,k} = 1 if v is resident from its previous
+event in the stage (being made there or read there, else the stage's begin) until op k < t is recomputed:
+
+    (f) R_{p(v)} + S_v ≤ 1 for values that p(v) makes whether kept or not: v is no input of anything before its own slot, so
+        holding it from the begin until it is made again is of no use, and it can't be resident when it is made
+    A_{v,k} ≥ R_k;  A_{v,first k} ≤ R_{p(v)} + S_v;  A_{v,next k} ≤ A_{v,k};  S'_v ≤ A_{v,last k}
+    memory at slot k, with cur(v) = A of the first reader from k on, else S'_v, and 1 where t reads v:
+        workspace_k R_k + Σ_{v of k, always} M_v (R_k + S_v) + Σ_{v of k, optional} M_v cur(v)
+        + Σ_{p(v) < k} M_v cur(v) + Σ_{k < p(v) < t} M_v S_v ≤ capacity
+
+The last sum is right because holding a value at a stage's begin that is neither read in the stage nor held at its end
+can be struck out of a plan, and its readers come after its maker's slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..program import Builder, Floats, Term
+from .interior import held_at_end, values_of
+from .relaxation import ONE, ZERO, Columns
+from .scale import Scale
+from .shape import Ids, Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Rerun:
+    """A row (h): while op `op` is recomputed in the coarse stage that holds stage `stage`, `values` are resident."""
+
+    stage: int
+    op: int
+    values: Ids
+
+
+def add_reruns(shape: Shape, columns: Columns, rows: Iterable[Rerun], builder: Builder, scale: Scale) -> None:
+    """Write rows (h)."""
+    for row in rows:
+        c = columns.stage_of(row.stage)
+        if c == 0 or columns.runs[c][row.op] < 0:
+            continue
+        values = row.values[shape.maker[row.values] < columns.first[c]]
+        hold = _through(shape, columns, c)[values]
+        run = columns.runs[c][shape.maker[values]]
+        inside = hold != ZERO
+        hold, run, size = hold[inside], run[inside], shape.size[values][inside]
+        terms = [
+            Term(0, columns.runs[c][row.op], scale.weights(shape.need[row.op : row.op + 1])),
+            Term(0, hold[hold >= 0], scale.weights(size[hold >= 0])),
+            Term(0, run[run >= 0], scale.weights(-size[run >= 0])),
+        ]
+        builder.add_rows(1, terms, upper=scale.room(shape.capacity - int(size[hold == ONE].sum())))
+
+
+def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Rerun]:
+    """Rows (h) that a solution breaks by more than a fraction of the capacity: the worst of each coarse stage."""
+    found: list[Rerun] = []
+    for c in range(1, columns.stages):
+        run = values_of(columns.runs[c], x)
+        resident = np.maximum(values_of(_through(shape, columns, c), x) - run[shape.maker], 0.0)
+        resident[shape.value_start[columns.first[c]] :] = 0.0
+        worst, chosen = tolerance * shape.capacity, None
+        for op in np.flatnonzero(run > 1e-6).tolist():
+            held = resident.copy()
+            held[shape.inputs(op)] = 0.0
+            held[shape.value_start[op] : shape.value_start[op + 1]] = 0.0
+            excess = float(held @ shape.size) + float(shape.need[op]) * float(run[op]) - shape.capacity
+            if excess > worst:
+                worst, chosen = excess, Rerun(columns.cuts[c], op, np.flatnonzero(held > 1e-9))
+        if chosen is not None:
+            found.append(chosen)
+    return found
+
+
+def _through(shape: Shape, columns: Columns, c: int) -> Ids:
+    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 where a single stage's op reads it."""
+    hold = held_at_end(shape, columns, c)
+    if columns.first[c] == columns.cuts[c]:
+        hold = hold.copy()
+        hold[shape.inputs(columns.cuts[c])] = ONE
+    return hold
+
+
+def add_single_stage(
+    shape: Shape, columns: Columns, stage: int, slots: Iterable[int], builder: Builder, scale: Scale
+) -> None:
+    """Write (f), the A rows and the memory at the given slots of a stage that is a coarse stage of its own."""
+    c = columns.stage_of(stage)
+    assert columns.first[c] == columns.cuts[c] == stage
+    run, hold, after = columns.runs[c], columns.holds[c], held_at_end(shape, columns, c)
+    values = np.flatnonzero((hold >= 0) & shape.always & (run[shape.maker] >= 0))
+    rows = np.arange(len(values))
+    builder.add_rows(len(values), [Term(rows, run[shape.maker[values]]), Term(rows, hold[values])], upper=1.0)
+    read_at_end = np.zeros(shape.values, dtype=np.bool_)
+    read_at_end[shape.inputs(stage)] = True
+    chosen = np.flatnonzero((run[shape.edge_op] >= 0) & (hold[shape.edge_value] >= 0) & ~read_at_end[shape.edge_value])
+    chosen = chosen[np.lexsort((shape.edge_op[chosen], shape.edge_value[chosen]))]
+    value, reader = shape.edge_value[chosen], shape.edge_op[chosen]
+    resident = builder.variables(len(chosen), integer=True)
+    _add_residence(shape, run, hold, after, value, reader, resident, builder)
+    for slot in sorted(slots):
+        if run[slot] >= 0:
+            _add_slot(shape, run, hold, after, read_at_end, (value, reader, resident), slot, stage, builder, scale)
+
+
+def _add_residence(
+    shape: Shape, run: Ids, hold: Ids, after: Ids, value: Ids, reader: Ids, resident: Ids, builder: Builder
+) -> None:
+    rows = np.arange(len(value))
+    builder.add_rows(len(value), [Term(rows, run[reader]), Term(rows, resident, -1.0)], upper=0.0)
+    starts = np.concatenate(([True], value[1:] != value[:-1])) if len(value) else np.zeros(0, dtype=np.bool_)
+    ends = np.concatenate((starts[1:], [True])) if len(value) else starts
+    first = np.flatnonzero(starts)
+    makers = run[shape.maker[value[first]]]
+    rows = np.arange(len(first))
+    terms = [
+        Term(rows, resident[first]),
+        Term(rows, hold[value[first]], -1.0),
+        Term(rows[makers >= 0], makers[makers >= 0], -1.0),
+    ]
+    builder.add_rows(len(first), terms, upper=0.0)
+    later = np.flatnonzero(~starts)
+    rows = np.arange(len(later))
+    builder.add_rows(len(later), [Term(rows, resident[later]), Term(rows, resident[later - 1], -1.0)], upper=0.0)
+    last = np.flatnonzero(ends & (after[value] >= 0))
+    rows = np.arange(len(last))
+    builder.add_rows(len(last), [Term(rows, after[value[last]]), Term(rows, resident[last], -1.0)], upper=0.0)
+    forced = resident[ends & (after[value] == ONE)]
+    builder.add_rows(len(forced), [Term(np.arange(len(forced)), forced)], lower=1.0)
+
+
+def _add_slot(
+    shape: Shape,
+    run: Ids,
+    hold: Ids,
+    after: Ids,
+    read_at_end: np.typing.NDArray[np.bool_],
+    events: tuple[Ids, Ids, Ids],
+    slot: int,
+    stage: int,
+    builder: Builder,
+    scale: Scale,
+) -> None:
+    value, reader, resident = events
+    # cur(v): the first event from the slot on, else the stage's end; constant where t reads v or v can't be freed
+    current = after.copy()
+    upcoming = np.flatnonzero(reader >= slot)[::-1]
+    current[value[upcoming]] = resident[upcoming]
+    current[read_at_end | (hold == ONE)] = ONE
+    made = np.arange(shape.value_start[slot], shape.value_start[slot + 1])
+    before = np.arange(shape.value_start[slot])
+    optional, always = made[~shape.always[made]], made[shape.always[made]]
+    counted = np.concatenate((before, optional))
+    column = current[counted]
+    later = np.arange(shape.value_start[slot + 1], shape.value_start[stage])
+    start = hold[later]
+    held = always[hold[always] >= 0]
+    constant = int(shape.size[counted[column == ONE]].sum()) + int(shape.size[later[start == ONE]].sum())
+    making = int(shape.workspace[slot]) + int(shape.size[always].sum())
+    terms = [
+        Term(0, column[column >= 0], scale.weights(shape.size[counted[column >= 0]])),
+        Term(0, start[start >= 0], scale.weights(shape.size[later[start >= 0]])),
+        Term(0, hold[held], scale.weights(shape.size[held])),
+        Term(0, run[slot], scale.weights(np.array([making]))),
+    ]
+    builder.add_rows(1, terms, upper=scale.room(shape.capacity - constant))
