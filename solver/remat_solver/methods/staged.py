@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..incumbent import Incumbent
-from ..staged.prove import Switches, prove
+from ..staged.prove import Proof, Switches
 
 
 @dataclass(frozen=True)
@@ -27,4 +27,4 @@ class StagedOptions:
 
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
-    prove(incumbent, Switches(options.engine, options.linear, options.interior, options.single))
+    Proof(incumbent, Switches(options.engine, options.linear, options.interior, options.single)).run()

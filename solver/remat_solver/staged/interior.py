@@ -11,10 +11,10 @@ is at most the indicator of that, so for every set V of values made before t tha
 
     (g)  need(t) + Σ_{v ∈ V} M_v x_v ≤ capacity.
 
-This holds for any number of recomputations in any order. Q_i costs C_i like R, since the second computation is one more
-than each op's first. Each op is first computed in one coarse stage, so there are fewer than n of the Q in all. V is chosen
-as the values with x_v > 0 at the solution to be cut off. A row is remembered as (t, V): after a refinement it is written
-anew for the coarse stage in which t then lies.
+This holds for any number of recomputations in any order. Q_i costs C_i like R, since the second computation is one
+more than each op's first. Each op is first computed in one coarse stage, so there are fewer than n of the Q in all. V
+is chosen as the values with x_v > 0 at the solution to be cut off. A row is remembered as (t, V): after a refinement it
+is written anew for the coarse stage in which t then lies.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from .single import Rerun, add_reruns, add_single_stage
 class Rows:
     """What a proof has found worth telling apart; grows from round to round and never shrinks.
 
-    `cuts` end coarse stages. `slots` and `reruns` are rows (g) and (h). `singles` maps a stage that is told apart to the
-    recomputations in it whose memory is charged: while it is empty, bounds hold in the whole space.
+    `cuts` end coarse stages. `slots` and `reruns` are rows (g) and (h). `singles` maps a stage that is told apart to
+    the recomputations in it whose memory is charged: while it is empty, bounds hold in the whole space.
     """
 
     cuts: set[int]

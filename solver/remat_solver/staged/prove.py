@@ -1,16 +1,16 @@
-"""The proof: bound with few coarse stages, see where the solution breaks the memory, tell those stages apart, repeat."""
+"""The proof: bound with few coarse stages, see where the solution breaks memory, tell those stages apart, repeat."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from remat_ir import plan_of
+from remat_ir import Plan, plan_of
 
 from ..backends import Engine, Improvement, Outcome
-from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
@@ -65,34 +65,37 @@ class Proof:
         self.rows = Rows({min(max(0, roomy - 1), last), last})
         self._polish = polish
 
-    def run(self) -> None:
-        """Prove until the incumbent is stopped or nothing is left to tell apart."""
+    def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
+        """Prove until the incumbent is stopped or nothing is left to tell apart.
+
+        Engines that are handed in are used and left running; others are started, and ended with the proof.
+        """
         if self.shape.roomy == self.shape.ops:
+            self._offer(trace(self.shape, range(self.shape.ops)))
             return
-        if self.switches.linear and not self._linear():
-            return
-        with Engine(self.switches.engine) as engine:
+        with contextlib.ExitStack() as stack:
+            # started before it is needed: the engine's libraries load while linear programs are solved
+            integer = integer or stack.enter_context(Engine(self.switches.engine))
+            if self.switches.linear:
+                linear = linear or stack.enter_context(Engine("highs"))
+                self._linear(linear)
             while not self.incumbent.stopped():
-                if not self._round(engine):
+                if not self._round(integer):
                     return
 
-    def _linear(self) -> bool:
-        """Cut by linear programs until none breaks the memory; False if there is nothing more to do."""
+    def _linear(self, engine: Engine) -> None:
+        """Cut by linear programs until none breaks the memory."""
         watch = self.incumbent.deadline.within(max(0.2, _LP_SHARE * min(self.incumbent.deadline.remaining(), 1e6)))
-        with Engine("highs") as engine:
-            for _ in range(_LP_ROUNDS):
-                round_ = write(self.shape, self.rows, self.scale, again=self.switches.interior)
-                outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
-                if outcome.status != "optimal" or outcome.x is None:
-                    # what floats call infeasible is left to whole numbers to judge
-                    break
-                units = outcome.bound / balance_of(round_.program)
-                self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, exact=False), self.source)
-                if self.incumbent.stopped() or watch.passed():
-                    break
-                if not self._cut_by(round_, outcome.x):
-                    break
-        return not self.incumbent.stopped()
+        for _ in range(_LP_ROUNDS):
+            round_ = write(self.shape, self.rows, self.scale, again=self.switches.interior)
+            outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
+            if outcome.status != "optimal" or outcome.x is None:
+                # what floats call infeasible is left to whole numbers to judge
+                return
+            units = outcome.bound / balance_of(round_.program)
+            self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, exact=False), self.source)
+            if self.incumbent.stopped() or watch.passed() or not self._cut_by(round_, outcome.x):
+                return
 
     def _cut_by(self, round_: Round, x: Floats) -> bool:
         """Add the worst broken slot of each coarse stage as a cut; whether there was one."""
@@ -116,9 +119,7 @@ class Proof:
             return False
         run = self._best_trace(round_, outcome.x)
         if self._offer(run):
-            if outcome.status == "optimal":
-                return False
-            return True
+            return outcome.status != "optimal"
         if self._polish is not None:
             self._polish([int(op) for op in run.order])
         return self._refine(round_, outcome.x, run)
@@ -152,7 +153,7 @@ class Proof:
 
     def _start(self, round_: Round) -> Floats | None:
         plan = self.incumbent.plan
-        if plan is None:
+        if not isinstance(plan, Plan):
             return None
         known = point(
             self.shape, round_.columns, round_.again, round_.program.columns, trace(self.shape, plan.computes)
@@ -174,7 +175,7 @@ class Proof:
         else:
             self.incumbent.nothing_within(
                 (ONE_PER_STAGE,),
-                f"No plan that recomputes each op at most once between two first computations fits into {budget} bytes.",
+                f"No plan that recomputes each op at most once per stage fits into {budget} bytes.",
             )
 
     def _best_trace(self, round_: Round, x: Floats) -> Trace:
@@ -237,17 +238,3 @@ class Proof:
         new = {middle for _, middle in sorted(wide, reverse=True)[:2]}
         self.rows.cuts |= new
         return bool(new)
-
-
-def prove(
-    incumbent: Incumbent,
-    switches: Switches | None = None,
-    *,
-    polish: Callable[[list[int]], None] | None = None,
-    source: str = "staged",
-) -> None:
-    """Run a proof to its end."""
-    Proof(incumbent, switches or Switches(), polish=polish, source=source).run()
-
-
-__all__ = ["Deadline", "Proof", "Switches", "prove"]

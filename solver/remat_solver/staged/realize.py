@@ -24,7 +24,9 @@ def realize(shape: Shape, columns: Columns, again: Ids, x: Floats) -> list[int]:
         first, last = columns.first[c], columns.cuts[c]
         run = columns.runs[c]
         chosen = set(np.flatnonzero((run >= 0) & (_at(x, run) > 0.5)).tolist())
-        twice = set(np.flatnonzero((again[first:last] >= 0) & (_at(x, again[first:last]) > 0.5)) + first)
+        twice = {
+            first + i for i in np.flatnonzero((again[first:last] >= 0) & (_at(x, again[first:last]) > 0.5)).tolist()
+        }
         held = columns.holds[c]
         placed: dict[int, int] = {}
         for op in sorted(chosen | twice, reverse=True):
@@ -40,9 +42,8 @@ def realize(shape: Shape, columns: Columns, again: Ids, x: Floats) -> list[int]:
                 if uses and not (column == -2 or (column >= 0 and x[column] > 0.5)):
                     begins_held = False
                 stages += uses
-            if not stages:
-                stage = last
-            else:
+            stage = last
+            if stages:
                 stage = max(stages) if begins_held or op >= first else min(stages)
             if stage > op:
                 placed[op] = stage

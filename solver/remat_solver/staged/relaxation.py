@@ -1,8 +1,8 @@
 """The coarse-stage relaxation: one pair (R, S) per stretch of stages instead of one per stage.
 
-Stage t of a plan is what runs after the first computation of op t − 1, up to and including the first computation of op
-t. Cuts τ_0 < τ_1 < … < τ_{K−1} = n − 1 gather stages into coarse stages: c covers f_c … τ_c, with f_c = τ_{c−1} + 1. For
-c ≥ 1, ops i < f_c and values v made by such ops,
+Stage t of a plan is what runs after the first computation of op t − 1, up to and including that of op t. Cuts τ_0 <
+τ_1 < … < τ_{K−1} = n − 1 gather stages into coarse stages: c covers f_c … τ_c, with f_c = τ_{c−1} + 1. For c ≥ 1, ops
+i < f_c and values v made by such ops,
 
     R_{c,i} = 1  if op i is computed anywhere in coarse stage c (a recomputation, since i < f_c)
     S_{c,v} = 1  if value v is resident when coarse stage c begins: right after the first computation of τ_{c−1}
@@ -16,9 +16,9 @@ that point, so the program's optimum, and any bound on it, is a bound for the wh
                                            because its maker p(v) has run in c
     (b) 1 ≤ R_{c,p(v)} + S_{c,v}           v made before f_c and read by an op first computed in c: the same
     (c) S_{c+1,v} ≤ R_{c,p(v)} + S_{c,v}   v made before f_c and resident after c: the same
-    (d) memory while τ = τ_{c−1} is first computed: its inputs, its non-optional outputs, its workspace, kept values made
-        before, every other value with S_{c,v} = 1 (made before τ, so resident while τ runs), and each optional output of τ
-        with S_{c,v} = 1 (it exists only because that computation kept it): together at most the capacity
+    (d) memory while τ = τ_{c−1} is first computed: its inputs, its non-optional outputs, its workspace, kept values
+        made before, every other value with S_{c,v} = 1 (made before τ, so resident while τ runs), and each optional
+        output of τ with S_{c,v} = 1 (there only because that computation kept it): together at most the capacity
 
 Fixed beforehand, all without loss: R = S = 0 where the op or value leads to no first computation in c or later (such a
 computation could be struck out of the plan); R = 0 for pinned ops; S = 1 for kept values and for values of pinned ops
@@ -46,8 +46,11 @@ ONE = -2
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Where the variables of a relaxation are: first[c] is f_c; runs[c][i] and holds[c][v] give the column of R_{c,i} and
-    S_{c,v}, or ZERO or ONE. Coarse stage 0 has no variables."""
+    """Where the variables of a relaxation are.
+
+    `cuts[c]` is τ_c and `first[c]` is f_c; `runs[c][i]` and `holds[c][v]` give the column of R_{c,i} and S_{c,v}, or ZERO
+    or ONE. Coarse stage 0 has no variables.
+    """
 
     cuts: tuple[int, ...]
     first: tuple[int, ...]

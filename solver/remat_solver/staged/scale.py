@@ -18,8 +18,8 @@ _MOST_BYTE_UNITS = 2**20
 class Scale:
     """ns per unit of cost and bytes per unit of memory.
 
-    A sum of floored costs is at most the sum of the costs. In a memory row Σ a x ≤ b over binaries, floor(a / u) x sums to
-    an integer that is at most b / u, so its right side may be floored too. Where the units divide everything (the
+    A sum of floored costs is at most the sum of the costs. In a memory row Σ a x ≤ b over binaries, floor(a / u) x sums
+    to an integer that is at most b / u, so its right side may be floored too. Where the units divide everything (the
     greatest common divisors, the usual case) nothing is lost.
     """
 
@@ -68,8 +68,9 @@ def balanced(program: Program) -> Program:
 
     The objective is multiplied by a power of two as well; the second result of `balance_of` undoes it.
     """
-    size = np.maximum.reduceat(np.abs(program.row_value), program.row_start[:-1]) if program.rows else np.zeros(0)
-    factor = np.exp2(-np.ceil(np.log2(np.maximum(size, 1.0))))
+    largest = np.ones(program.rows)
+    np.maximum.at(largest, np.repeat(np.arange(program.rows), np.diff(program.row_start)), np.abs(program.row_value))
+    factor = np.exp2(-np.ceil(np.log2(largest)))
     return replace(
         program,
         cost=program.cost * balance_of(program),

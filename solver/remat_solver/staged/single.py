@@ -1,4 +1,4 @@
-"""Memory while ops are recomputed: for every plan in rows (h), inside one chosen stage in rows that hold for fewer plans.
+"""Memory while ops are recomputed: rows (h) for every plan, and rows inside one chosen stage that hold for fewer.
 
 Rows (h), for an op k recomputed in coarse stage c, hold for any number of recomputations in any order. A value v made
 before c by an op that does not run in c and resident when c ends is resident throughout c, so with V any set of such
@@ -14,7 +14,7 @@ first computations, in op order (Checkmate, Section 4.2). They are written for c
 a bound on a program that has them is a bound in that space only. With A_{v,k} = 1 if v is resident from its previous
 event in the stage (being made there or read there, else the stage's begin) until op k < t is recomputed:
 
-    (f) R_{p(v)} + S_v ≤ 1 for values that p(v) makes whether kept or not: v is no input of anything before its own slot, so
+    (f) R_{p(v)} + S_v ≤ 1 for values that p(v) makes whether kept or not: nothing before its own slot reads v, so
         holding it from the begin until it is made again is of no use, and it can't be resident when it is made
     A_{v,k} ≥ R_k;  A_{v,first k} ≤ R_{p(v)} + S_v;  A_{v,next k} ≤ A_{v,k};  S'_v ≤ A_{v,last k}
     memory at slot k, with cur(v) = A of the first reader from k on, else S'_v, and 1 where t reads v:
@@ -88,7 +88,7 @@ def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: flo
 
 
 def _through(shape: Shape, columns: Columns, c: int) -> Ids:
-    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 where a single stage's op reads it."""
+    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 if a single stage's op reads it."""
     hold = held_at_end(shape, columns, c)
     if columns.first[c] == columns.cuts[c]:
         hold = hold.copy()
