@@ -48,8 +48,8 @@ ONE = -2
 class Columns:
     """Where the variables of a relaxation are.
 
-    `cuts[c]` is τ_c and `first[c]` is f_c; `runs[c][i]` and `holds[c][v]` give the column of R_{c,i} and S_{c,v}, or ZERO
-    or ONE. Coarse stage 0 has no variables.
+    `cuts[c]` is τ_c and `first[c]` is f_c; `runs[c][i]` and `holds[c][v]` give the column of R_{c,i} and S_{c,v}, or
+    ZERO or ONE. Coarse stage 0 has no variables.
     """
 
     cuts: tuple[int, ...]

@@ -6,13 +6,13 @@ values that k neither reads nor makes,
 
     (h)  need(k) R_{c,k} + Σ_{v ∈ V} M_v (S_{c+1,v} − R_{c,p(v)}) ≤ capacity:
 
-if k runs, all of this is resident while it does; if not, the sum is at most what is resident at any moment of c. Where c
-is the single stage t, a value that t reads counts as 1 − R, for it stays until t runs.
+if k runs, all of this is resident while it does; if not, the sum is at most what is resident at any moment of c. Where
+c is the single stage t, a value that t reads counts as 1 − R, for it stays until t runs.
 
-The other rows describe one stage t exactly, in the space where each op is recomputed at most once between two successive
-first computations, in op order (Checkmate, Section 4.2). They are written for coarse stages that consist of t alone, and
-a bound on a program that has them is a bound in that space only. With A_{v,k} = 1 if v is resident from its previous
-event in the stage (being made there or read there, else the stage's begin) until op k < t is recomputed:
+The other rows describe one stage t exactly, in the space where each op is recomputed at most once between two
+successive first computations, in op order (Checkmate, Section 4.2). They are written for coarse stages that consist of
+t alone, and a bound on a program that has them is a bound in that space only. With A_{v,k} = 1 if v is resident from
+its previous event in the stage (being made there or read there, else the stage's begin) until op k < t is recomputed:
 
     (f) R_{p(v)} + S_v ≤ 1 for values that p(v) makes whether kept or not: nothing before its own slot reads v, so
         holding it from the begin until it is made again is of no use, and it can't be resident when it is made
