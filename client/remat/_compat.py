@@ -1,0 +1,165 @@
+"""Every private name of torch that the client uses, behind one version gate and one self-test."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read once; the profiler's start and stop are no news to the user
+
+import torch
+from torch import fx
+
+OLDEST = (2, 11)
+TRIED = ("2.13",)
+
+
+def version() -> tuple[int, int]:
+    """The torch found here, as (major, minor)."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+if version() < OLDEST:
+    raise ImportError(f"remat needs torch {OLDEST[0]}.{OLDEST[1]} or later, and {torch.__version__} is installed")
+
+import torch._dynamo.config as _dynamo_config  # noqa: E402
+import torch._functorch.config as _functorch_config  # noqa: E402
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export  # noqa: E402
+from torch._functorch.aot_autograd import (  # noqa: E402
+    aot_compile_joint_with_descriptors,
+    aot_export_joint_with_descriptors,
+)
+from torch._guards import detect_fake_mode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "boxed",
+    "compile_joint",
+    "detect_fake_mode",
+    "export_joint",
+    "forward_outputs",
+    "joint_graph",
+    "memory_events",
+    "missing",
+    "only_real_tensors",
+    "raw_call",
+    "spans",
+    "storage_key",
+    "strict_graph",
+    "version",
+]
+
+
+def missing() -> list[str]:
+    """What this torch lacks of what the client relies on: the self-test, run at import."""
+    found: list[str] = []
+    wanted: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
+        (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
+        (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
+        (dynamo_graph_capture_for_export, ("fn",)),
+    )
+    for function, names in wanted:
+        parameters = inspect.signature(function).parameters
+        found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
+    for config, name in ((_dynamo_config, "ignore_logging_functions"), (_functorch_config, "donated_buffer")):
+        if not hasattr(config, name):
+            found.append(f"{config.__name__}.{name}")
+    if not hasattr(torch.ops.aten.add.Tensor, "_op"):
+        found.append("OpOverload._op")
+    return found
+
+
+_MISSING = missing()
+if _MISSING:
+    raise ImportError(f"torch {torch.__version__} lacks what remat relies on: {', '.join(_MISSING)}")
+
+
+def strict_graph(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
+) -> torch.nn.Module:
+    """The module as one graph by Dynamo, its parameters under their own names; `ignored` are logging functions."""
+    with _dynamo_config.patch(ignore_logging_functions=set(ignored)):
+        return dynamo_graph_capture_for_export(module)(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts."""
+    return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
+
+
+def joint_graph(descriptor: Any) -> fx.GraphModule:
+    """The graph of an exported joint."""
+    return descriptor.graph_module  # type: ignore[no-any-return]
+
+
+def forward_outputs(descriptor: Any) -> int:
+    """How many of the joint graph's outputs the forward pass returns."""
+    meta = descriptor._aot_state.fw_metadata
+    return int(meta.num_mutated_inp_runtime_indices + meta.num_outputs + meta.num_intermediate_bases)
+
+
+def compile_joint(
+    descriptor: Any,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
+    compiler: Callable[[fx.GraphModule, Any], Callable[[list[Any]], Any]],
+) -> Callable[..., Any]:
+    """A function of (parameters, buffers, arguments) that runs the two graphs under AOTAutograd's own runtime."""
+    # compiling empties the metadata that it is given, and one capture may be compiled for several plans
+    descriptor, state = copy.copy(descriptor), copy.copy(descriptor._aot_state)
+    state.fw_metadata = copy.copy(state.fw_metadata)
+    descriptor._aot_state = state
+    descriptor._aot_graph_capture = copy.copy(descriptor._aot_graph_capture)
+    inner = getattr(descriptor._aot_graph_capture, "maybe_subclass_meta", None)
+    if inner is not None:
+        descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
+    with _functorch_config.patch(donated_buffer=False):
+        return aot_compile_joint_with_descriptors(  # type: ignore[no-any-return]
+            descriptor, partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
+        )
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function as one that takes its arguments in a list, which it empties."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
+def raw_call(target: Any) -> Callable[..., Any]:
+    """An operator's own entry, without the Python wrapper around it."""
+    return target._op if isinstance(target, torch._ops.OpOverload) else target  # type: ignore[no-any-return]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What two tensors share exactly when one storage holds both."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def only_real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """No fake mode nor any other dispatch mode inside."""
+    return _disable_current_modes()  # type: ignore[no-any-return]
+
+
+def memory_events(profiler: Any) -> list[tuple[int, int]]:
+    """A finished profiler's memory events on the CPU, as (time in ns, bytes allocated or, negative, freed), in order."""
+    found = []
+    for order, event in enumerate(profiler.profiler.kineto_results.events()):
+        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
+            found.append((event.start_ns(), order, event.nbytes()))
+    return [(when, size) for when, _, size in sorted(found)]
+
+
+def spans(profiler: Any, prefix: str) -> list[tuple[int, int, str]]:
+    """A finished profiler's ranges whose names begin with `prefix`, as (begin, end, rest of the name), in order."""
+    found = []
+    for event in profiler.profiler.kineto_results.events():
+        if event.name().startswith(prefix):
+            found.append((event.start_ns(), event.end_ns(), event.name().removeprefix(prefix)))
+    return sorted(found)

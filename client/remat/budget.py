@@ -1,0 +1,95 @@
+"""What a caller may mean by a budget, and the bytes that it comes to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction as Ratio
+from typing import TypeAlias
+
+from remat_ir import Graph, InvalidData, budget_at
+
+_UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12}
+_UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """A share of what plain training needs: fixed + fraction · (plain peak − fixed).
+
+    Raises:
+        InvalidData: not a number from 0 to 1.
+    """
+
+    fraction: float | Ratio
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fraction, bool) or not isinstance(self.fraction, (int, float, Ratio)):
+            raise InvalidData(f"a budget fraction must be a number, not {self.fraction!r}")
+        if not 0 <= self.fraction <= 1:
+            raise InvalidData(f"a budget fraction must be from 0 to 1, not {self.fraction}")
+
+
+@dataclass(frozen=True)
+class ActivationBytes:
+    """Bytes beyond the fixed ones (parameters, buffers, inputs, optimizer state, gradients that exist).
+
+    Takes a number of bytes or text such as "2GiB".
+
+    Raises:
+        InvalidData: not a size.
+    """
+
+    size: int | str
+
+    def __post_init__(self) -> None:
+        bytes_of(self.size)
+
+
+Budget: TypeAlias = int | str | Fraction | ActivationBytes
+
+
+def bytes_of(size: int | str) -> int:
+    """A number of bytes, or text such as "12GiB", "1.5 GB" or "4096".
+
+    Raises:
+        InvalidData: not a size; the message shows what would be one.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise InvalidData(f"a budget must not be negative: {size}")
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    if found is None or found[2].upper() not in _UNITS:
+        raise InvalidData(f"a budget is bytes or text such as '12GiB' or '800MB', not {size!r}")
+    return int(Ratio(found[1]) * _UNITS[found[2].upper()])
+
+
+def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
+    """The budget of a graph in bytes, fixed bytes included.
+
+    `slack` is the allocator's share: memory reserved over memory allocated. It applies to bytes of a device, since
+    those hold the allocator's waste too, and to nothing else.
+
+    Raises:
+        InvalidData: not a budget.
+    """
+    if isinstance(budget, Fraction):
+        return budget_at(graph, budget.fraction)
+    if isinstance(budget, ActivationBytes):
+        return graph.fixed_bytes + bytes_of(budget.size)
+    if not isinstance(budget, (int, str)) or isinstance(budget, bool):
+        raise InvalidData(
+            f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
+        )
+    return int(bytes_of(budget) / Ratio(slack)) if slack != 1.0 else bytes_of(budget)
+
+
+def readable(size: int) -> str:
+    """Bytes for a person: 12.3 MiB."""
+    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if abs(value) < 1024 or unit == units[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

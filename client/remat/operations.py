@@ -1,0 +1,308 @@
+"""From a joint graph to the ops and values that are planned: the captured step in the language of remat_ir."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from remat_ir import Graph
+
+from .dataflow import Dataflow, is_random, tensors
+
+CPU_GENERATOR_BYTES = 5056
+"""The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
+
+
+class Kind(Enum):
+    """What an op of the step does."""
+
+    KERNELS = "kernels"
+    RANDOM_STATE = "random_state"
+    ORIGINAL = "original"
+    TURN = "turn"
+    ACCUMULATE = "accumulate"
+
+
+class Measured(NamedTuple):
+    """One kernel's time in ns and the bytes that live only while it runs."""
+
+    cost_ns: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One op of the planned graph.
+
+    Kinds:
+        KERNELS: `nodes`, run in this order. Storages that nothing outside reads are workspace.
+        RANDOM_STATE: a copy of the CPU generator's state just before `nodes[0]` draws from it.
+        ORIGINAL: a copy of an input (`nodes[0]`) that the step overwrites, for ops that read it.
+        TURN: the end of the forward pass: new buffers are copied back, the incoming tangents arrive.
+        ACCUMULATE: a new gradient that autograd has to copy, since its layout is not its parameter's.
+    """
+
+    kind: Kind
+    nodes: tuple[fx.Node, ...]
+    reads: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Operations:
+    """The step as ops over storages: those of the dataflow, then those that only the plan knows.
+
+    Attributes:
+        ops: in the order of their first computation.
+        turn: the index of the TURN op, where the backward pass begins.
+        sizes: [storages] bytes.
+        keep: storages that stay to the end of the step once made.
+        states: random kernel → the storage of the generator's state before it.
+        originals: overwritten placeholder → the storage of the copy that ops read.
+    """
+
+    flow: Dataflow
+    ops: tuple[Op, ...]
+    turn: int
+    sizes: tuple[int, ...]
+    keep: frozenset[int]
+    states: Mapping[fx.Node, int]
+    originals: Mapping[fx.Node, int]
+
+
+def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None) -> Operations:
+    """The ops of a step, one for each group of kernels; by default each kernel is a group of its own.
+
+    Groups are listed in the order in which they run, those of the forward pass first.
+    """
+    groups = [(n,) for n in flow.kernels] if groups is None else groups
+    sizes = list(flow.sizes)
+    forward = frozenset(flow.kernels[: flow.forward_kernels])
+
+    def extra(size: int) -> int:
+        sizes.append(size)
+        return len(sizes) - 1
+
+    originals = {p: extra(sizes[flow.storages_of[p][0]]) for p in _read_and_overwritten(flow)}
+    states = {n: extra(CPU_GENERATOR_BYTES) for n in flow.kernels if is_random(n) and on_cpu(n)}
+    ops = [Op(Kind.ORIGINAL, (p,), (), (s,)) for p, s in originals.items()]
+    tail: list[Op] = []
+    for nodes in groups:
+        target = ops if nodes[0] in forward else tail
+        for node in nodes:
+            if node in states:
+                target.append(Op(Kind.RANDOM_STATE, (node,), (), (states[node],)))
+        reads, makes = _ports(flow, nodes, originals, states)
+        target.append(Op(Kind.KERNELS, tuple(nodes), reads, makes))
+    turn = len(ops)
+    ops.append(_turn(flow))
+    ops += tail
+    ops += [Op(Kind.ACCUMULATE, (n,), flow.storages_of[n], (extra(_bytes(n)),)) for n in _copied_gradients(flow)]
+    ops, keep = _only_what_is_read(flow, ops)
+    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals)
+
+
+def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:
+    """The remat_ir graph of a step, and the storage that each of its values stands for."""
+    number: dict[int, int] = {}
+    storages: list[int] = []
+    value_op: list[int] = []
+    for index, op in enumerate(step.ops):
+        for storage in op.makes:
+            number[storage] = len(storages)
+            storages.append(storage)
+            value_op.append(index)
+    costs = [sum(measured[n].cost_ns for n in op.nodes) if op.kind is Kind.KERNELS else 0 for op in step.ops]
+    graph = Graph(
+        op_cost_ns=tuple(costs),
+        op_workspace_bytes=tuple(_workspace(step, op, measured) for op in step.ops),
+        op_inputs=tuple(tuple(sorted(number[s] for s in op.reads)) for op in step.ops),
+        value_op=tuple(value_op),
+        value_bytes=tuple(step.sizes[s] for s in storages),
+        once=tuple(i for i, op in enumerate(step.ops) if op.kind is not Kind.KERNELS or _runs_once(step, op)),
+        keep=tuple(sorted(number[s] for s in step.keep if s in number)),
+        backward_from=step.turn,
+        fixed_bytes=fixed_bytes,
+        op_names=tuple(op_name(op) for op in step.ops),
+        value_names=tuple(f"{step.flow.owner[s].name}" if s < len(step.flow.owner) else f"extra{s}" for s in storages),
+    )
+    return graph, tuple(storages)
+
+
+def op_name(op: Op) -> str:
+    """What to call an op: the module path of its first kernel, and the operators that it runs."""
+    if op.kind is Kind.TURN:
+        return "turn"
+    what = "+".join(operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
+    where = module_path(op.nodes[0])
+    return f"{where}:{what}" if where else what
+
+
+def operator_name(node: fx.Node) -> str:
+    """The bare name of a node's operator."""
+    target = node.target
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(node.name)
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the module whose forward made this node, or whose forward made what this node differentiates."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    for prefix in ("L['self'].", "L['self']", "L['fn'].", "L['fn']"):
+        path = path.removeprefix(prefix)
+    return path.replace("._modules['", ".").replace("']", "").replace("['", ".").lstrip(".")
+
+
+def on_cpu(node: fx.Node) -> bool:
+    """Whether a kernel's outputs lie in host memory."""
+    found = next(tensors(node.meta.get("val")), None)
+    return found is not None and found.device.type == "cpu"
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return int(value.numel() * value.element_size())
+
+
+def _ports(
+    flow: Dataflow, nodes: Sequence[fx.Node], originals: Mapping[fx.Node, int], states: Mapping[fx.Node, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    own = {s for n in nodes for s in flow.makes[n]}
+    reads: set[int] = set()
+    for node in nodes:
+        for storage in flow.reads[node]:
+            source = flow.owner[storage]
+            if storage in own:
+                continue
+            if source in originals:
+                reads.add(originals[source])
+            elif source.op == "call_function" or source in flow.tangents:
+                reads.add(storage)
+        if node in states:
+            reads.add(states[node])
+    return tuple(sorted(reads)), tuple(sorted(own))
+
+
+def _read_and_overwritten(flow: Dataflow) -> list[fx.Node]:
+    """Placeholders that the step overwrites and that some kernel reads for more than their own new value."""
+    found = []
+    for placeholder, result in flow.mutated.items():
+        own = set(flow.storages_of[placeholder])
+        new = set(flow.storages_of[result])
+        only_update = {n for n in flow.kernels if set(flow.makes[n]) <= new and not _readers(flow, flow.makes[n])}
+        if any(own & set(flow.reads[n]) for n in flow.kernels if n not in only_update):
+            found.append(placeholder)
+    return found
+
+
+def _readers(flow: Dataflow, storages: Sequence[int]) -> bool:
+    wanted = frozenset(storages)
+    return any(wanted & frozenset(flow.reads[n]) for n in flow.kernels)
+
+
+def _turn(flow: Dataflow) -> Op:
+    new = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
+    reads = sorted(s for s in new if flow.owner[s].op == "call_function")
+    return Op(Kind.TURN, (), tuple(reads), tuple(s for t in flow.tangents for s in flow.storages_of[t]))
+
+
+def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
+    """Results that autograd clones when it stores them: another layout than the parameter's, or returned twice."""
+    inputs = [p for p in flow.primals]
+    seen: set[fx.Node] = set()
+    found = []
+    for result, primal in zip(flow.backward_results, inputs, strict=False):
+        if not isinstance(result, fx.Node):
+            continue
+        shared = result in seen
+        seen.add(result)
+        if shared or not _same_layout(result.meta["val"], primal.meta["val"]):
+            found.append(result)
+    return found
+
+
+def _same_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+    """AccumulateGrad's layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if torch.ops.aten.is_non_overlapping_and_dense.default(variable):
+        return all(
+            size == 1 or mine == theirs
+            for size, mine, theirs in zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
+        )
+    return gradient.is_contiguous()
+
+
+def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozenset[int]]:
+    """Ops with only those outputs that another op reads or the step returns, and the storages that are returned."""
+    made = {s for op in ops for s in op.makes}
+    copied = {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.reads}
+    new_buffers = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
+    outputs = {
+        s
+        for result in flow.forward_results
+        if isinstance(result, fx.Node) and result not in set(flow.mutated.values())
+        for s in flow.storages_of[result]
+    }
+    gradients = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
+    single = {s for n in flow.backward_results if isinstance(n, fx.Node) and _owns(flow, n) for s in flow.storages_of[n]}
+    keep = outputs | (gradients - (copied - single))
+    keep |= {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.makes}
+    keep &= made
+    read = {s for op in ops for s in op.reads}
+    wanted = keep | read | (new_buffers & made)
+    kept = [
+        Op(op.kind, op.nodes, op.reads, tuple(s for s in op.makes if s in wanted or op.kind is Kind.TURN)) for op in ops
+    ]
+    return kept, frozenset(keep)
+
+
+def _owns(flow: Dataflow, result: fx.Node) -> bool:
+    """Whether some gradient keeps its own storage although another, returned with it, is copied."""
+    position = flow.backward_results.index(result)
+    primal = flow.primals[position] if position < len(flow.primals) else None
+    return primal is not None and _same_layout(result.meta["val"], primal.meta["val"])
+
+
+def _runs_once(step: Operations, op: Op) -> bool:
+    """Kernels that nothing but the update of an input reads, and random kernels whose state is not kept."""
+    turn = step.ops[step.turn]
+    return bool(op.makes) and set(op.makes) <= set(turn.reads) and not any(
+        set(op.makes) & set(other.reads) for other in step.ops if other is not turn
+    )
+
+
+def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -> int:
+    """The bytes that an op needs while it runs beyond its inputs and all its outputs."""
+    if op.kind is not Kind.KERNELS:
+        return 0
+    flow = step.flow
+    outputs = frozenset(op.makes)
+    last: dict[int, int] = {}
+    for position, node in enumerate(op.nodes):
+        for storage in (*flow.makes[node], *flow.reads[node]):
+            last[storage] = position
+    total = sum(step.sizes[s] for s in outputs)
+    live, worst = 0, 0
+    for position, node in enumerate(op.nodes):
+        live += sum(step.sizes[s] for s in flow.makes[node])
+        worst = max(worst, live + measured[node].workspace_bytes)
+        inside = {s for n in op.nodes[: position + 1] for s in flow.makes[n]} - outputs
+        live -= sum(step.sizes[s] for s in inside if last[s] == position)
+    return max(0, worst - total)
+
+
+def getitems(node: fx.Node) -> list[fx.Node]:
+    """The getitems of a node that makes several tensors, in graph order, nested ones included."""
+    found = []
+    for user in node.users:
+        if user.target is operator.getitem and user.args[0] is node:
+            found.append(user)
+            found.extend(getitems(user))
+    return found

@@ -1,0 +1,81 @@
+"""One captured, profiled training step: the problem that it poses, and the function that a plan of it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_ir import Graph, Plan
+
+from . import _compat
+from .capture import Capture, capture
+from .codegen import boxed_function
+from .dataflow import dataflow
+from .lower import Lowered, lower
+from .operations import Operations, operations, to_graph
+from .profile import Profiled, Table, profile_kernels
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingStep:
+    """A module's training step for one kind of input.
+
+    Attributes:
+        graph: what is planned; its values stand for the storages `values`.
+        profiled: what its kernels cost, and where that is known from.
+    """
+
+    captured: Capture
+    operations: Operations
+    graph: Graph
+    values: tuple[int, ...]
+    profiled: Profiled
+
+    def compile(self, plan: Plan) -> Callable[..., Any]:
+        """The step by a plan, as a function of (parameters, buffers, arguments).
+
+        The plan must have passed the judge on `graph`.
+        """
+        made: list[Lowered] = []
+
+        def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
+            made.append(lower(self.operations, plan))
+            return made[0].forward, made[0].backward
+
+        return _compat.compile_joint(self.captured.descriptor, partition, lambda module, _: boxed_function(module))
+
+
+def training_step(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    table: Table | None = None,
+    extra_fixed_bytes: int = 0,
+) -> TrainingStep:
+    """Capture and profile a module's training step.
+
+    Raises:
+        CaptureError: it cannot be captured as one graph.
+    """
+    captured = capture(module, args, kwargs)
+    flow = dataflow(captured.joint, captured.forward_outputs)
+    ops = operations(flow)
+    profiled = profile_kernels(flow.kernels, table)
+    fixed = sum(flow.sizes[s] for s, owner in enumerate(flow.owner) if owner in flow.primals or owner.op == "get_attr")
+    graph, values = to_graph(ops, profiled.kernels, fixed + extra_fixed_bytes)
+    return TrainingStep(captured, ops, graph, values, profiled)
+
+
+def existing_gradients(module: nn.Module) -> int:
+    """Bytes of gradients that are there before the step."""
+    found: dict[int, int] = {}
+    for parameter in module.parameters():
+        if isinstance(parameter.grad, torch.Tensor):
+            storage = parameter.grad.untyped_storage()
+            found[_compat.storage_key(parameter.grad)] = int(storage.nbytes())
+    return sum(found.values())
