@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
+    from .budget import ActivationBytes, Fraction
+    from .execute import Planned, Rematerialized
     from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
     from .profiles import Profile, ProfileTable
     from .settings import Settings
+    from .training import optimize
 
 _HOMES = {
+    "ActivationBytes": "budget",
+    "Fraction": "budget",
+    "Planned": "execute",
+    "Rematerialized": "execute",
+    "optimize": "training",
     "GreedyPlanner": "planner",
     "LocalPlanner": "planner",
     "Planner": "planner",
@@ -28,17 +36,22 @@ _HOMES = {
 A public name must not be that of a module here: importing the module would hide it."""
 
 __all__ = [
+    "ActivationBytes",
     "Answer",
+    "Fraction",
     "Graph",
     "GreedyPlanner",
     "LocalPlanner",
     "Plan",
+    "Planned",
     "Planner",
     "Problem",
     "Profile",
     "ProfileTable",
+    "Rematerialized",
     "ServicePlanner",
     "Settings",
+    "optimize",
     "planner_for",
     "profile_table",
     "verify",

@@ -109,7 +109,7 @@ def forward_outputs(descriptor: Any) -> int:
 def compile_joint(
     descriptor: Any,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
-    compiler: Callable[[fx.GraphModule, Any], Callable[[list[Any]], Any]],
+    compiler: Any,
 ) -> Callable[..., Any]:
     """A function of (parameters, buffers, arguments) that runs the two graphs under AOTAutograd's own runtime."""
     # compiling empties the metadata that it is given, and one capture may be compiled for several plans
@@ -121,7 +121,7 @@ def compile_joint(
     if inner is not None:
         descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
     with _functorch_config.patch(donated_buffer=False):
-        return aot_compile_joint_with_descriptors(  # type: ignore[no-any-return]
+        return aot_compile_joint_with_descriptors(
             descriptor, partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
         )
 
@@ -134,7 +134,7 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 def raw_call(target: Any) -> Callable[..., Any]:
     """An operator's own entry, without the Python wrapper around it."""
-    return target._op if isinstance(target, torch._ops.OpOverload) else target  # type: ignore[no-any-return]
+    return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -144,11 +144,11 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 def only_real_tensors() -> contextlib.AbstractContextManager[Any]:
     """No fake mode nor any other dispatch mode inside."""
-    return _disable_current_modes()  # type: ignore[no-any-return]
+    return _disable_current_modes()
 
 
 def memory_events(profiler: Any) -> list[tuple[int, int]]:
-    """A finished profiler's memory events on the CPU, as (time in ns, bytes allocated or, negative, freed), in order."""
+    """A profiler's memory events on the CPU in order: time in ns, bytes allocated or (negative) freed."""
     found = []
     for order, event in enumerate(profiler.profiler.kineto_results.events()):
         if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
@@ -158,8 +158,7 @@ def memory_events(profiler: Any) -> list[tuple[int, int]]:
 
 def spans(profiler: Any, prefix: str) -> list[tuple[int, int, str]]:
     """A finished profiler's ranges whose names begin with `prefix`, as (begin, end, rest of the name), in order."""
-    found = []
-    for event in profiler.profiler.kineto_results.events():
-        if event.name().startswith(prefix):
-            found.append((event.start_ns(), event.end_ns(), event.name().removeprefix(prefix)))
-    return sorted(found)
+    events = profiler.profiler.kineto_results.events()
+    return sorted(
+        (e.start_ns(), e.end_ns(), e.name().removeprefix(prefix)) for e in events if e.name().startswith(prefix)
+    )

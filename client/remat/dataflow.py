@@ -68,7 +68,7 @@ def is_random(node: fx.Node) -> bool:
     for position, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return given != 0.0
+            return bool(given != 0.0)
         if argument.name in ("train", "training"):
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, True)
             if given is False:
@@ -158,7 +158,7 @@ class _Storages:
 
 def _maker(node: fx.Node) -> fx.Node:
     while node.target is operator.getitem:
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.all_input_nodes[0]
     return node
 
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from remat_ir import Compute, Free, Plan
 
-from .dataflow import is_random
+from .dataflow import is_random, tensors
 from .operations import Kind, Op, Operations, getitems, on_cpu
 
 
@@ -110,9 +110,7 @@ class _Lowering:
     def _originals_read_late(self) -> frozenset[int]:
         """Copies of overwritten inputs that are read after the turn; before it, the input itself still serves."""
         originals = frozenset(self.step.originals.values())
-        return frozenset(
-            s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals
-        )
+        return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
 
     def _emit(self, into: _Pass, op: Op, index: int) -> None:
         again = index in self.done
@@ -120,7 +118,9 @@ class _Lowering:
         if op.kind is Kind.ORIGINAL:
             placeholder = op.nodes[0]
             if op.makes[0] in self.late_originals:
-                copy = into.call(torch.ops.aten.clone.default, (into.env[placeholder],), {}, placeholder.name + "_original")
+                copy = into.call(
+                    torch.ops.aten.clone.default, (into.env[placeholder],), {}, placeholder.name + "_original"
+                )
                 copy.meta = {"val": placeholder.meta.get("val")}
                 into.originals[placeholder] = copy
         elif op.kind is Kind.RANDOM_STATE:
@@ -136,9 +136,7 @@ class _Lowering:
 
     def _op_of(self, node: fx.Node) -> int:
         if not hasattr(self, "_index"):
-            self._index = {
-                n: i for i, op in enumerate(self.step.ops) if op.kind is Kind.KERNELS for n in op.nodes
-            }
+            self._index = {n: i for i, op in enumerate(self.step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
         return self._index[node]
 
     def _save_state(self, into: _Pass, node: fx.Node) -> None:
@@ -148,7 +146,7 @@ class _Lowering:
 
     def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
         into.forget(self.flow.makes[node])
-        args = fx.map_arg(node.args, lambda a: self._get(into, a))
+        args: tuple[Any, ...] = fx.map_arg(node.args, lambda a: self._get(into, a))
         kwargs = fx.map_arg(node.kwargs, lambda a: self._get(into, a))
         if is_random(node) and again:
             target: Any = replay
@@ -163,7 +161,7 @@ class _Lowering:
             into.pinned.add(made)
         into.env[node] = made
         for item in getitems(node):
-            piece = into.call(operator.getitem, (into.env[item.args[0]], item.args[1]), {}, item.name)
+            piece = into.call(operator.getitem, (into.env[_parent(item)], item.args[1]), {}, item.name)
             piece.meta = dict(item.meta)
             into.env[item] = piece
 
@@ -269,15 +267,17 @@ def _reorder_placeholders(graph: fx.Graph, order: list[fx.Node]) -> None:
             first.prepend(node)
 
 
+def _parent(item: fx.Node) -> fx.Node:
+    return item.all_input_nodes[0]
+
+
 def _root(node: fx.Node) -> fx.Node:
     while node.target is operator.getitem:
-        node = node.args[0]  # type: ignore[assignment]
+        node = _parent(node)
     return node
 
 
 def _device(node: fx.Node) -> str:
-    from .dataflow import tensors
-
     return str(next(tensors(node.meta["val"])).device)
 
 

@@ -68,7 +68,7 @@ def training_step(
     def step() -> torch.Tensor:
         output = module(*args, **(kwargs or {}))
         value = pick(output)
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
     return step
@@ -114,7 +114,9 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
     return found
 
 
-def seconds(run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter) -> float:
+def seconds(
+    run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> float:
     """How long one run takes."""
     cuda = torch.device(device).type == "cuda"
     if cuda:

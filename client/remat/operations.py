@@ -216,10 +216,9 @@ def _turn(flow: Dataflow) -> Op:
 
 def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
     """Results that autograd clones when it stores them: another layout than the parameter's, or returned twice."""
-    inputs = [p for p in flow.primals]
     seen: set[fx.Node] = set()
     found = []
-    for result, primal in zip(flow.backward_results, inputs, strict=False):
+    for result, primal in zip(flow.backward_results, flow.primals, strict=False):
         if not isinstance(result, fx.Node):
             continue
         shared = result in seen
@@ -251,7 +250,9 @@ def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozens
         for s in flow.storages_of[result]
     }
     gradients = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
-    single = {s for n in flow.backward_results if isinstance(n, fx.Node) and _owns(flow, n) for s in flow.storages_of[n]}
+    single = {
+        s for n in flow.backward_results if isinstance(n, fx.Node) and _owns(flow, n) for s in flow.storages_of[n]
+    }
     keep = outputs | (gradients - (copied - single))
     keep |= {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.makes}
     keep &= made
@@ -273,8 +274,10 @@ def _owns(flow: Dataflow, result: fx.Node) -> bool:
 def _runs_once(step: Operations, op: Op) -> bool:
     """Kernels that nothing but the update of an input reads, and random kernels whose state is not kept."""
     turn = step.ops[step.turn]
-    return bool(op.makes) and set(op.makes) <= set(turn.reads) and not any(
-        set(op.makes) & set(other.reads) for other in step.ops if other is not turn
+    return (
+        bool(op.makes)
+        and set(op.makes) <= set(turn.reads)
+        and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)
     )
 
 

@@ -171,7 +171,7 @@ def _highest_index(node: fx.Node) -> int:
         if name.startswith("aten.embedding.default") and user.args[1] is node:
             bounds.append(int(user.args[0].meta["val"].shape[0]))  # type: ignore[union-attr]
         elif name.startswith("aten.embedding_dense_backward") and user.args[1] is node:
-            bounds.append(int(user.args[2]))  # type: ignore[call-overload]
+            bounds.append(int(str(user.args[2])))
         else:
             return 0
     return min(bounds, default=0)
@@ -183,7 +183,8 @@ def _time(node: fx.Node) -> float:
     call()
     if any(t.device.type == "cuda" for t in tensors(node.meta.get("val"))):
         return _time_cuda(call)
-    repeat, samples, begin = 1, [], time.perf_counter_ns()
+    samples: list[float] = []
+    repeat, begin = 1, time.perf_counter_ns()
     while len(samples) < FEWEST_SAMPLES or time.perf_counter_ns() - begin < 3 * SHORTEST_SAMPLE_NS:
         start = time.perf_counter_ns()
         for _ in range(repeat):
@@ -203,12 +204,12 @@ def _time_cuda(call: Callable[[], Any]) -> float:
         call()
     samples = []
     for _ in range(10):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()  # type: ignore[no-untyped-call]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
         call()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        samples.append(start.elapsed_time(end) * 1e6)  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
+        samples.append(float(start.elapsed_time(end)) * 1e6)
     return sorted(samples)[len(samples) // 2]
 
 

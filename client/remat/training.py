@@ -1,0 +1,144 @@
+"""`remat.optimize`: capture, profile, ask, verify, and the module that trains by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from remat_ir import Answer, InvalidPlan, Plan, Problem, Progress, verify
+
+from .budget import Budget, budget_bytes
+from .execute import OnFailure, Planned, Rematerialized
+from .planner import Planner, plan_or_raise, planner_for, profile_table
+from .profiles import ProfileTable
+from .step import existing_gradients, running_peak, training_step
+
+OnProgress = Callable[[Progress], None]
+
+
+def optimize(
+    model: nn.Module,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget,
+    planner: Planner | str | None = None,
+    method: str = "auto",
+    time_limit_s: float = 60.0,
+    max_gap: float = 0.001,
+    optimizer: Any = None,
+    slack: float = 1.0,
+    on_failure: OnFailure = "raise",
+    on_progress: OnProgress | None = None,
+) -> Rematerialized:
+    """Make a module that trains inside a memory budget, with the gradients of plain training.
+
+    The training step is captured for the example inputs without running it, its kernels are profiled one by one, and
+    the plan is asked for now. Parameters and buffers are shared with `model`.
+
+    Args:
+        example_args, example_kwargs: one call of the model; a tuple or list of positional arguments.
+        budget: bytes of the device ("12GiB", 12 * 2**30), `remat.Fraction(0.5)` of what plain training needs beyond
+            its fixed bytes, or `remat.ActivationBytes("2GiB")`.
+        planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
+            "local", "greedy", or any object with the method `plan`.
+        optimizer: counted with the state that its first step will make.
+        slack: bytes reserved over bytes allocated, where a budget is bytes of a device.
+        on_failure: what to do where a step cannot be captured: "raise", or train "plain" and say so in the log.
+
+    Returns:
+        A module with the state_dict of `model`.
+
+    Raises:
+        CaptureError: the training step cannot be captured; the message says why.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        InvalidData: not a budget, or not a planner.
+    """
+    asked = planner_for(planner)
+    table = profile_table(asked)
+
+    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Planned:
+        extra = existing_gradients(model) + optimizer_state(optimizer)
+        return plan_step(
+            model,
+            args,
+            kwargs,
+            budget=budget,
+            planner=asked,
+            table=table,
+            method=method,
+            time_limit_s=time_limit_s,
+            max_gap=max_gap,
+            slack=slack,
+            extra_fixed_bytes=extra,
+            on_progress=on_progress,
+        )
+
+    made = Rematerialized(model, make_plan, on_failure)
+    made.plan_for(tuple(example_args), example_kwargs)
+    return made
+
+
+def plan_step(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    budget: Budget,
+    planner: Planner,
+    table: ProfileTable | None = None,
+    method: str = "auto",
+    time_limit_s: float = 60.0,
+    max_gap: float = 0.001,
+    slack: float = 1.0,
+    extra_fixed_bytes: int = 0,
+    on_progress: OnProgress | None = None,
+) -> Planned:
+    """Capture, profile and plan one kind of call; the plan is verified here, whoever made it."""
+    step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes)
+    problem = Problem(step.graph, budget_bytes(budget, step.graph, slack))
+    answer = plan_or_raise(
+        planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
+    )
+    return carry_out(step, problem, answer)
+
+
+def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
+    """A step with an answer's plan, verified and compiled.
+
+    Raises:
+        InvalidPlan: the plan is not one of this problem, or not what the answer claims.
+    """
+    if not isinstance(answer.plan, Plan):
+        raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
+    verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
+    return Planned(step, answer, step.compile(answer.plan), predicted)
+
+
+def optimizer_state(optimizer: Any) -> int:
+    """Bytes that an optimizer holds, or will hold once its first step has made its state.
+
+    Known: Adam and its kin (two moments, three with amsgrad), SGD with momentum, RMSprop, Adagrad. Others are counted
+    as what they hold now.
+    """
+    if optimizer is None:
+        return 0
+    kind = type(optimizer).__name__
+    total = 0
+    for group in optimizer.param_groups:
+        copies = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1, "RMSprop": 1}.get(kind, 0)
+        copies += bool(group.get("amsgrad")) + (kind == "SGD" and bool(group.get("momentum")))
+        copies += kind == "RMSprop" and bool(group.get("momentum"))
+        for parameter in group["params"]:
+            if not parameter.requires_grad:
+                continue
+            there = sum(t.numel() * t.element_size() for t in _tensors(optimizer.state.get(parameter, {})))
+            total += max(there, copies * parameter.numel() * parameter.element_size())
+    return total
+
+
+def _tensors(state: Mapping[str, Any]) -> list[Any]:
+    return [value for value in state.values() if hasattr(value, "element_size")]

@@ -1,0 +1,358 @@
+"""Small training steps with the things that go wrong in them, for tests of the torch client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Case(NamedTuple):
+    """A module, one call of it, and how its output becomes a loss."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: Callable[[Any], torch.Tensor] | None
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[make.__name__] = make
+    return make
+
+
+def numbers(*shape: int, requires_grad: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(*shape, generator=generator).requires_grad_(requires_grad)
+
+
+def mean_square(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 32, depth: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.dropout(F.gelu(layer(x)))
+        return x
+
+
+@case
+def mlp_with_dropout() -> Case:
+    return Case(Mlp(dropout=0.2), (numbers(16, 32),), {}, mean_square)
+
+
+@case
+def batch_norm_and_dropout() -> Case:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Conv2d(8, 4, 3),
+        nn.BatchNorm2d(4),
+    )
+    return Case(module, (numbers(4, 3, 12, 12),), {}, mean_square)
+
+
+@case
+def batch_norm_used_twice() -> Case:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(16, 16), nn.BatchNorm1d(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.linear(F.relu(self.norm(self.linear(x)))))
+
+    return Case(Twice(), (numbers(8, 16),), {}, lambda o: o.pow(4).mean())
+
+
+@case
+def in_place_ops() -> Case:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.a(x)
+            y.mul_(2.0)
+            y[:, :4].add_(1.0)
+            return self.b(y).relu_() * 2
+
+    return Case(InPlace(), (numbers(8, 16),), {}, mean_square)
+
+
+@case
+def outputs_that_alias() -> Case:
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.linear(x)
+            return y, y.view(4, 32), y.t()
+
+    return Case(Views(), (numbers(8, 16),), {}, lambda o: o[0].square().mean() + o[1].sin().sum() + o[2].cos().mean())
+
+
+@case
+def input_that_requires_gradients_and_is_returned() -> Case:
+    class Returned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.linear(x), x
+
+    return Case(Returned(), (numbers(8, 16, requires_grad=True),), {}, lambda o: o[0].square().mean() + o[1].sum())
+
+
+@case
+def attention() -> Case:
+    return Case(_Attention(0.0), (numbers(2, 8, 16),), {}, mean_square)
+
+
+@case
+def attention_with_dropout() -> Case:
+    return Case(_Attention(0.3), (numbers(2, 8, 16),), {}, mean_square)
+
+
+class _Attention(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.qkv, self.out, self.p = nn.Linear(16, 48), nn.Linear(16, 16), dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.view(2, 8, 2, 8).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(2, 8, 16))
+
+
+@case
+def autocast_inside() -> Case:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = Mlp(16), nn.LayerNorm(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.inner(self.norm(x))
+            return y.float()
+
+    return Case(Mixed(), (numbers(8, 16),), {}, mean_square)
+
+
+@case
+def parameters_in_bfloat16() -> Case:
+    return Case(Mlp(16).bfloat16(), (numbers(8, 16).bfloat16(),), {}, mean_square)
+
+
+@case
+def dict_output_and_odd_arguments() -> Case:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16)
+
+        def forward(
+            self, x: torch.Tensor, *, scale: float = 1.0, flag: bool = False, mask: Any = None, extras: Any = None
+        ) -> dict[str, Any]:
+            y = self.inner(x) * scale
+            if flag:
+                y = y * mask
+            return {"last": y + extras["b"][0], "all": (x, y), "count": 3}
+
+    kwargs = {"scale": 3.0, "flag": True, "mask": numbers(4, 16), "extras": {"b": [numbers(4, 16)]}}
+    return Case(Odd(), (numbers(4, 16),), kwargs, lambda o: o["last"].square().mean() + o["all"][1].sum())
+
+
+@case
+def tied_weights() -> Case:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head, self.inner = nn.Embedding(11, 16), nn.Linear(16, 11, bias=False), Mlp(16)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(self.embed(tokens)))
+
+    return Case(Tied(), (torch.arange(8).view(2, 4) % 11,), {}, mean_square)
+
+
+@case
+def frozen_parameters() -> Case:
+    module = nn.Sequential(Mlp(16), Mlp(16), Mlp(16))
+    module[0].requires_grad_(False)
+    module[1].layers[1].weight.requires_grad_(False)
+    return Case(module, (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def part_without_gradients() -> Case:
+    class Distilled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = Mlp(16), Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                target = self.teacher(x)
+            return F.mse_loss(self.student(x), target)
+
+    return Case(Distilled(), (numbers(4, 16),), {}, None)
+
+
+@case
+def unused_parameter() -> Case:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.unused = Mlp(16), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    return Case(Unused(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def random_numbers_of_all_kinds() -> Case:
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x + torch.randn_like(x) * 0.1)
+            return F.dropout(y, 0.2, True) * torch.rand(()).add(0.5) + F.rrelu(y, training=True)
+
+    return Case(Random(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def random_numbers_nobody_reads() -> Case:
+    class Wasteful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16, dropout=0.1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.rand(3)
+            y = self.inner(x)
+            torch.randn(2)
+            return y
+
+    return Case(Wasteful(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def loss_and_unused_output() -> Case:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Mlp(16), Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.first(x)
+            return self.second(hidden).mean(), hidden
+
+    return Case(Two(), (numbers(4, 16),), {}, lambda o: o[0])
+
+
+@case
+def custom_autograd_function() -> Case:
+    class Clamp(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * (x > 0) * 0.5
+
+    class Custom(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Mlp(16), Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(Clamp.apply(self.first(x)))
+
+    return Case(Custom(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def module_hooks() -> Case:
+    module = Mlp(16)
+    module.layers[0].register_forward_hook(lambda m, i, o: o * 2)
+    return Case(module, (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def parameter_hooks() -> Case:
+    module = Mlp(16)
+    module.layers[0].weight.register_hook(lambda g: g * 2)
+    return Case(module, (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def tensors_that_are_no_buffers() -> Case:
+    class Closed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.table = Mlp(16), numbers(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * self.table + torch.tensor([1.0, 2.0] * 8)
+
+    return Case(Closed(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def complex_numbers() -> Case:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * (1 + 1j), n=16)
+
+    return Case(Fourier(), (numbers(4, 16),), {}, mean_square)
+
+
+@case
+def buffer_that_is_read_and_overwritten() -> Case:
+    class Averaged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16)
+            self.register_buffer("mean", torch.ones(16))
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.inner(x).sin() * self.mean.exp()
+            self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+            self.count += 1
+            return y.sin() * self.mean
+
+    return Case(Averaged(), (numbers(4, 16),), {}, mean_square)

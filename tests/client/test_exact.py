@@ -1,0 +1,118 @@
+"""Training by a plan leaves behind what plain training does, bit by bit, in the memory that was predicted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from client.small_models import CASES, Case
+from remat import measure
+from remat.execute import _tensor
+from remat.step import TrainingStep, running_peak, training_step
+from remat_ir import Plan, Problem, plain_plan, plan_of, verify
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def callable_of(case: Case, step: TrainingStep, plan: Plan):  # type: ignore[no-untyped-def]
+    """The case's step by a plan."""
+    run, captured = step.compile(plan), step.captured
+    names = (*captured.params, *captured.buffers)
+
+    def call(*args, **kwargs):  # type: ignore[no-untyped-def]
+        return run(
+            *[captured.constants.get(n, None) if n in captured.constants else _tensor(case.module, n) for n in names],
+            *args,
+            **kwargs,
+        )
+
+    return call
+
+
+def outcome(case: Case, function):  # type: ignore[no-untyped-def]
+    """What two accumulated steps leave behind, the module's state restored afterwards."""
+    state = {name: t.clone() for name, t in case.module.state_dict().items()}
+    for argument in case.args:
+        if isinstance(argument, torch.Tensor):
+            argument.grad = None
+    step = measure.training_step(function, case.args, case.kwargs, case.loss)
+
+    def twice() -> torch.Tensor:
+        step()
+        return step()
+
+    found = measure.outcome(case.module, twice)
+    inputs = {f"input {i}": None if a.grad is None else a.grad.clone() for i, a in enumerate(case.args)}
+    case.module.load_state_dict(state)
+    return found._replace(gradients={**found.gradients, **inputs})
+
+
+def random_plan(step: TrainingStep, seed: int) -> Plan:
+    """A valid plan that recomputes whatever it likes, wherever it likes."""
+    graph, draw = step.graph, random.Random(seed)
+    pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
+    free = [op for op in range(graph.ops) if op not in pinned]
+    sequence: list[int] = []
+    for op in range(graph.ops):
+        for again in draw.sample(free, min(len(free), draw.choice((0, 0, 1, 3)))):
+            if again < op:
+                sequence.append(again)
+        sequence.append(op)
+    plan = plan_of(graph, sequence)
+    verify(Problem(graph, 2**50), plan)
+    return plan
+
+
+def everything_again(step: TrainingStep) -> Plan:
+    """Before each op of the backward pass, all that it needs from the forward pass is computed anew."""
+    graph = step.graph
+    assert graph.backward_from is not None
+    pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
+    sequence = list(range(graph.backward_from))
+    for op in range(graph.backward_from, graph.ops):
+        needed: set[int] = set()
+        stack = [graph.value_op[v] for v in graph.op_inputs[op]]
+        while stack:
+            maker = stack.pop()
+            if maker in pinned or maker in needed or maker >= graph.backward_from:
+                continue
+            needed.add(maker)
+            stack += [graph.value_op[v] for v in graph.op_inputs[maker]]
+        sequence += [*sorted(needed), op]
+    plan = plan_of(graph, sequence)
+    verify(Problem(graph, 2**50), plan)
+    return plan
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_plan_trains_exactly(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    step = training_step(case.module, case.args, case.kwargs)
+    plain = outcome(case, case.module)
+    stock = outcome(case, callable_of(case, step, plain_plan(step.graph)))
+    assert measure.differences(plain, stock) == []
+    for plan in (everything_again(step), random_plan(step, 1), random_plan(step, 2)):
+        assert measure.differences(stock, outcome(case, callable_of(case, step, plan))) == []
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_peak_is_the_predicted_one(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    step = training_step(case.module, case.args, case.kwargs)
+    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 3)):
+        function = callable_of(case, step, plan)
+        run = measure.training_step(function, case.args, case.kwargs, case.loss)
+        case.module.zero_grad()
+        run()
+        case.module.zero_grad()
+        measured = measure.peak_memory(run).peak_bytes
+        predicted = running_peak(step, plan) - step.graph.fixed_bytes
+        print(name, predicted, measured)
+        assert measured <= predicted * 1.01 + 4096
