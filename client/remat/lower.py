@@ -40,7 +40,7 @@ def save_state(device: str) -> torch.Tensor:
     return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
 
 
-def replay(state: torch.Tensor, device: str, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a random operator as it ran when the state was saved, and leave the generator as it is now."""
     if device == "cpu":
         now = torch.get_rng_state()

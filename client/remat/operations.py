@@ -118,6 +118,7 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
             number[storage] = len(storages)
             storages.append(storage)
             value_op.append(index)
+    measured = {n: _with_replay(step, n, measured[n]) for n in step.flow.kernels}
     costs = [sum(measured[n].cost_ns for n in op.nodes) if op.kind is Kind.KERNELS else 0 for op in step.ops]
     graph = Graph(
         op_cost_ns=tuple(costs),
@@ -299,6 +300,12 @@ def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -
         inside = {s for n in op.nodes[: position + 1] for s in flow.makes[n]} - outputs
         live -= sum(step.sizes[s] for s in inside if last[s] == position)
     return max(0, worst - total)
+
+
+def _with_replay(step: Operations, node: fx.Node, measured: Measured) -> Measured:
+    """A replay of a random kernel holds the generator's present state meanwhile."""
+    replayed = node in step.states
+    return measured._replace(workspace_bytes=measured.workspace_bytes + CPU_GENERATOR_BYTES) if replayed else measured
 
 
 def getitems(node: fx.Node) -> list[fx.Node]:

@@ -6,12 +6,16 @@ import random
 
 import pytest
 import torch
+from torch import nn
 
 from client.small_models import CASES, Case
 from remat import measure
 from remat.execute import _tensor
+from remat.profiles import MemoryProfiles
 from remat.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
+
+TABLE = MemoryProfiles()
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +64,7 @@ def random_plan(step: TrainingStep, seed: int) -> Plan:
     sequence: list[int] = []
     for op in range(graph.ops):
         for again in draw.sample(free, min(len(free), draw.choice((0, 0, 1, 3)))):
-            if again < op:
-                sequence.append(again)
+            sequence += [again] * (again < op)
         sequence.append(op)
     plan = plan_of(graph, sequence)
     verify(Problem(graph, 2**50), plan)
@@ -89,30 +92,43 @@ def everything_again(step: TrainingStep) -> Plan:
     return plan
 
 
+def peak(case: Case, function) -> int:  # type: ignore[no-untyped-def]
+    """The measured peak of one step from no gradients, in bytes above the fixed ones."""
+    run = measure.training_step(function, case.args, case.kwargs, case.loss)
+    found = 0
+    for _ in range(2):  # libraries allocate once what they use ever after
+        case.module.zero_grad()
+        for argument in case.args:
+            argument.grad = None
+        found = measure.peak_memory(run).peak_bytes
+    return found
+
+
+class WithLoss(nn.Module):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.inner, self.loss = case.module, case.loss or (lambda output: output)
+
+    def forward(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        return self.loss(self.inner(*args, **kwargs))
+
+
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_plan_trains_exactly(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
-    step = training_step(case.module, case.args, case.kwargs)
+    step = training_step(case.module, case.args, case.kwargs, table=TABLE)
     plain = outcome(case, case.module)
-    stock = outcome(case, callable_of(case, step, plain_plan(step.graph)))
-    assert measure.differences(plain, stock) == []
-    for plan in (everything_again(step), random_plan(step, 1), random_plan(step, 2)):
-        assert measure.differences(stock, outcome(case, callable_of(case, step, plan))) == []
+    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1), random_plan(step, 2)):
+        assert measure.differences(plain, outcome(case, callable_of(case, step, plan))) == []
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", ["attention_with_dropout", "batch_norm_and_dropout", "in_place_ops", "tied_weights"])
 def test_the_peak_is_the_predicted_one(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
-    step = training_step(case.module, case.args, case.kwargs)
-    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 3)):
-        function = callable_of(case, step, plan)
-        run = measure.training_step(function, case.args, case.kwargs, case.loss)
-        case.module.zero_grad()
-        run()
-        case.module.zero_grad()
-        measured = measure.peak_memory(run).peak_bytes
+    whole = Case(WithLoss(case), case.args, case.kwargs, None)
+    step = training_step(whole.module, whole.args, whole.kwargs, table=TABLE)
+    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1), random_plan(step, 2)):
         predicted = running_peak(step, plan) - step.graph.fixed_bytes
-        print(name, predicted, measured)
-        assert measured <= predicted * 1.01 + 4096
+        assert peak(whole, callable_of(whole, step, plan)) == pytest.approx(predicted, rel=0.01, abs=256)
