@@ -20,10 +20,11 @@ from .callers import Callers
 from .contract import describe
 from .dispatch import Dispatcher
 from .errors import ServiceError
+from .keep import housekeeping
 from .outside import Outside
 from .problems import problem_response, refusal_of, validation_refusal
 from .room import Room, room_of
-from .routes import plans, profiles, service, solves
+from .routes import graphs, groups, page, plans, profiles, service, solves
 from .settings import Settings
 
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
@@ -37,8 +38,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         title="remat", version="1", lifespan=_lifespan(room), docs_url=None, redoc_url=None, redirect_slashes=False
     )
     app.state.room, app.state.callers = room, Callers(room)
-    for module in (solves, plans, profiles, service):
+    for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
+    app.mount("/static", page.static_files())
     app.add_exception_handler(ServiceError, _refuse)
     app.add_exception_handler(InvalidData, _refuse)
     app.add_exception_handler(InvalidPlan, _refuse)
@@ -57,11 +59,13 @@ def _lifespan(room: Room) -> Any:
             dispatcher = Dispatcher(room)
             if room.settings.embedded:
                 dispatcher.start()
+            keeper = asyncio.create_task(housekeeping(room))
             try:
                 yield
             finally:
                 room.stopping = True
                 room.bells.ring_all()
+                keeper.cancel()
                 await asyncio.wait_for(dispatcher.stop(), room.settings.drain_s + 10.0)
 
     return lifespan

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remat_ir import InvalidData, Problem
+from remat_ir import InvalidData, Problem, Subject
 from remat_ir.read import integer, kind, members
 from remat_solver import METHODS
 from remat_solver.lift import runner_of
 
 from .errors import Invalid, TooLarge
 from .settings import Settings
+from .subjects import size_of
 
 LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
 HIGHEST_PRIORITY = 100
@@ -54,6 +55,13 @@ def read_ask(data: object, settings: Settings) -> Ask:
     """
     found = members(data, "request", required=("problem",), optional=LIMITS)
     ask = Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
+    entries = model_entries(ask.problem.subject)
+    if ask.method.startswith("milp") and entries > settings.most_model_entries:
+        raise TooLarge(
+            f"method {ask.method!r} would build a model of about {entries} entries, more than the "
+            f"{settings.most_model_entries} allowed; use auto",
+            "/method",
+        )
     runner_of(METHODS[ask.method], ask.problem)  # refuses a method that does not take this kind of problem
     return ask
 
@@ -108,6 +116,15 @@ def check_stages(problem: Mapping[str, Any], settings: Settings, pointer: str) -
     lengths = join.get("lengths") if isinstance(join, Mapping) else None
     if isinstance(lengths, list) and 2 * sum(n for n in lengths if type(n) is int) > settings.most_ops:
         raise TooLarge(f"join has too many steps for {settings.most_ops} ops", pointer + "/join")
+
+
+def model_entries(subject: Subject) -> int:
+    """An estimate of the entries of the Checkmate model of a graph: R, S and FREE of every stage, and its rows.
+
+    Checkmate, Section 4: with n ops and m edges, n stages of n + n + m variables and about as many rows.
+    """
+    ops, edges = size_of(subject)
+    return ops * (2 * ops + edges) * 2
 
 
 def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

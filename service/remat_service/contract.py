@@ -14,6 +14,9 @@ from . import documents
 
 _BODIES: tuple[type[BaseModel], ...] = (
     documents.SolveRequest,
+    documents.SweepRequest,
+    documents.BatchRequest,
+    documents.ValidateRequest,
     documents.ProfileLookup,
     documents.ProfileUpload,
 )

@@ -15,9 +15,10 @@ from remat_solver.bounds import least_need
 from .answers import document, sentence
 from .asks import Ask
 from .cache import Known, answer_of, is_final
-from .errors import Conflict, Invalid, NotFound, TooMany, Unavailable
+from .errors import Conflict, Invalid, NotFound, Unavailable
 from .identity import Caller, Keys, keys_of, method_key_of, new_id
 from .judge import Judge
+from .quotas import check_quota
 from .room import Room
 from .store import names
 from .subjects import net_of
@@ -273,10 +274,7 @@ async def _check_room(room: Room, connection: AsyncConnection, caller: Caller) -
     waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
     if (waiting or 0) >= room.settings.most_queued:
         raise Unavailable("the queue is full", retry_after_s=30)
-    if room.quota is not None:
-        refused = await room.quota(connection, caller)
-        if refused is not None:
-            raise TooMany(refused, retry_after_s=30)
+    await check_quota(connection, caller)
 
 
 async def view(room: Room, caller: Caller, request_id: str) -> Any:
@@ -340,18 +338,21 @@ async def cancel(room: Room, caller: Caller, request_id: str) -> None:
     async with room.database.write() as connection:
         await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
         await end_request(room, connection, request_id, Status.CANCELLED, "cancel")
-        left = await connection.scalar(
-            select(func.count())
-            .select_from(requests)
-            .where(requests.c.solve_id == row.solve_id, requests.c.ended.is_(False))
-        )
-        if not left:
-            await connection.execute(
-                update(solves)
-                .where(solves.c.id == row.solve_id, solves.c.state == _QUEUED)
-                .values(state=_ENDED, ended_at=now(), revision=solves.c.revision + 1)
-            )
+        await leave(connection, row.solve_id)
     room.bells.ring(request_id, row.solve_id)
+
+
+async def leave(connection: AsyncConnection, solve_id: str) -> None:
+    """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
+    left = await connection.scalar(
+        select(func.count()).select_from(requests).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+    )
+    if not left:
+        await connection.execute(
+            update(solves)
+            .where(solves.c.id == solve_id, solves.c.state == _QUEUED)
+            .values(state=_ENDED, ended_at=now(), revision=solves.c.revision + 1)
+        )
 
 
 async def end_request(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Counts = list[Count]
@@ -175,6 +175,123 @@ class ProblemOut(BaseModel):
     chain: dict[str, Any] | None = None
     join: dict[str, Any] | None = None
     budget_bytes: int
+
+
+Budgets = Annotated[list[Count], Field(min_length=1, max_length=64)]
+
+
+class GraphSweep(Limits):
+    """A graph at many budgets: those named, or `points` of them over the whole curve."""
+
+    graph: GraphDocument
+    budgets_bytes: Budgets
+
+
+class GraphCurve(Limits):
+    """A graph's whole trade-off curve, from the least budget proved necessary to the plain peak."""
+
+    graph: GraphDocument
+    points: Annotated[int, Field(ge=2, le=64)]
+
+
+class ChainSweep(Limits):
+    """A chain at many budgets."""
+
+    chain: ChainDocument
+    budgets_bytes: Budgets
+
+
+class ChainCurve(Limits):
+    """A chain's whole trade-off curve."""
+
+    chain: ChainDocument
+    points: Annotated[int, Field(ge=2, le=64)]
+
+
+class JoinSweep(Limits):
+    """A join at many budgets."""
+
+    join: JoinDocument
+    budgets_bytes: Budgets
+
+
+class SweepRequest(RootModel[GraphSweep | GraphCurve | ChainSweep | ChainCurve | JoinSweep]):
+    """One step at many budgets."""
+
+
+class SweepDocument(BaseModel):
+    """A group of solves; `ended` once all have."""
+
+    id: str
+    ended: bool
+    solves: list[AnswerDocument]
+
+
+class BatchRequest(Limits):
+    """A graph captured at one batch size, and the batch sizes to try within its budget."""
+
+    problem: GraphProblem
+    batch: Annotated[int, Field(ge=1, le=10**6, description="The batch size that the graph was captured at.")]
+    batches: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(min_length=1, max_length=64)]
+    batch_values: Annotated[Counts | None, Field(description="Values that grow with it; by default all but kept.")] = (
+        None
+    )
+    max_overhead: Annotated[float, Field(ge=0)] | None = None
+
+
+class BatchDocument(SweepDocument):
+    """The solves of the batch sizes in order, and the largest that fits so far."""
+
+    batches: list[int]
+    best_batch: int | None
+
+
+class GraphCheck(Document):
+    """A graph to check; a budget may come with it."""
+
+    graph: GraphDocument
+    budget_bytes: Count = 0
+
+
+class ChainCheck(Document):
+    """A chain to check."""
+
+    chain: ChainDocument
+    budget_bytes: Count = 0
+
+
+class JoinCheck(Document):
+    """A join to check."""
+
+    join: JoinDocument
+    budget_bytes: Count = 0
+
+
+class ValidateRequest(RootModel[GraphCheck | ChainCheck | JoinCheck]):
+    """What to check."""
+
+
+class ValidateDocument(BaseModel):
+    """What a valid graph, chain or join is."""
+
+    kind: Literal["graph", "chain", "join"]
+    digest: str
+    structure_digest: str
+    ops: int
+    edges: int
+    total_cost_ns: int
+    fixed_bytes: int
+    plain_peak_bytes: int
+    least_budget_bound_bytes: int
+    model_entries: int
+
+
+class ExplainDocument(BaseModel):
+    """What the store has for a request, and what it misses by."""
+
+    result: Literal["hit", "near", "miss"]
+    digest: str
+    reasons: list[str]
 
 
 Signature = Annotated[str, Field(min_length=1, max_length=500)]

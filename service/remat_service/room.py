@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from .bells import Bells
 from .cache import Cache
 from .database import Database
-from .identity import Caller
 from .judge import Judge
 from .metrics import Metrics
 from .settings import Settings
@@ -21,9 +20,6 @@ from .warden import Warden
 
 Enqueue = Callable[[AsyncConnection, str, int], Awaitable[None]]
 """Tells a queue of a new solve, in the transaction that writes it: (connection, solve id, priority)."""
-
-Quota = Callable[[AsyncConnection, Caller], Awaitable[str | None]]
-"""Says why a tenant may not queue another solve now, or None: (connection, caller)."""
 
 
 async def enqueue_nothing(connection: AsyncConnection, solve_id: str, priority: int) -> None:
@@ -43,7 +39,6 @@ class Room:
     metrics: Metrics
     warden: Warden
     enqueue: Enqueue
-    quota: Quota | None = None
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     stopping: bool = False
 

@@ -64,6 +64,9 @@ class Settings(BaseSettings):
     most_ops: int = Field(default=100_000, ge=1, description="Most ops in a graph.")
     most_edges: int = Field(default=2_000_000, ge=1, description="Most inputs of all ops together.")
     most_values: int = Field(default=400_000, ge=1, description="Most values in a graph.")
+    most_model_entries: int = Field(
+        default=200_000_000, ge=1, description="Largest whole model (`milp…`), estimated before it is built."
+    )
     most_sweep: int = Field(default=64, ge=1, description="Most budgets in one sweep.")
     most_queued: int = Field(default=10_000, ge=1, description="Solves waiting at once, of all tenants.")
     longest_wait_s: float = Field(default=30.0, ge=0, le=30.0, description="Longest long-poll.")

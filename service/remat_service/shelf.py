@@ -17,6 +17,7 @@ from .bells import heard
 from .cache import answer_of
 from .errors import Gone, NotFound
 from .identity import Caller, Keys
+from .keep import pin
 from .room import Room
 from .store import StoredPlan, names
 from .subjects import gross_of
@@ -174,12 +175,35 @@ async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dic
     return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}
 
 
+async def pin_by_digest(room: Room, caller: Caller, digest: str, pinned: bool) -> None:
+    """Pin or unpin the best plan of a problem digest.
+
+    Raises:
+        NotFound: this tenant's scope has none.
+    """
+    net, keys = await _problem_by_digest(room, caller, digest, "auto")
+    known = await room.cache.known(caller, keys, net)
+    if known.plan is None:
+        raise NotFound("there is no plan for this digest")
+    await pin(room, known.plan.id, pinned)
+
+
 async def plan_by_digest(room: Room, caller: Caller, digest: str, method: str) -> bytes:
     """The best stored answer for a problem digest, as JSON text with its plan.
 
     Raises:
         NotFound: this tenant's scope has none.
     """
+    net, keys = await _problem_by_digest(room, caller, digest, method)
+    known = await room.cache.known(caller, keys, net)
+    text = None if known.plan is None else await plan_text(room, caller, known.plan, net.budget_bytes)
+    if text is None:
+        raise NotFound("there is no plan for this digest")
+    known = replace(known, near=None)
+    return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
+
+
+async def _problem_by_digest(room: Room, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
     async with room.database.read() as connection:
         row = (
             await connection.execute(
@@ -190,11 +214,5 @@ async def plan_by_digest(room: Room, caller: Caller, digest: str, method: str) -
     subject = None if packed is None or row is None else await room.judge.graph(row.graph_key, packed, caller.key)
     if subject is None or row is None:
         raise NotFound("there is no plan for this digest")
-    net = Problem(subject, row.budget_bytes)
     keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")
-    known = await room.cache.known(caller, keys, net)
-    text = None if known.plan is None else await plan_text(room, caller, known.plan, net.budget_bytes)
-    if text is None:
-        raise NotFound("there is no plan for this digest")
-    known = replace(known, near=None)
-    return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
+    return Problem(subject, row.budget_bytes), keys

@@ -5,7 +5,7 @@ graphs, problems              what was asked about, under salted keys
 plans, bounds, floors,        what was found and proved: plans outlive their solver, bounds and efforts carry its
 efforts                       version
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
-requests                      one row a POST: its own id, limits and answer
+requests, groups              one row a POST: its own id, limits and answer; sweeps of several
 profiles                      measured costs, first writer wins
 """
 
@@ -264,6 +264,16 @@ requests = Table(
     Column("ended_at", Utc),
     Index("ix_requests_tenant_id_id", "tenant_id", "id"),
     Index("uq_requests_tenant_id_idempotency_key", "tenant_id", "idempotency_key", unique=True),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("tenant_id", _ID, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("kind", String(20), nullable=False),
+    Column("about", JSON, nullable=False),
+    Column("created_at", Utc, nullable=False),
 )
 
 events = Table(

@@ -34,3 +34,21 @@ async def get_plan(
     """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
     text = await shelf.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
     return Response(text, media_type="application/json")
+
+
+@router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))
+async def pin_plan(
+    request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """The best plan of the problem stays in the store until it is unpinned."""
+    await shelf.pin_by_digest(request.app.state.room, caller, digest, True)
+    return Response(status_code=204)
+
+
+@router.delete("/{digest}/pin", summary="Let a plan be evicted again", status_code=204, responses=refusals(404))
+async def unpin_plan(
+    request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """The plan goes when its turn comes."""
+    await shelf.pin_by_digest(request.app.state.room, caller, digest, False)
+    return Response(status_code=204)

@@ -7,12 +7,12 @@ import re
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
-from starlette.responses import Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from starlette.responses import Response, StreamingResponse
 
 from remat_ir.read import parse
 
-from .. import desk, shelf
+from .. import desk, events, shelf
 from ..asks import read_ask
 from ..callers import caller_with
 from ..documents import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest
@@ -159,3 +159,25 @@ async def get_progress(
 ) -> Any:
     """Incumbent and bound over time."""
     return await shelf.progress_of(request.app.state.room, caller, solve_id, after)
+
+
+@router.get(
+    "/{solve_id}/events",
+    summary="Watch a solve",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Server-sent events."},
+        **refusals(404),
+    },
+)
+async def get_events(
+    request: Request,
+    solve_id: SolveId,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
+) -> Response:
+    """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
+    room: Room = request.app.state.room
+    await desk.view(room, caller, solve_id)  # refused here, before the stream begins
+    stream = events.stream(room, caller, solve_id, last_event_id)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
