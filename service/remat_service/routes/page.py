@@ -1,26 +1,47 @@
-"""The page: one document at `/`, its scripts and styles under `/static`; nothing comes from elsewhere."""
+"""The page at `/`: files of this package, and nothing from anywhere else."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
-_STATIC = Path(__file__).parent.parent / "page" / "static"
-_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+FILES = Path(__file__).parents[1] / "page" / "static"
+
+GUARDS = {
+    # uPlot and the canvas draw with script; nothing is inline, nothing is fetched from elsewhere, nobody may frame it
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
 
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-async def index() -> FileResponse:
-    """The page."""
-    headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-    return FileResponse(_STATIC / "index.html", headers=headers)
+async def page() -> Response:
+    """The page; what it shows, it asks of the API like anybody else."""
+    return FileResponse(FILES / "index.html", headers=GUARDS)
 
 
-def static_files() -> StaticFiles:
-    """What the page loads."""
-    return StaticFiles(directory=_STATIC)
+class Files(StaticFiles):
+    """The page's scripts and styles, under the page's own guards."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """One file."""
+        response = await super().get_response(path, scope)
+        response.headers.update(GUARDS)
+        return response
+
+
+def static_files() -> Any:
+    """The application that serves the page's files, to be mounted at `/static`."""
+    return Files(directory=FILES)

@@ -5,11 +5,14 @@ window.Remat = window.Remat || {};
   const { bytes, time, seconds, percent } = Remat.words;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  const BINARY = Array.from({ length: 50 }, (_, k) => 2 ** k); // ticks of bytes at powers of two
+
   function axes(xText, yText, xFormat, yFormat) {
+    const incrs = (format) => (format === bytes ? { incrs: BINARY } : {});
     const common = { stroke: color("--ink"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
     return [
-      { ...common, label: xText, values: (_, ticks) => ticks.map(xFormat) },
-      { ...common, label: yText, size: 86, values: (_, ticks) => ticks.map(yFormat) }];
+      { ...common, ...incrs(xFormat), label: xText, values: (_, ticks) => ticks.map(xFormat) },
+      { ...common, ...incrs(yFormat), label: yText, size: 86, values: (_, ticks) => ticks.map(yFormat) }];
   }
 
   function width(box) { return Math.max(280, Math.floor(box.clientWidth)); }
@@ -59,11 +62,13 @@ window.Remat = window.Remat || {};
     }, [xs, mine, ghost, xs.map(() => budget)]);
   }
 
-  function history(box, progress, total) {
+  function history(box, progress, total, until) {
+    const last = progress[progress.length - 1];
+    if (until > last.seconds) progress = [...progress, { ...last, seconds: until }]; // the lines run on to where the solve stands
     const xs = progress.map((p) => p.seconds), over = (c) => (c === null || c === undefined ? null : c / total - 1);
     const stepped = uPlot.paths.stepped({ align: 1 });
     return chart(box, {
-      height: 220, scales: { x: { time: false } }, axes: axes("seconds of solving", "overhead", seconds, percent),
+      height: 220, scales: { x: { time: false, range: [0, Math.max(0.1, ...xs)] } }, axes: axes("seconds of solving", "overhead", seconds, percent),
       series: [{ label: "at", value: (_, v) => seconds(v) },
         { label: "incumbent", stroke: color("--plan"), width: 2, paths: stepped, spanGaps: true, value: (_, v) => percent(v) },
         { label: "bound", stroke: color("--bound"), width: 2, paths: stepped, spanGaps: true, value: (_, v) => percent(v) }],

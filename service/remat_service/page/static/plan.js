@@ -5,6 +5,8 @@ window.Remat = window.Remat || {};
   const { el, bytes, time, percent, seconds, save } = Remat.words;
   const { replay, plain, resident, recomputed, trace } = Remat.replay;
 
+  const SHOWN = 30; // rows of the table of recomputed ops; the JSON has them all
+
   function facts(answer) {
     const rows = [["state", answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ["gap", percent(answer.gap)],
       ["cost", time(answer.cost_ns)], ["proved bound", time(answer.bound_ns)], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
@@ -28,11 +30,11 @@ window.Remat = window.Remat || {};
   }
 
   function table(graph, run, total, name) {
-    const rows = recomputed(graph, run), shown = rows.slice(0, 200);
+    const rows = recomputed(graph, run), shown = rows.slice(0, SHOWN);
     if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
     const again = rows.reduce((s, r) => s + r.cost, 0);
     return el("div", { class: "scroll" }, el("table", {},
-      el("caption", { class: "hover" }, `${rows.length} ops run again, ${time(again)} in all (${percent(again / total)} of one pass)${rows.length > 200 ? "; the 200 dearest" : ""}.`),
+      el("caption", { class: "hover" }, `${rows.length} ops run again, ${time(again)} in all (${percent(again / total)} of one pass)${rows.length > SHOWN ? `; the ${SHOWN} dearest` : ""}.`),
       el("thead", {}, el("tr", {}, ["op", "times again", "cost", "share of the step"].map((h, i) => el("th", { scope: "col", class: i ? "n" : null }, h)))),
       el("tbody", {}, shown.map((r) => el("tr", {}, el("td", {}, name(r.op)), el("td", { class: "n" }, r.times), el("td", { class: "n" }, time(r.cost)),
         el("td", { class: "n" }, percent(run.time ? r.cost / run.time : 0)))))));
@@ -76,7 +78,7 @@ window.Remat = window.Remat || {};
     if (whole.progress && whole.progress.length) {
       const bound = el("div");
       box.append(el("h2", {}, "Incumbent and bound"), bound);
-      Remat.draw.history(bound, whole.progress, total);
+      Remat.draw.history(bound, whole.progress, total, answer.seconds);
     }
     if (!answer.plan) return;
     const run = replay(graph, answer.plan.steps), before = replay(graph, plain(graph));
