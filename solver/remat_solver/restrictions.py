@@ -20,3 +20,6 @@ MEMORY_SLOTS = "memory-slots"
 
 NO_TRANSFERS = "no-transfers"
 """Nothing is moved to the host, although the chain has a link."""
+
+CHAIN_STAGES = "chain-stages"
+"""A linear graph is taken as a chain: a forward step that keeps its tape comes before each backward step."""

@@ -10,6 +10,7 @@ from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress
 from .bounds import least_need
 from .deadline import Deadline
 from .incumbent import Incumbent
+from .known import known_budget
 from .lift import runner_of
 from .methods import method_named
 
@@ -57,6 +58,7 @@ def solve(
     least_bytes, who = least_need(problem.subject)
     incumbent.needs_at_least(least_bytes)
     if least_bytes > problem.budget_bytes:
+        incumbent.suffices(known_budget(problem.subject))
         incumbent.prove_infeasible(
             f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {problem.budget_bytes}."
         )

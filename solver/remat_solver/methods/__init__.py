@@ -8,7 +8,9 @@ from typing import Any
 
 from remat_ir import InvalidData
 
+from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
+from ..restrictions import PERSISTENT
 from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
@@ -71,6 +73,16 @@ METHODS: dict[str, Method] = {
             run_staged,
             StagedOptions,
         ),
+        Method(
+            "rotor",
+            "the optimal persistent schedule, on chains",
+            rotor,
+            RotorOptions,
+            ("graph", "chain"),
+            (PERSISTENT,),
+        ),
+        Method("revolve", "activations saved, tapes never, on chains", revolve, RotorOptions, ("graph", "chain")),
+        Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
 }

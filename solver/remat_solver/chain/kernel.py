@@ -1,0 +1,107 @@
+"""The inner loops of the chain programs, compiled once and cached on disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import int32, njit
+
+WIDTH = 64
+"""Memory slots that one pass of the table handles: their rows of all (s', t) stay in the last-level cache."""
+
+NEVER = 1 << 29
+"""Stands for infinity; two of them and a prefix of costs still fit an int32."""
+
+Array = Any  # numpy arrays, which numba types for itself
+
+
+@njit(cache=True)
+def row_of(s: int, t: int, stages: int) -> int:
+    """The row of the table that holds C(s, t, ·), 1 ≤ s ≤ t ≤ stages."""
+    return (s - 1) * stages - ((s - 1) * (s - 2)) // 2 + t - s
+
+
+@njit(cache=True)
+def _relax_four(best: Array, right: Array, left: Array) -> None:
+    r0, r1, r2, r3 = right[0], right[1], right[2], right[3]
+    l0, l1, l2, l3 = left[0], left[1], left[2], left[3]
+    for j in range(best.size):
+        # the casts keep the sums in 32 bits, so that eight fit one vector register
+        x = min(int32(r0[j] + l0[j]), int32(r1[j] + l1[j]))
+        y = min(int32(r2[j] + l2[j]), int32(r3[j] + l3[j]))
+        best[j] = min(best[j], min(x, y))
+
+
+@njit(cache=True)
+def _relax_one(best: Array, right: Array, left: Array) -> None:
+    for j in range(best.size):
+        best[j] = min(best[j], int32(right[j] + left[j]))
+
+
+@njit(cache=True, nogil=True)
+def fill(
+    stages: int, tapes: bool, forward: Array, pair: Array, once: Array, activation: Array, tape: Array,
+    need_none: Array, need_all: Array, table: Array,
+) -> None:  # fmt: skip
+    """Fill the table of C(s, t, m) for all s ≤ t and all memory slots m (RR-9302, Theorem 1, Algorithm 1).
+
+    `forward` [L+1] is the prefix sum of u_f, `once` that of u_f + u_b, `pair` [L+1] is u_f + u_b; `activation` [L+1]
+    and `tape` [L+1] are in slots; `need_none` and `need_all` [L+1, L+1] are the slots below which the forward steps
+    s … t−1 without saving, or F_all^s and B^s, do not fit. Without `tapes`, F_all is used only right before its
+    backward step. The table has `row_of` rows and a multiple of WIDTH slots.
+
+    A pass handles WIDTH slots for all (s, t), with s descending. C(s', t, m − ω_a^(s'−1)) is laid out as `right`
+    [t, s'], C(s, s'−1, m) + the forward costs as `left` [s'−1]: the minimum over s' runs along contiguous rows.
+    """
+    right = np.empty((stages + 1, stages + 2, WIDTH), np.int32)
+    left = np.empty((stages + 1, WIDTH), np.int32)
+    best = np.empty(WIDTH, np.int32)
+    for first in range(0, table.shape[1], WIDTH):
+        for s in range(stages, 0, -1):
+            for t in range(s, stages + 1):
+                row = row_of(s, t, stages)
+                cheapest = once[t] - once[s - 1]
+                if first > 0 and table[row, first - 1] == cheapest:
+                    best[:] = cheapest
+                else:
+                    best[:] = NEVER
+                    if t > s and need_none[s, t] < first + WIDTH:
+                        k = s
+                        while k + 4 <= t:
+                            _relax_four(best, right[t, k + 1 : k + 5], left[k : k + 4])
+                            k += 4
+                        while k < t:
+                            _relax_one(best, right[t, k + 1], left[k])
+                            k += 1
+                        for j in range(WIDTH):
+                            best[j] -= forward[s - 1]
+                            if best[j] > NEVER or first + j < need_none[s, t]:
+                                best[j] = NEVER
+                    low = max(need_all[s, t], first)
+                    if s == t:
+                        for m in range(low, first + WIDTH):
+                            best[m - first] = pair[s]
+                    elif tapes:
+                        held, after = tape[s], row_of(s + 1, t, stages)
+                        for m in range(max(low, held), first + WIDTH):
+                            best[m - first] = min(best[m - first], int32(table[after, m - held] + pair[s]))
+                table[row, first : first + WIDTH] = best
+                held, shifted = activation[s - 1], right[t, s]
+                for j in range(WIDTH):
+                    left[t, j] = best[j] + forward[t]
+                    m = first + j - held
+                    shifted[j] = table[row, m] if m >= 0 else NEVER
+
+
+@njit(cache=True)
+def fill_least(stages: int, activation: Array, tape: Array, need_none: Array, need_all: Array, least: Array) -> None:
+    """The least memory [L+1, L+1] in bytes with which stages s … t can be processed by a persistent schedule."""
+    for s in range(stages, 0, -1):
+        least[s, s] = need_all[s, s]
+        for t in range(s + 1, stages + 1):
+            best = max(need_all[s, t], tape[s] + least[s + 1, t])
+            for k in range(s + 1, t + 1):
+                split = max(max(need_none[s, t], activation[k - 1] + least[k, t]), least[s, k - 1])
+                best = min(best, split)
+            least[s, t] = best

@@ -1,0 +1,19 @@
+"""Budgets that are known to suffice: what an answer names when the one asked for is too small."""
+
+from __future__ import annotations
+
+from remat_ir import Chain, Join, Subject, plain_peak
+
+from .bounds import least_slots
+from .chain import Least
+
+
+def known_budget(subject: Subject) -> int:
+    """A budget in bytes for which a plan is known: of a chain, the least for a persistent schedule (RR-9302); of a
+    join, its least slots (RR-9273, Lemma 4); of a graph, its plain peak.
+    """
+    if isinstance(subject, Chain):
+        return Least(subject).budget_bytes
+    if isinstance(subject, Join):
+        return least_slots(subject.lengths) * subject.slot_bytes
+    return plain_peak(subject)

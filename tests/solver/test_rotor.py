@@ -1,0 +1,237 @@
+"""Rotor against brute force over all persistent schedules, its slots, its table, and the graphs that are chains."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chains import chains, counter_example
+from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_solver import solve
+from remat_solver.chain import Least, Table, linear_graph
+from solver.chain_brute import best_cost
+
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def long_chain(stages: int, seed: int) -> Chain:
+    """A chain with sizes of many megabytes, drawn from a seed."""
+    draw = random.Random(seed)
+    activation = [draw.randrange(1_000_000, 20_000_000) for _ in range(stages)] + [4]
+    forward = [draw.randrange(50_000, 900_000) for _ in range(stages)]
+    return Chain(
+        forward_ns=tuple(forward),
+        backward_ns=tuple(2 * f + draw.randrange(9999) for f in forward),
+        forward_workspace_bytes=tuple(draw.randrange(5_000_000) for _ in range(stages)),
+        backward_workspace_bytes=tuple(draw.randrange(9_000_000) for _ in range(stages)),
+        tape_bytes=tuple(draw.randrange(a, 4 * a + 1) for a in activation[1:]),
+        activation_bytes=tuple(activation),
+        gradient_bytes=tuple(activation),
+    )
+
+
+@SETTINGS
+@given(chains(), st.data())
+def test_exact_against_all_persistent_schedules(chain: Chain, data: st.DataObject) -> None:
+    budget = data.draw(st.integers(chain.fixed_bytes, plain_peak(chain)))
+    best = best_cost(chain, budget)
+    answer = solve(Problem(chain, budget), method="rotor", max_gap=0)
+    assert answer.cost_ns == best
+    if best is not None:
+        assert answer.status is Status.OPTIMAL
+        assert answer.bound_ns == best
+    else:
+        assert answer.status in (Status.INFEASIBLE, Status.NOTHING_FOUND)
+        assert answer.least_budget_bytes is not None
+        assert answer.least_budget_bytes > budget
+        assert best_cost(chain, answer.least_budget_bytes) is not None
+        assert best_cost(chain, answer.least_budget_bytes - 1) is None
+
+
+@SETTINGS
+@given(chains(), st.data())
+def test_revolve_against_all_its_schedules(chain: Chain, data: st.DataObject) -> None:
+    budget = data.draw(st.integers(chain.fixed_bytes, plain_peak(chain)))
+    best = best_cost(chain, budget, tapes=False)
+    answer = solve(Problem(chain, budget), method="revolve", max_gap=0)
+    if best is not None:
+        assert answer.cost_ns == best
+    else:
+        # no plan without tapes is optimal here; one with them may still fit
+        assert answer.cost_ns is None or answer.cost_ns == best_cost(chain, budget, tapes=False)
+
+
+@SETTINGS
+@given(chains(most_stages=6, most=60), st.integers(1, 40), st.data())
+def test_slots_round_to_the_safe_side(chain: Chain, slots: int, data: st.DataObject) -> None:
+    least = Least(chain)
+    budget = data.draw(st.integers(least.budget_bytes, max(plain_peak(chain), least.budget_bytes)))
+    exact = Table(chain, budget, 10**6)
+    assert exact.exact
+    best = exact.bound_ns(exact.slots)
+    up, down = Table(chain, budget, slots), Table(chain, budget, slots, rounding="down")
+    near = Table(chain, budget, slots, rounding="nearest")
+    plan, bound, nearer = up.plan(up.slots), down.bound_ns(down.slots), near.bound_ns(near.slots)
+    assert best is not None
+    assert bound is not None
+    assert nearer is not None
+    assert max(bound, nearer) <= best
+    if plan is not None:
+        verdict = verify(Problem(chain, budget), plan)
+        assert verdict.cost_ns == up.bound_ns(up.slots)
+        assert verdict.cost_ns >= best
+    answer = solve(Problem(chain, budget), method="rotor", max_gap=0, options={"slots": slots})
+    assert answer.cost_ns is not None
+    assert answer.cost_ns >= best
+    assert answer.bound_ns is not None
+    assert answer.bound_ns <= best
+    assert verify(Problem(chain, least.budget_bytes), least.plan()).peak_bytes == least.budget_bytes
+
+
+@SETTINGS
+@given(chains(most_stages=6, most=20), st.data())
+def test_one_table_answers_every_smaller_budget(chain: Chain, data: st.DataObject) -> None:
+    table = Table(chain, plain_peak(chain), 10**6)
+    budget = data.draw(st.integers(chain.fixed_bytes, plain_peak(chain)))
+    slots = table.slots_within(budget)
+    fresh = Table(chain, budget, 10**6)
+    plan = table.plan(slots)
+    if table.slot_bytes == fresh.slot_bytes and (plain_peak(chain) - budget) % table.slot_bytes == 0:
+        assert table.bound_ns(slots) == fresh.bound_ns(fresh.slots)
+    if plan is not None:
+        assert verify(Problem(chain, budget), plan).cost_ns == table.bound_ns(slots)
+    with pytest.raises(ValueError, match="the table reaches a budget of"):
+        table.slots_within(plain_peak(chain) + 1)
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.5, 0.8])
+def test_a_long_chain(fraction: float) -> None:
+    chain = long_chain(80, seed=5)
+    problem = Problem(chain, budget_at(chain, fraction))
+    answer = solve(problem, method="rotor", max_gap=0)
+    assert answer.plan is not None
+    assert answer.restricted_to == ("persistent-schedules",)
+    assert answer.gap is not None
+    assert answer.gap < 0.01
+    # the same table at smaller budgets: every plan fits, none is cheaper than the bound at more memory
+    table = Table(chain, problem.budget_bytes)
+    last = None
+    for part in (10, 9, 8, 7, 6):
+        smaller = problem.budget_bytes * part // 10
+        plan = table.plan(table.slots_within(smaller))
+        if plan is not None:
+            cost = verify(Problem(chain, smaller), plan).cost_ns
+            assert last is None or cost >= last
+            last = cost
+    assert last is not None
+
+
+def test_coarse_costs_still_bound() -> None:
+    """Costs so large that the table counts in units of many ns."""
+    chain = replace(long_chain(30, seed=8), forward_ns=tuple(10**12 + 7**i % 10**11 for i in range(30)))
+    problem = Problem(chain, budget_at(chain, 0.4))
+    table = Table(chain, problem.budget_bytes)
+    assert table.unit_ns > 1000
+    answer = solve(problem, method="rotor", max_gap=0)
+    assert answer.cost_ns is not None
+    assert answer.bound_ns is not None
+    assert 0.99 * answer.cost_ns < answer.bound_ns <= answer.cost_ns
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 7, 8])
+def test_no_persistent_schedule_is_optimal(n: int) -> None:
+    """After RR-9302, Figure 2: the persistent optimum is 3n − 1, the general one 2n + 2."""
+    chain = counter_example(n)
+    answer = solve(Problem(chain, 8), method="rotor", max_gap=0)
+    assert answer.cost_ns == 3 * n - 1 == answer.bound_ns
+    assert answer.restricted_to == ("persistent-schedules",)
+    assert best_cost(chain, 8, persistent=False) == 2 * n + 2
+
+
+def training_graph(stages: int, loss: bool, seed: int) -> Graph:
+    """A linear training graph in the papers' form, one value an op, with or without an op for the loss's gradient."""
+    draw = random.Random(seed)
+    inputs: list[tuple[int, ...]] = [() if i == 0 else (i - 1,) for i in range(stages)]
+    for stage in range(stages, 1, -1):
+        before = () if stage == stages else (len(inputs) - 1,)
+        inputs.append((stage - 2, stage - 1, *before))
+    if not loss:
+        inputs[stages - 1] = (stages - 2,)
+    ops = len(inputs)
+    costs = [draw.randrange(1, 50) for _ in range(ops)]
+    sizes = [draw.randrange(1, 30) for _ in range(ops)]
+    return graph_of(costs, sizes, inputs, backward_from=stages)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_linear_graph_is_seen_and_solved_as_a_graph(seed: int) -> None:
+    graph = training_graph(6 + seed, True, seed)
+    linear = linear_graph(graph)
+    assert linear is not None
+    assert linear.chain.stages == 6 + seed
+    assert linear.backward_op[0] is None
+    budget = max(Least(linear.chain).budget_bytes, budget_at(graph, 0.8))
+    answer = solve(Problem(graph, budget), method="rotor")
+    assert answer.plan is not None
+    verdict = verify(Problem(graph, budget), answer.plan)
+    assert verdict.cost_ns == answer.cost_ns
+
+
+@SETTINGS
+@given(chains(most_stages=6), st.data())
+def test_a_lift_is_seen_as_its_chain(chain: Chain, data: st.DataObject) -> None:
+    if chain.stages == 1:
+        return
+    graph = chain.to_graph()
+    linear = linear_graph(graph)
+    assert linear is not None
+    gradients = (*chain.gradient_bytes[:-1], chain.gradient_bytes[-1])
+    assert linear.chain == replace(
+        chain,
+        activation_bytes=(chain.activation_bytes[0] + chain.gradient_bytes[0], *chain.activation_bytes[1:]),
+        gradient_bytes=(0, *gradients[1:]),
+    )
+    budget = data.draw(st.integers(Least(linear.chain).budget_bytes, 2 * plain_peak(chain) + 1))
+    plan = solve(Problem(graph, budget), method="rotor", max_gap=0)
+    assert plan.cost_ns == best_cost(linear.chain, budget)
+
+
+def test_what_is_no_chain() -> None:
+    skip = graph_of([1] * 6, [1] * 6, [(), (0,), (0, 1), (1, 2), (0, 1, 3), (0, 4)])
+    assert linear_graph(skip) is None
+    answer = solve(Problem(skip, 100), method="rotor")
+    assert answer.status is Status.NOTHING_FOUND
+    assert answer.message == "This graph is not a chain of stages, so it has no chain plan."
+    with pytest.raises(InvalidData, match="slots must be an integer from 1"):
+        solve(Problem(counter_example(4), 8), method="rotor", options={"slots": 0})
+
+
+def test_a_budget_under_the_least_says_which_would_do() -> None:
+    chain = counter_example(5)
+    answer = solve(Problem(chain, 6), method="rotor")
+    assert answer.status is Status.INFEASIBLE
+    assert answer.least_budget_bound_bytes == 7
+    assert answer.least_budget_bytes == Least(chain).budget_bytes
+
+
+def test_sequential_is_periodic() -> None:
+    chain = long_chain(16, seed=2)
+    answer = solve(Problem(chain, plain_peak(chain)), method="sequential", options={"segments": 4})
+    assert answer.plan is not None
+    text = [f"{step.verb.value} {step.stage}" for step in answer.plan.steps]
+    assert text[:5] == ["F_ck 1", "F_none 2", "F_none 3", "F_none 4", "F_ck 5"]
+    assert text[12:17] == ["F_all 13", "F_all 14", "F_all 15", "F_all 16", "B 16"]
+    assert text[20:25] == ["F_all 9", "F_all 10", "F_all 11", "F_all 12", "B 12"]
+    # each forward step runs twice, but those of the last segment
+    assert answer.cost_ns == chain.total_cost_ns + sum(chain.forward_ns[:12])
+    for fraction in (0.4, 0.6, 0.8):
+        problem = Problem(chain, budget_at(chain, fraction))
+        periodic = solve(problem, method="sequential")
+        best = solve(problem, method="rotor")
+        assert best.cost_ns is not None
+        assert periodic.cost_ns is None or best.cost_ns <= periodic.cost_ns
+    assert solve(Problem(chain, budget_at(chain, 0.3)), method="sequential").message.startswith("No number of segments")
