@@ -45,7 +45,8 @@ _AUTO = "auto"
 class Known:
     """Everything that the store knows about one problem for one method, in net bytes.
 
-    `near` is a plan of a graph with other costs, judged on this one, that is not in the store under this graph yet.
+    `near` is a plan of a graph with other costs, judged on this one, that is not in the store under this graph yet;
+    `carried` says that something came from such a graph.
     """
 
     plan: StoredPlan | None = None
@@ -55,6 +56,7 @@ class Known:
     least_bytes: int | None = None
     enough_bytes: int | None = None
     effort: Effort | None = None
+    carried: bool = False
 
     @property
     def cost_ns(self) -> int | None:
@@ -134,10 +136,10 @@ class Cache:
         if bound is not None:
             carried = carried_bound(other, problem.subject, bound)
             if known.bound_ns is None or carried > known.bound_ns:
-                known = replace(known, bound_ns=carried)
+                known = replace(known, bound_ns=carried, carried=True)
         least, enough = await self._store.floor(connection, key)  # costs play no part in what fits
         if least is not None and least > (known.least_bytes or 0):
-            known = replace(known, least_bytes=least)
+            known = replace(known, least_bytes=least, carried=True)
         if enough is not None and (known.enough_bytes is None or enough < known.enough_bytes):
             known = replace(known, enough_bytes=enough)
         row = await self._store.best_plan(connection, key, problem.budget_bytes, None)
@@ -151,7 +153,7 @@ class Cache:
         except InvalidPlan:
             return known
         if known.cost_ns is None or verdict.cost_ns < known.cost_ns:
-            known = replace(known, near=(plan, verdict))
+            known = replace(known, near=(plan, verdict), carried=True)
         return known
 
 

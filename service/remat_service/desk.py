@@ -132,8 +132,7 @@ async def _hit(
     room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, retry: Retry | None,
     group_id: str | None,
 ) -> str:  # fmt: skip
-    near = known.uses_near or (known.effort is None and known.plan is None)
-    result = "near" if near else "hit"
+    result = "near" if known.carried else "hit"
     answer = answer_of(known, net, ask.method, ask.max_gap, keys.digest)
     row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
     row |= {
@@ -220,7 +219,7 @@ async def _queue(
                 solve_id, joined = await _join(connection, keys.flight, ask), True
         if solve_id is None:
             raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
-        row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if known.near else "miss"}
+        row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if known.carried else "miss"}
         await connection.execute(requests.insert().values(row))
         if not joined:
             await room.enqueue(connection, solve_id, ask.priority)

@@ -33,8 +33,7 @@ async def explain(room: Room, caller: Caller, ask: Ask) -> dict[str, Any]:
         reasons += await _differences(room, caller, keys, net)
     elif known.effort is None:
         reasons.append(f"This graph is stored, but {ask.method!r} has not been run at this budget.")
-    near = known.uses_near or (stored is None and final)
-    result = "miss" if not final else "near" if near else "hit"
+    result = "miss" if not final else "near" if known.carried else "hit"
     return {"result": result, "digest": keys.digest, "reasons": reasons}
 
 

@@ -1,0 +1,212 @@
+"""The cache against what it promises: ranges of budgets, pairing, near hits, methods apart, damage, eviction."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_ir import Graph, Plan, Problem, budget_at, plain_peak, plan_of, verify
+from remat_service.cache import carried_bound
+from remat_service.packing import pack
+from service.serving import Service, checked, eventually, serving, training_graph
+
+
+def _post(service: Service, graph: Graph, budget: int, **more: object) -> dict[str, object]:
+    status, data = service.post(Problem(graph, budget), **({"time_limit_s": 10} | more))
+    assert status == 200
+    return data
+
+
+def test_optimal_answers_a_range_of_budgets(service: Service) -> None:
+    """A plan proved optimal at budget B answers every budget from its peak to B, with the same bound."""
+    graph = training_graph(9, cost=1009)
+    peak = plain_peak(graph)
+    first = _post(service, graph, peak + 5000)
+    assert (first["status"], first["cache"]) == ("optimal", "miss")
+    for budget in (peak, peak + 1, peak + 4999):
+        again = _post(service, graph, budget, wait=0)
+        assert (again["status"], again["cache"]) == ("optimal", "hit")
+        checked(Problem(graph, budget), again)
+    assert _post(service, graph, peak - 1)["cache"] == "miss"
+
+
+def test_infeasible_answers_everything_below(service: Service) -> None:
+    """What is proved too little at B is too little below it."""
+    graph = training_graph(10, cost=1013)
+    first = _post(service, graph, 1700)
+    assert (first["status"], first["cache"]) == ("infeasible", "miss")
+    for budget in (1699, 3, 0):
+        again = _post(service, graph, budget)
+        assert (again["status"], again["cache"]) == ("infeasible", "hit")
+
+
+def test_plan_of_a_smaller_budget_pairs_with_a_bound_of_a_larger_one(service: Service) -> None:
+    """Between two budgets: the plan comes from the smaller, the bound from the larger, the gap from both."""
+    graph = training_graph(11, cost=1019)
+    peak = plain_peak(graph)
+    small = _post(service, graph, budget_at(graph, 0.9), method="greedy", max_gap=0.9)
+    large = _post(service, graph, peak, method="greedy")
+    assert large["status"] == "optimal"
+    middle = Problem(graph, budget_at(graph, 0.95))
+    data = _post(service, graph, middle.budget_bytes, method="greedy", max_gap=0.9)
+    assert data["cache"] == "hit"
+    assert data["cost_ns"] <= small["cost_ns"]  # type: ignore[operator]
+    assert data["bound_ns"] >= large["bound_ns"]  # type: ignore[operator]
+    checked(middle, data)
+
+
+def test_near_hit_is_recosted_and_its_bound_is_proved(service: Service) -> None:
+    """The same structure with other costs: the stored plan re-costed, the carried bound below the optimum."""
+    graph = training_graph(12, cost=2000)
+    peak = plain_peak(graph)
+    assert _post(service, graph, peak)["status"] == "optimal"
+    jittered = replace(graph, op_cost_ns=tuple(c + i % 3 for i, c in enumerate(graph.op_cost_ns)))
+    data = _post(service, jittered, peak, max_gap=0.01)
+    assert data["cache"] == "near"
+    answer = checked(Problem(jittered, peak), data)
+    assert answer.bound_ns == jittered.total_cost_ns  # ΣC′ + r·(L − ΣC) with L = ΣC
+    assert _post(service, jittered, peak, max_gap=0.01)["cache"] == "hit"
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    costs=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=3, max_size=3),
+    again=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_carried_bound_is_a_bound(costs: list[tuple[int, int]], again: tuple[int, int]) -> None:
+    """Whatever a plan recomputes, its new cost is at least the bound carried over from its old cost."""
+    old = Graph((costs[0][0], costs[1][0], costs[2][0]), ((), (0,), (0, 1)), (0, 1, 2), (1, 1, 1))
+    new = replace(old, op_cost_ns=tuple(c for _, c in costs))
+    extra = again[0] * costs[0][0] + again[1] * costs[1][0]
+    extra_new = again[0] * costs[0][1] + again[1] * costs[1][1]
+    bound = carried_bound(old, new, old.total_cost_ns + extra)
+    ratios = [Fraction(c2, c1) for c1, c2 in costs if c1]
+    assert new.total_cost_ns <= bound <= new.total_cost_ns + extra_new or not ratios
+    if not ratios:
+        assert bound == new.total_cost_ns
+
+
+def test_methods_are_kept_apart(service: Service) -> None:
+    """`auto` may serve any method's plan; a named method only its own."""
+    graph = training_graph(13, cost=1021)
+    peak = plain_peak(graph)
+    assert _post(service, graph, peak, method="checkpoint-all")["cache"] == "miss"
+    assert _post(service, graph, peak, method="auto")["cache"] == "hit"
+    other = _post(service, graph, peak, method="greedy")
+    assert (other["cache"], other["method"]) == ("miss", "greedy")
+    assert _post(service, graph, peak, method="greedy")["cache"] == "hit"
+
+
+def test_force_solves_anew(service: Service) -> None:
+    """`force` asks the solver whatever the store has."""
+    graph = training_graph(14, cost=1031)
+    before = service.metric("remat_solve_seconds_count")
+    _post(service, graph, plain_peak(graph))
+    assert _post(service, graph, plain_peak(graph), force=True)["cache"] == "miss"
+    assert service.metric("remat_solve_seconds_count") == before + 2
+
+
+def test_warm_start_from_a_named_solve(service: Service) -> None:
+    """A solve starts from another's plan; one that is not valid here is refused with its pointer."""
+    graph = training_graph(15, cost=1033)
+    first = _post(service, graph, plain_peak(graph))
+    other = replace(graph, op_cost_ns=tuple(c + 7 for c in graph.op_cost_ns))
+    data = _post(service, other, plain_peak(graph), start=first["id"], method="greedy", max_gap=0.5)
+    assert data["cost_ns"] is not None
+    refused = service.post(Problem(training_graph(3), 10**9), start=first["id"])
+    assert (refused[0], refused[1]["pointer"]) == (422, "/start")
+
+
+def test_explain_says_what_differs(service: Service) -> None:
+    """A miss is explained: unknown, other costs, another structure, another budget."""
+    graph = training_graph(16, cost=1039)
+
+    def reasons(asked: Graph, budget: int, **more: object) -> tuple[str, str]:
+        body = {"problem": Problem(asked, budget).to_json(), **more}
+        reply = service.http.post("/v1/cache:explain", json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()["result"], " ".join(reply.json()["reasons"])
+
+    assert reasons(graph, 10**6)[0] == "miss"
+    _post(service, graph, plain_peak(graph))
+    assert reasons(graph, plain_peak(graph))[0] == "hit"
+    result, said = reasons(graph, plain_peak(graph) - 1)
+    assert result == "miss"
+    assert "not been run at this budget" in said
+    dearer = replace(graph, op_cost_ns=(graph.op_cost_ns[0] + 500, *graph.op_cost_ns[1:]))
+    assert "first at 0: 1539 ns sent, 1039 ns stored" in reasons(dearer, plain_peak(graph), method="greedy")[1]
+    larger = replace(graph, value_bytes=(*graph.value_bytes[:4], 999, *graph.value_bytes[5:]))
+    assert "value_bytes differs first at 4" in reasons(larger, 10**6)[1]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Service:
+    """A service of the test's own, whose database it may damage."""
+    with serving(tmp_path, workers=1, housekeeping_s=0.2) as running:
+        yield running  # type: ignore[misc]
+
+
+def test_a_flipped_bit_is_a_miss(own: Service) -> None:
+    """Each column of a stored plan damaged in turn: never a wrong plan, always a fresh solve."""
+    graph = training_graph(6, cost=50)
+    problem = Problem(graph, plain_peak(graph))
+    first = _post(own, graph, problem.budget_bytes)
+    path = own.folder / "service.sqlite"
+    for damage in (
+        "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
+        "UPDATE plans SET cost_ns = cost_ns - 1",
+        "UPDATE plans SET peak_bytes = peak_bytes - 1",
+        "UPDATE plans SET data = CAST(substr(data, 1, length(data) - 3) AS BLOB)",
+    ):
+        with sqlite3.connect(path, timeout=20) as database:
+            assert database.execute(damage).rowcount == 1
+        database.close()
+        again = _post(own, graph, problem.budget_bytes)
+        assert again["cache"] == "miss", damage
+        checked(problem, again)
+        assert own.get(str(first["id"]), 0)[0] in (200, 410)
+
+
+def test_a_damaged_graph_is_a_miss(own: Service) -> None:
+    """A graph whose bytes no longer lead to its key is not solved, nor served."""
+    graph = training_graph(7, cost=51)
+    first = _post(own, graph, plain_peak(graph))
+    own.stop()
+    with sqlite3.connect(own.folder / "service.sqlite") as database:
+        other = training_graph(7, cost=52)
+        database.execute("UPDATE graphs SET data = ?", (pack({"graph": other.to_json()}),))
+    database.close()
+    own.start()
+    assert own.get(str(first["id"]), 0)[0] == 410
+    assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
+
+
+def test_eviction_by_bytes_keeps_what_is_pinned(tmp_path: Path) -> None:
+    """The least used graphs go with their plans; a pinned plan stays, and is still served."""
+    with serving(tmp_path, workers=1, housekeeping_s=0.2) as own:
+        kept, gone = training_graph(5, cost=60), training_graph(6, cost=61)
+        pinned, evicted = _post(own, kept, plain_peak(kept)), _post(own, gone, plain_peak(gone))
+        assert own.http.put(f"/v1/plans/{pinned['digest']}/pin").status_code == 204
+        own.stop()
+        own.settings["store_bytes"] = 0
+        own.start()
+        eventually(lambda: own.http.get(f"/v1/plans/{evicted['digest']}").status_code == 404)
+        assert own.get(str(evicted["id"]), 0)[0] == 410
+        assert _post(own, kept, plain_peak(kept))["cache"] == "hit"
+        assert own.metric("remat_store_evicted_total") >= 1
+
+
+def test_answers_are_what_the_judge_says(service: Service) -> None:
+    """A plan served across budgets claims exactly the cost and peak that a replay finds."""
+    graph = training_graph(17, cost=1049)
+    data = _post(service, graph, plain_peak(graph) + 77)
+    plan = Plan.from_json(data["plan"])
+    verdict = verify(Problem(graph, plain_peak(graph)), plan)
+    assert (verdict.cost_ns, verdict.peak_bytes) == (data["cost_ns"], data["peak_bytes"])
+    assert plan_of(graph, plan.computes).computes == plan.computes
