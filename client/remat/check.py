@@ -8,7 +8,7 @@ from typing import Any
 from remat_ir import Answer, InvalidPlan, Problem, Status, gap_of, overhead_of, problem_digest, verify
 
 from .errors import BadAnswer
-from .greedy import least_need, least_plan
+from .greedy import greedy_answer
 
 
 def checked(problem: Problem, answer: Any) -> Answer:
@@ -36,7 +36,7 @@ def checked(problem: Problem, answer: Any) -> Answer:
         raise BadAnswer(f"the plan is wrong: {error}") from None
     if answer.status is Status.INFEASIBLE:
         raise BadAnswer("the answer says infeasible and has a plan that fits")
-    bound = problem.graph.total_cost_ns if answer.bound_ns is None else answer.bound_ns
+    bound = problem.subject.total_cost_ns if answer.bound_ns is None else answer.bound_ns
     if bound > verdict.cost_ns:
         raise BadAnswer(f"the bound of {bound} ns is above the cost of the plan, {verdict.cost_ns} ns")
     if answer.status is Status.OPTIMAL and bound != verdict.cost_ns:
@@ -46,7 +46,7 @@ def checked(problem: Problem, answer: Any) -> Answer:
         cost_ns=verdict.cost_ns,
         bound_ns=bound,
         peak_bytes=verdict.peak_bytes,
-        overhead=overhead_of(verdict.cost_ns, problem.graph.total_cost_ns),
+        overhead=overhead_of(verdict.cost_ns, problem.subject.total_cost_ns),
         gap=gap_of(verdict.cost_ns, bound),
         digest=problem_digest(problem),
     )
@@ -55,8 +55,6 @@ def checked(problem: Problem, answer: Any) -> Answer:
 def _without_plan(problem: Problem, answer: Answer) -> Answer:
     if answer.status in (Status.OPTIMAL, Status.FEASIBLE):
         raise BadAnswer(f"the answer says {answer.status.value} and has no plan")
-    if answer.status is Status.INFEASIBLE and least_need(problem.graph)[1] <= problem.budget_bytes:
-        least = verify(replace(problem, budget_bytes=2**53), least_plan(problem.graph, time_limit_s=3.0)).peak_bytes
-        if least <= problem.budget_bytes:
-            raise BadAnswer("the answer says infeasible, but the client's own greedy plan fits the budget")
+    if answer.status is Status.INFEASIBLE and greedy_answer(problem, time_limit_s=3.0, look_s=0.0).plan is not None:
+        raise BadAnswer("the answer says infeasible, but the client's own greedy plan fits the budget")
     return replace(answer, digest=problem_digest(problem))

@@ -13,18 +13,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from remat_ir import (
     Answer,
+    AnyPlan,
+    Chain,
     Graph,
     InvalidPlan,
+    Join,
     Plan,
     Problem,
     Progress,
     Status,
     gap_of,
+    lowered_plan,
     overhead_of,
+    plain_peak,
     plain_plan,
+    plain_plan_of,
     plan_of,
     problem_digest,
     replay,
@@ -46,45 +53,80 @@ def greedy_answer(
     time_limit_s: float = 10.0,
     max_gap: float = 0.001,
     on_progress: Callable[[Progress], None] | None = None,
-    method: str = "greedy",
+    look_s: float = LONGEST_LOOK_S,
 ) -> Answer:
     """The best of a few greedy walks, verified; or infeasible, where one op alone needs more than the budget.
 
-    Where no walk fits the budget, `least_budget_bytes` of the answer is the least at which one was seen to fit.
+    A chain is walked as the graph that it lifts to, without its link; a join has its plain plan or none. Where no walk
+    fits the budget, `least_budget_bytes` of the answer is the least at which one was seen to fit, looked for during
+    `look_s` seconds.
     """
     start = time.monotonic()
-    graph = problem.graph
-    floor_op, floor = least_need(graph)
-    if floor > problem.budget_bytes:
-        known, _ = _least_fitting(graph, floor, time.monotonic() + LONGEST_LOOK_S)
-        why = f"No plan fits: {graph.op_label(floor_op)} alone needs {floor} bytes, "
-        why += f"and the budget is {problem.budget_bytes}."
-        return _answer(problem, method, Status.INFEASIBLE, start, why, least=known, floor=floor)
-    best: Plan | None = None
-    best_cost = best_peak = -1
-    for plan in _candidates(problem, start + time_limit_s):
-        try:
-            verdict = verify(problem, plan)
-        except InvalidPlan:  # over the budget: a candidate only
-            continue
-        if best is None or verdict.cost_ns < best_cost:
-            best, (best_cost, best_peak) = plan, verdict
-            if on_progress is not None:
-                on_progress(Progress(time.monotonic() - start, best_cost, graph.total_cost_ns, "greedy", plan))
-        if gap_of(best_cost, graph.total_cost_ns) <= max_gap:
-            break
-    if best is None:
-        known, least = _least_fitting(graph, floor, time.monotonic() + LONGEST_LOOK_S)
-        if known <= problem.budget_bytes:
-            best, (best_cost, best_peak) = least, verify(problem, least)
+    subject = problem.subject
+    best: Found | None = None
+    if isinstance(subject, Join):
+        graph, floor, known = None, 0, plain_peak(subject)
+        best = _judged(problem, plain_plan_of(subject), best)
+    else:
+        graph = subject.to_graph() if isinstance(subject, Chain) else subject
+        floor_op, floor = least_need(graph)
+        if isinstance(subject, Chain) and subject.link_bytes_per_s is not None:
+            floor = 0  # what is offloaded needs no memory here: the lift's floor is none of the chain's
+        if floor > problem.budget_bytes:
+            known, _ = _least_fitting(graph, floor, start + look_s)
+            why = f"No plan fits: {graph.op_label(floor_op)} alone needs {floor} bytes, "
+            why += f"and the budget is {problem.budget_bytes}."
+            return _answer(problem, Status.INFEASIBLE, start, why, least=known, floor=floor)
+        for plan in _candidates(graph, problem.budget_bytes, start + time_limit_s):
+            better = _judged(problem, _returned(subject, plan), best)
+            if better is not best and better is not None and on_progress is not None:
+                bound = subject.total_cost_ns
+                on_progress(Progress(time.monotonic() - start, better.cost_ns, bound, "greedy", better.plan))
+            best = better
+            if best is not None and gap_of(best.cost_ns, subject.total_cost_ns) <= max_gap:
+                break
+        if best is None:
+            known, least = _least_fitting(graph, floor, time.monotonic() + look_s)
+            best = _judged(problem, _returned(subject, least), best)
     if best is None:
         why = f"The greedy plan does not fit {problem.budget_bytes} bytes; it is known to fit {known}."
-        return _answer(problem, method, Status.NOTHING_FOUND, start, why, least=known, floor=floor)
-    done = best_cost == graph.total_cost_ns
+        return _answer(problem, Status.NOTHING_FOUND, start, why, least=known, floor=floor)
+    done = best.cost_ns == subject.total_cost_ns
     why = "No plan costs less." if done else "A greedy plan; nothing is proved about it but that it is valid."
-    status = Status.OPTIMAL if done else Status.FEASIBLE
-    answer = _answer(problem, method, status, start, why, least=best_peak, floor=floor)
-    return _with_plan(answer, graph, best, best_cost, best_peak)
+    answer = _answer(
+        problem, Status.OPTIMAL if done else Status.FEASIBLE, start, why, least=best.peak_bytes, floor=floor
+    )
+    return replace(
+        answer,
+        cost_ns=best.cost_ns,
+        bound_ns=subject.total_cost_ns,
+        overhead=overhead_of(best.cost_ns, subject.total_cost_ns),
+        gap=gap_of(best.cost_ns, subject.total_cost_ns),
+        peak_bytes=best.peak_bytes,
+        plan=best.plan,
+    )
+
+
+class Found(NamedTuple):
+    """A plan that the judge has passed."""
+
+    plan: AnyPlan
+    cost_ns: int
+    peak_bytes: int
+
+
+def _judged(problem: Problem, plan: AnyPlan, best: Found | None) -> Found | None:
+    """The plan, if it fits and is cheaper than the best."""
+    try:
+        verdict = verify(problem, plan)
+    except InvalidPlan:  # over the budget: a candidate only
+        return best
+    return best if best is not None and best.cost_ns <= verdict.cost_ns else Found(plan, *verdict)
+
+
+def _returned(subject: Graph | Chain, plan: Plan) -> AnyPlan:
+    """A plan of the walked graph in the form of the subject that it stands for."""
+    return lowered_plan(subject, plan.computes) if isinstance(subject, Chain) else plan
 
 
 def least_need(graph: Graph) -> tuple[int, int]:
@@ -109,9 +151,8 @@ def least_plan(graph: Graph, *, time_limit_s: float = 10.0) -> Plan:
     return _least_fitting(graph, least_need(graph)[1], time.monotonic() + time_limit_s)[1]
 
 
-def _candidates(problem: Problem, until: float) -> Iterator[Plan]:
+def _candidates(graph: Graph, budget: int, until: float) -> Iterator[Plan]:
     """Plans that may fit: the plain one alone where it does, else one of each walk that comes through."""
-    graph, budget = problem.graph, problem.budget_bytes
     plain = plain_plan(graph)
     yield plain
     if max(moment.peak_bytes for moment in replay(graph, plain)) <= budget:
@@ -154,28 +195,14 @@ def _any_fitting(graph: Graph, budget: int) -> Plan | None:
     return None
 
 
-def _answer(
-    problem: Problem, method: str, status: Status, start: float, message: str, *, least: int, floor: int
-) -> Answer:
+def _answer(problem: Problem, status: Status, start: float, message: str, *, least: int, floor: int) -> Answer:
     return Answer(
         status=status,
-        method=method,
+        method="greedy",
         budget_bytes=problem.budget_bytes,
         seconds=round(time.monotonic() - start, 6),
         least_budget_bytes=least,
         least_budget_bound_bytes=floor,
         digest=problem_digest(problem),
         message=message,
-    )
-
-
-def _with_plan(answer: Answer, graph: Graph, plan: Plan, cost_ns: int, peak_bytes: int) -> Answer:
-    return replace(
-        answer,
-        cost_ns=cost_ns,
-        bound_ns=graph.total_cost_ns,
-        overhead=overhead_of(cost_ns, graph.total_cost_ns),
-        gap=gap_of(cost_ns, graph.total_cost_ns),
-        peak_bytes=peak_bytes,
-        plan=plan,
     )

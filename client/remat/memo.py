@@ -65,7 +65,7 @@ class Memo:
         body = {
             "answer": replace(answer, id=None, cache=None).to_json(),
             "digest": digest,
-            "fixed_bytes": problem.graph.fixed_bytes,
+            "fixed_bytes": problem.subject.fixed_bytes,
             "format": FORMAT,
             "time_limit_s": spent,
         }
@@ -150,7 +150,7 @@ def _better(answer: Answer, stored: dict[str, Any]) -> bool:
 
 def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) -> Answer:
     """A stored answer in terms of the caller's problem, which may have other fixed bytes; the plan is judged here."""
-    shift = problem.graph.fixed_bytes - fixed_bytes
+    shift = problem.subject.fixed_bytes - fixed_bytes
 
     def moved(amount: int | None) -> int | None:
         return None if amount is None else amount + shift
@@ -172,6 +172,6 @@ def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) ->
     return replace(
         answer,
         peak_bytes=verdict.peak_bytes,
-        overhead=overhead_of(verdict.cost_ns, problem.graph.total_cost_ns),
+        overhead=overhead_of(verdict.cost_ns, problem.subject.total_cost_ns),
         gap=gap_of(verdict.cost_ns, bound),
     )

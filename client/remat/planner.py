@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
@@ -82,8 +82,9 @@ class LocalPlanner:
         InvalidData: none is installed, or it cannot be loaded.
     """
 
-    def __init__(self, name: str = "local") -> None:
-        found = entry_points(group="remat.planners", name=name)
+    def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
+        self.options = dict(options or {})
+        found = entry_points(group="remat.planners", name="local")
         if not found:
             raise InvalidData("no solver is installed here; install remat[solver], or set REMAT_BASE_URL to a service")
         try:
@@ -101,7 +102,14 @@ class LocalPlanner:
         on_progress: OnProgress | None = None,
     ) -> Answer:
         """The solver's answer, found in this process and its children."""
-        return self._solve(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
+        return self._solve(
+            problem,
+            method=method,
+            time_limit_s=time_limit_s,
+            max_gap=max_gap,
+            options=self.options or None,
+            on_progress=on_progress,
+        )
 
 
 class ServicePlanner:
@@ -120,7 +128,9 @@ class ServicePlanner:
         timeouts: Timeouts | None = None,
         transport: httpx2.BaseTransport | None = None,
         patience_s: float = PATIENCE_S,
+        options: Mapping[str, object] | None = None,
     ) -> None:
+        self.options = dict(options or {})
         self.http = Http(checked_url(base_url), api_key=api_key, timeouts=timeouts, transport=transport)
         self.patience_s = patience_s
 
@@ -144,7 +154,13 @@ class ServicePlanner:
         start = time.monotonic()
         give_up_at = start + time_limit_s + self.patience_s
         answer = service.submit(
-            self.http, problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, give_up_at=give_up_at
+            self.http,
+            problem,
+            method=method,
+            time_limit_s=time_limit_s,
+            max_gap=max_gap,
+            options=self.options,
+            give_up_at=give_up_at,
         )
         if not answer.status.ended:
             if answer.id is None:
