@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import httpx2
 
@@ -84,13 +84,7 @@ class LocalPlanner:
 
     def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
         self.options = dict(options or {})
-        found = entry_points(group="remat.planners", name="local")
-        if not found:
-            raise InvalidData("no solver is installed here; install remat[solver], or set REMAT_BASE_URL to a service")
-        try:
-            self._solve: Callable[..., Answer] = next(iter(found)).load()
-        except ImportError as error:
-            raise InvalidData(f"the solver is installed but cannot be loaded: {error}; install remat[solver]") from None
+        self._solve: Callable[..., Answer] = solver_door("local")
 
     def plan(
         self,
@@ -110,6 +104,22 @@ class LocalPlanner:
             options=self.options or None,
             on_progress=on_progress,
         )
+
+
+def solver_door(name: str) -> Callable[..., Any]:
+    """A function of the solver installed beside the client, which the client never imports by name.
+
+    Raises:
+        InvalidData: no solver is installed, it has no such door, or it cannot be loaded.
+    """
+    found = entry_points(group="remat.planners", name=name)
+    if not found:
+        raise InvalidData("no solver is installed here; install remat[solver], or set REMAT_BASE_URL to a service")
+    try:
+        door: Callable[..., Any] = next(iter(found)).load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidData(f"the solver is installed but cannot be loaded: {error}; install remat[solver]") from None
+    return door
 
 
 class ServicePlanner:

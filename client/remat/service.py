@@ -49,6 +49,23 @@ def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> An
     return _answer(http.call("POST", f"/v1/solves/{_segment(solve_id)}/cancel", give_up_at=give_up_at), "cancel")
 
 
+def solves(http: Http, most: int) -> list[dict[str, Any]]:
+    """The newest solves without their plans, page after page."""
+    rows: list[dict[str, Any]] = []
+    after: str | None = None
+    while len(rows) < most:
+        params = {"limit": str(min(200, most - len(rows))), **({"after": after} if after else {})}
+        data = http.call("GET", "/v1/solves", params=params).data
+        page = data.get("solves") if isinstance(data, dict) else None
+        if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
+            raise BadAnswer("the service's list of solves is not a list")
+        rows.extend(page)
+        after = data.get("next")
+        if not page or not isinstance(after, str):
+            break
+    return rows[:most]
+
+
 def lookup_profiles(http: Http, device: str, signatures: list[str]) -> dict[str, tuple[int, int]]:
     """The shared table's entries for some signatures on a device: ns and workspace bytes by signature."""
     reply = http.call("POST", "/v1/profiles:lookup", body={"device": device, "signatures": signatures})
