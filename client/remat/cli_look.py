@@ -29,7 +29,7 @@ from remat_ir import (
 )
 
 from .budget import bytes_of, readable
-from .cli import FileArgument, JsonOption, app
+from .cli_app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
 from .plot import memory_chart, memory_curve, memory_picture, plain_curve
 from .show import duration, percent

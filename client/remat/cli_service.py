@@ -20,7 +20,7 @@ from remat_ir import Answer, InvalidData
 
 from . import service
 from .budget import readable
-from .cli import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
+from .cli_app import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
 from .errors import RematError
 from .files import write_json
 from .http import Http

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from remat_ir import (
+    Graph,
     InvalidData,
     InvalidPlan,
     Join,
@@ -26,7 +27,7 @@ from remat_ir.plan import Plan
 
 from .budget import bytes_of, readable
 from .check import checked
-from .cli import (
+from .cli_app import (
     BAD_INPUT,
     BudgetOption,
     FileArgument,
@@ -42,7 +43,7 @@ from .cli import (
     app,
     code_of,
 )
-from .files import read_plan_file, read_subject, write_json
+from .files import check_writable, read_plan_file, read_subject, write_json
 from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner
 from .settings import settings
 from .show import answer_table, duration, percent, progress_line
@@ -116,6 +117,7 @@ def solve(
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     planner = asked_planner(base_url, local, options_of(option))
     check_limits(time_limit, max_gap)
+    check_writable(output)
     with progress_line(subject, quiet=quiet) as report:
         answer = planner.plan(problem, method=method, time_limit_s=time_limit, max_gap=max_gap, on_progress=report)
     answer = checked(problem, answer)
@@ -157,7 +159,7 @@ def verify_plan(
         said = {"valid": True, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
         print(json.dumps({**said, "budget_bytes": problem.budget_bytes, "overhead": overhead}))
         return 0
-    again = sum(recomputed(plan, subject.ops)) if isinstance(plan, Plan) and problem.kind == "graph" else None
+    again = sum(recomputed(plan, subject.ops)) if isinstance(plan, Plan) and isinstance(subject, Graph) else None
     text = f"valid: cost {duration(verdict.cost_ns)} ({percent(overhead)} over one pass), peak "
     text += f"{readable(verdict.peak_bytes)} of {readable(problem.budget_bytes)}"
     print(text + ("" if again is None else f", {again} recomputations"))

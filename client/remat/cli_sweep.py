@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, pl
 
 from .budget import bytes_of, readable
 from .check import checked
-from .cli import (
+from .cli_app import (
     NOTHING_FOUND,
     FileArgument,
     GapOption,
@@ -31,7 +32,7 @@ from .cli import (
     app,
 )
 from .cli_solve import asked_planner, check_limits, options_of
-from .files import read_subject
+from .files import check_writable, read_subject
 from .planner import LocalPlanner, Planner, solver_door
 from .plot import curve_chart, curve_picture
 from .show import STYLES, duration, percent
@@ -70,9 +71,12 @@ def sweep(
         if not quiet:
             print(f"{readable(answer.budget_bytes)}: {_outcome(answer)}", file=sys.stderr, flush=True)
 
+    for written in (png, csv_file):
+        check_writable(written)
     if isinstance(planner, LocalPlanner):
-        door = solver_door("sweep")
-        answers = door(subject, asked, points=points, options=options_of(option) or None, on_answer=tell, **limits)
+        answers = solver_door("sweep")(
+            subject, asked, points=points, options=options_of(option) or None, on_answer=tell, **limits
+        )
     else:
         answers = _one_by_one(planner, subject, asked or _evenly(subject, points), limits, tell)
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
@@ -176,8 +180,6 @@ def _one_by_one(
 
 def _at_batch_one(graph: Graph, batch: int) -> Graph:
     """Sizes and costs of one sample, rounded up so that what fits there fits in truth."""
-    from dataclasses import replace
-
     return replace(
         graph,
         op_cost_ns=tuple(-(-cost // batch) for cost in graph.op_cost_ns),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from remat_ir import Answer, AnyPlan, InvalidData, Subject, read_plan
 from remat_ir.read import parse
 from remat_ir.subject import READERS
 
 from .memo import write_whole
+
+T = TypeVar("T")
 
 FORMATS = {"remat-graph/1": "graph", "remat-chain/1": "chain", "remat-join/1": "join"}
 
@@ -60,13 +63,28 @@ def write_json(path: Path, data: object) -> None:
     if str(path) == "-":
         sys.stdout.write(text)
         return
+    check_writable(path)
     try:
         write_whole(path, text.encode())
     except OSError as error:
         raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _reading(path: Path, read: Any) -> Any:
+def check_writable(path: Path | None) -> None:
+    """Refuse a file whose folder is not there, before hours are spent on what would go into it.
+
+    Raises:
+        InvalidData: there is no such folder, or the path is a folder itself.
+    """
+    if path is None or str(path) == "-":
+        return
+    if not path.parent.is_dir():
+        raise InvalidData(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InvalidData(f"{path} cannot be written: it is a folder")
+
+
+def _reading(path: Path, read: Callable[[Any], T]) -> T:
     name = "standard input" if str(path) == "-" else str(path)
     try:
         text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def _squeezed(curve: Sequence[int], columns: int) -> list[int]:
     if len(curve) <= columns:
         return list(curve) or [0]
     edges = [i * len(curve) // columns for i in range(columns + 1)]
-    return [max(curve[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [max(curve[a:b]) for a, b in pairwise(edges)]
 
 
 def _figure() -> tuple[Any, Any]:
@@ -131,7 +132,6 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
     axes.legend(frameon=False)
     axes.grid(alpha=0.25)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise InvalidData(f"{path} cannot be written: {error}") from None

@@ -1,0 +1,5 @@
+"""`python -m remat` is the command `remat`."""
+
+from .cli import main
+
+main()
