@@ -58,7 +58,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("auto", "a plan at once, then search and proof side by side", run_auto),
+        Method("auto", "a plan at once, then search and proof side by side", run_auto, takes=("graph", "chain")),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
         Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),

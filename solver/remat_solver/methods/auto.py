@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from remat_ir import plain_peak, plain_plan, replay
+from remat_ir import Graph, plain_peak, plain_plan, replay
 
 from ..incumbent import Incumbent
 from ..search.greedy import greedy, least_memory
+from .structured import run_linear, run_structured
 
 
 def run_auto(incumbent: Incumbent, options: object = None) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
+    if not isinstance(incumbent.problem.subject, Graph):
+        run_structured(incumbent, run_auto)
+        return
     if _keep_everything(incumbent):
         return
+    run_linear(incumbent)
     _first_plan(incumbent)
 
 

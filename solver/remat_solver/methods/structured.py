@@ -1,0 +1,47 @@
+"""What auto does where the problem has a structure: the program for it first, then everything else from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remat_ir import Chain
+
+from ..chain import RotorOptions, linear_graph, rotor
+from ..incumbent import Incumbent
+from ..lift import LiftedIncumbent
+
+MOST_WORK = 6e9
+"""Additions that the chain program may take before the general solver has its turn: about two seconds."""
+
+
+def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
+    """Solve a chain: the persistent program, then `general` on the lift from that incumbent, in the time left."""
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    _offer_persistent(incumbent, chain.stages)
+    if not incumbent.stopped():
+        general(LiftedIncumbent(incumbent))
+
+
+def run_linear(incumbent: Incumbent) -> None:
+    """Offer the persistent optimum of a graph that is a chain; of a lift it has been offered already."""
+    if isinstance(incumbent, LiftedIncumbent):
+        return
+    linear = linear_graph(incumbent.problem.graph)
+    if linear is not None:
+        _offer_persistent(incumbent, linear.chain.stages)
+
+
+def _offer_persistent(incumbent: Incumbent, stages: int) -> None:
+    """Rotor's plan without its bound, which holds among persistent schedules only and must not end the search."""
+    alone = Incumbent(incumbent.problem, incumbent.deadline)
+    rotor(alone, RotorOptions(affordable_slots(stages)))
+    if alone.least_budget_bytes is not None:
+        incumbent.suffices(alone.least_budget_bytes)
+    if alone.plan is not None:
+        incumbent.offer(alone.plan, "rotor")
+
+
+def affordable_slots(stages: int) -> int:
+    """How many memory slots fit the work that auto spends on a chain program: 500 up to about 400 stages."""
+    return max(50, min(500, int(6 * MOST_WORK / stages**3)))

@@ -1,0 +1,57 @@
+"""General methods on chains, through the lift: what they find and prove there holds for the chain."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from chains import chains, counter_example
+from remat_ir import Chain, ChainPlan, InvalidData, Join, Problem, Status, plain_peak, verify
+from remat_solver import solve
+from solver.chain_brute import best_cost
+
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("n", [4, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 6, 7))])
+def test_beyond_persistence(n: int) -> None:
+    """After RR-9302, Figure 2: the general solver finds and proves 2n + 2 where no persistent plan is below 3n − 1."""
+    chain = counter_example(n)
+    answer = solve(Problem(chain, 8), method="staged", max_gap=0, time_limit_s=60)
+    assert answer.status is Status.OPTIMAL
+    assert answer.cost_ns == 2 * n + 2 == answer.bound_ns
+    assert answer.restricted_to == ()
+    assert isinstance(answer.plan, ChainPlan)
+
+
+@SETTINGS
+@given(chains(most_stages=4))
+def test_auto_on_a_chain_is_never_worse_than_persistent(chain: Chain) -> None:
+    budget = (plain_peak(chain) + chain.fixed_bytes) // 2
+    problem = Problem(chain, budget)
+    answer = solve(problem, method="auto", max_gap=0, time_limit_s=2)
+    persistent, best = best_cost(chain, budget), best_cost(chain, budget, persistent=False)
+    if persistent is not None:
+        assert answer.cost_ns is not None
+        assert best is not None
+        assert best <= answer.cost_ns <= persistent
+        assert answer.bound_ns is not None
+        assert answer.bound_ns <= best
+    if answer.plan is not None:
+        assert verify(problem, answer.plan).cost_ns == answer.cost_ns
+    if answer.status is Status.INFEASIBLE:
+        assert best is None
+
+
+@SETTINGS
+@given(chains(most_stages=4, link=True))
+def test_a_bound_of_the_lift_is_none_where_there_is_a_link(chain: Chain) -> None:
+    """Plans without transfers may all cost more than one with them: their bound names the restriction."""
+    answer = solve(Problem(chain, plain_peak(chain)), method="checkpoint-all", max_gap=0)
+    assert answer.status is Status.OPTIMAL
+    assert answer.cost_ns == chain.total_cost_ns
+
+
+def test_graph_methods_take_no_join() -> None:
+    with pytest.raises(InvalidData, match="method 'greedy' takes no join; it takes: graph"):
+        solve(Problem(Join((2, 2), 1, 1, 1, 9), 9), method="greedy")
