@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import InvalidData
 from .graph import Graph
+from .join import Join
 from .read import integer, kind, members, parse
 from .subject import READERS, Subject, plain_plan_of, replay_any, subject_kind
 
@@ -41,6 +42,12 @@ class Problem:
         if not isinstance(self.subject, Graph):
             raise InvalidData(f"this problem is about a {self.kind}, not a graph")
         return self.subject
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a plan may fill: the budget, and of a join no more than its slots hold."""
+        join = self.subject
+        return min(self.budget_bytes, join.slots * join.slot_bytes) if isinstance(join, Join) else self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The `problem` member of a request; names stay at home."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .errors import InvalidPlan
-from .join import Join
 from .problem import Problem
 from .subject import AnyPlan, replay_any
 
@@ -26,9 +25,7 @@ def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
     """
-    subject, limit = problem.subject, problem.budget_bytes
-    if isinstance(subject, Join):
-        limit = min(limit, subject.slots * subject.slot_bytes)
+    subject, limit = problem.subject, problem.capacity_bytes
     cost, peak = 0, subject.fixed_bytes
     for moment in replay_any(subject, plan):
         if moment.peak_bytes > limit:

@@ -57,10 +57,11 @@ def solve(
 
     least_bytes, who = least_need(problem.subject)
     incumbent.needs_at_least(least_bytes)
-    if least_bytes > problem.budget_bytes:
+    capacity = problem.capacity_bytes
+    if least_bytes > capacity:
         incumbent.suffices(known_budget(problem.subject))
         incumbent.prove_infeasible(
-            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {problem.budget_bytes}."
+            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}."
         )
         return incumbent.answer(method)
     if start is not None:

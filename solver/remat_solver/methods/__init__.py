@@ -10,12 +10,15 @@ from remat_ir import InvalidData
 
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
+from ..join import equiv_chain, join
 from ..restrictions import PERSISTENT
 from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
 from .staged import StagedOptions, run_staged
+
+KINDS = ("graph", "chain", "join")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("auto", "a plan at once, then search and proof side by side", run_auto, takes=("graph", "chain")),
+        Method("auto", "a plan at once, then search and proof side by side", run_auto, takes=KINDS),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
         Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),
@@ -83,6 +86,8 @@ METHODS: dict[str, Method] = {
         ),
         Method("revolve", "activations saved, tapes never, on chains", revolve, RotorOptions, ("graph", "chain")),
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
+        Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
+        Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
     )
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain
+from remat_ir import Chain, Join
 
 from ..chain import RotorOptions, linear_graph, rotor
 from ..incumbent import Incumbent
+from ..join import join
 from ..lift import LiftedIncumbent
 
 MOST_WORK = 6e9
@@ -15,7 +16,12 @@ MOST_WORK = 6e9
 
 
 def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
-    """Solve a chain: the persistent program, then `general` on the lift from that incumbent, in the time left."""
+    """Solve a chain or a join: a join by its program, which is optimal; a chain by the persistent program first, then
+    by `general` on the lift from that incumbent, in the time left.
+    """
+    if isinstance(incumbent.problem.subject, Join):
+        join(incumbent)
+        return
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     _offer_persistent(incumbent, chain.stages)

@@ -1,0 +1,53 @@
+"""The optimal schedule of a small join by search over all its states, straight from RR-9273, Table 3."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+# the x in memory of each branch; the index of its x̄, −1 before the turn, −2 after the branch has ended
+State = tuple[tuple[frozenset[int], ...], tuple[int, ...]]
+
+
+def fewest_forward_steps(lengths: tuple[int, ...], slots: int) -> int | None:
+    """The fewest forward steps of any valid schedule in so many slots, or None (Dijkstra over states)."""
+    if len(lengths) > slots:
+        return None
+    start: State = (tuple(frozenset((0,)) for _ in lengths), (-1,) * len(lengths))
+    distance, queue, count = {start: 0}, [(0, 0, start)], 0
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if cost > distance[state]:
+            continue
+        if not any(state[0]) and all(gradient == -2 for gradient in state[1]):
+            return cost
+        for more, after in _moves(lengths, slots, state):
+            if cost + more < distance.get(after, 1 << 60):
+                distance[after] = cost + more
+                count += 1
+                heapq.heappush(queue, (cost + more, count, after))
+    return None
+
+
+def _moves(lengths: tuple[int, ...], slots: int, state: State) -> Iterator[tuple[int, State]]:
+    held, gradients = state
+    filled = sum(map(len, held)) + sum(gradient >= 0 for gradient in gradients)
+
+    def with_branch(j: int, values: frozenset[int]) -> tuple[frozenset[int], ...]:
+        return (*held[:j], values, *held[j + 1 :])
+
+    for j, length in enumerate(lengths):
+        for i in held[j]:
+            if i < length and i + 1 not in held[j]:
+                yield 1, (with_branch(j, held[j] - {i} | {i + 1}), gradients)
+                if filled < slots:
+                    yield 1, (with_branch(j, held[j] | {i + 1}), gradients)
+            yield 0, (with_branch(j, held[j] - {i}), gradients)
+        if gradients[j] > 0 and gradients[j] - 1 in held[j]:
+            # an x̄_0 is of no more use: it is discarded at once
+            after = gradients[j] - 1 or -2
+            yield 0, (with_branch(j, held[j] - {gradients[j] - 1}), (*gradients[:j], after, *gradients[j + 1 :]))
+    turning = all(gradient == -1 for gradient in gradients)
+    if turning and all(length in values for length, values in zip(lengths, held, strict=True)):
+        after = tuple(values - {length} for length, values in zip(lengths, held, strict=True))
+        yield 0, (after, tuple(length or -2 for length in lengths))
