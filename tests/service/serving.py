@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -127,3 +128,19 @@ def example(name: str) -> Any:
     import remat_service
 
     return json.loads((Path(remat_service.__file__).parent / "examples.json").read_text())[name]
+
+
+def hard_graph(layers: int = 30, seed: int = 1) -> Graph:
+    """A forward pass with random skips and sizes, and its backward pass: no method proves it optimal in seconds."""
+    dice = random.Random(seed)
+    inputs: list[list[int]] = [[]]
+    inputs += [sorted({op - 1, *dice.sample(range(op), min(op, dice.choice((0, 1, 1, 2))))}) for op in range(1, layers)]
+    costs = [dice.randrange(100, 10_000) for _ in range(layers)]
+    sizes = [dice.randrange(1_000, 100_000) for _ in range(layers)]
+    for back in range(layers):
+        layer = layers - 1 - back
+        before = [layers + back - 1] if back else [layers - 1]
+        inputs.append(sorted({*before, layer, *inputs[layer]}))
+        costs.append(2 * costs[layer])
+        sizes.append(sizes[layer])
+    return graph_of(costs, sizes, inputs, backward_from=layers)

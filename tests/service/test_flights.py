@@ -1,0 +1,123 @@
+"""Single flight: identical problems are solved once; who leaves, who joins, who wants more."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from remat_ir import Problem, budget_at, plain_peak
+from service.serving import Service, checked, eventually, hard_graph, training_graph
+
+
+def _solvers(service: Service) -> list[psutil.Process]:
+    """The solver children alive now: the processes below the nursery."""
+    found = []
+    for nursery in psutil.Process(service.process.pid).children():
+        found += nursery.children(recursive=True)
+    return found
+
+
+def _long(seed: int) -> Problem:
+    graph = hard_graph(60, seed)
+    return Problem(graph, budget_at(graph, 0.4))
+
+
+def _running(service: Service, solve_id: str) -> bool:
+    return bool(service.get(solve_id, 0)[1]["status"] == "running")
+
+
+def test_identical_posts_are_solved_once(service: Service) -> None:
+    """A hundred at once: one solve, a hundred equal answers under a hundred ids."""
+    graph = training_graph(40, cost=333)
+    problem = Problem(graph, plain_peak(graph))
+    before = service.metric("remat_solve_seconds_count")
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda _: service.post(problem, time_limit_s=10), range(100)))
+    assert {status for status, _ in replies} == {200}
+    assert len({data["id"] for _, data in replies}) == 100
+    assert len({(data["status"], data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
+    assert service.metric("remat_solve_seconds_count") == before + 1
+    caches = [data["cache"] for _, data in replies]
+    assert caches.count("miss") == 1
+    assert set(caches) <= {"miss", "joined", "hit"}
+
+
+def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> None:
+    """Two share a solve: the first to leave gets what there is, the second goes on; then nothing is left running."""
+    problem = _long(1)
+    _, first = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+    _, second = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+    assert (first["cache"], second["cache"]) == ("miss", "joined")
+    eventually(lambda: _running(service, second["id"]))
+    reply = service.http.post(f"/v1/solves/{first['id']}/cancel")
+    assert (reply.status_code, reply.json()["status"], reply.json()["limit"]) == (200, "cancelled", "cancel")
+    time.sleep(1.0)
+    assert _running(service, second["id"])
+    assert service.http.post(f"/v1/solves/{second['id']}/cancel").json()["status"] == "cancelled"
+    eventually(lambda: not _solvers(service))
+    assert service.get(second["id"], 0)[0] == 200
+
+
+def test_cancel_returns_the_best_incumbent(service: Service) -> None:
+    """What was reported before the cancel is in the answer, with its plan."""
+    problem = _long(2)
+    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
+    start = checked(problem, greedy)
+    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0, start=greedy["id"])
+    eventually(lambda: service.get(posted["id"], 0)[1]["cost_ns"])
+    data = service.http.post(f"/v1/solves/{posted['id']}/cancel").json()
+    assert data["status"] == "cancelled"
+    assert checked(problem, data).cost_ns <= start.cost_ns  # type: ignore[operator]
+
+
+def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Service) -> None:
+    """2 s and 6 s on one solve: the first has its answer while the other goes on."""
+    problem = _long(3)
+    _, short = service.post(problem, wait=0, method="staged", time_limit_s=2, max_gap=0)
+    _, long = service.post(problem, wait=0, method="staged", time_limit_s=6, max_gap=0)
+    assert long["cache"] == "joined"
+    _, ended = service.get(short["id"], 20)
+    assert ended["limit"] == "time"
+    assert _running(service, long["id"])
+    _, ended = service.get(long["id"], 20)
+    assert ended["limit"] == "time"
+    assert ended["seconds"] > 5.5
+    # as much time was spent as is asked for: a hit; more: solved on
+    assert service.post(problem, wait=0, method="staged", time_limit_s=5, max_gap=0)[1]["cache"] == "hit"
+    more = service.post(problem, wait=0, method="staged", time_limit_s=9, max_gap=0)[1]
+    assert more["cache"] == "miss"
+    service.http.post(f"/v1/solves/{more['id']}/cancel")
+
+
+def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
+    """First any plan, then a better one: never a dearer plan, never a lower bound."""
+    graph = hard_graph(16, 4)
+    problem = Problem(graph, budget_at(graph, 0.6))
+    _, loose = service.post(problem, method="auto", time_limit_s=20, max_gap=0.99)
+    first = checked(problem, loose)
+    _, tight = service.post(problem, method="auto", time_limit_s=4, max_gap=0)
+    second = checked(problem, tight)
+    assert second.cost_ns <= first.cost_ns  # type: ignore[operator]
+    assert second.bound_ns >= first.bound_ns  # type: ignore[operator]
+
+
+def test_priority_goes_first(service: Service) -> None:
+    """With both solvers busy, the more urgent of two queued solves is started first."""
+    busy = [service.post(_long(10 + i), wait=0, method="staged", time_limit_s=30, max_gap=0)[1] for i in range(2)]
+    for row in busy:
+        eventually(lambda row=row: _running(service, row["id"]))
+    low = service.post(_long(20), wait=0, method="greedy", time_limit_s=5, priority=-5)[1]
+    high = service.post(_long(21), wait=0, method="greedy", time_limit_s=5, priority=5)[1]
+    late = service.post(_long(22), wait=0, method="greedy", time_limit_s=5, queue_limit_s=0.2)[1]
+    ended = eventually(lambda: (found := service.get(late["id"], 0))[0] == 200 and found[1])
+    assert (ended["status"], ended["limit"]) == ("nothing_found", "time")
+    assert "queue" in ended["message"]
+    service.http.post(f"/v1/solves/{busy[0]['id']}/cancel")
+    service.get(low["id"], 30)
+    rows = {row["id"]: row for row in service.http.get("/v1/solves").json()["solves"]}
+    assert rows[low["id"]]["status"] != "queued"
+    assert service.get(high["id"], 0)[0] == 200  # the urgent one had ended before the other did
+    service.http.post(f"/v1/solves/{busy[1]['id']}/cancel")
+    eventually(lambda: not _solvers(service))

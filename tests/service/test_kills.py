@@ -1,0 +1,128 @@
+"""Kill anything at any moment: no orphan, no stuck row, no reported incumbent lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from remat_ir import Problem, budget_at
+from service.serving import Service, checked, eventually, hard_graph, serving
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Service]:
+    """A service that may be killed."""
+    with serving(tmp_path, workers=2, cancel_after_s=0.2, terminate_after_s=0.5, kill_after_s=0.5) as running:
+        yield running
+
+
+def _begin(service: Service, seed: int, time_limit_s: float = 60) -> tuple[Problem, dict[str, object], int]:
+    """A long solve with an incumbent already reported: (problem, answer so far, its cost)."""
+    graph = hard_graph(60, seed)
+    problem = Problem(graph, budget_at(graph, 0.4))
+    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
+    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=time_limit_s, max_gap=0, start=greedy["id"])
+    cost = eventually(lambda: service.get(posted["id"], 0)[1]["cost_ns"])
+    return problem, posted, cost
+
+
+def _below(service: Service) -> list[psutil.Process]:
+    return psutil.Process(service.process.pid).children(recursive=True)
+
+
+def _alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _ends_with(service: Service, problem: Problem, posted: dict[str, object], cost: int) -> None:
+    data = service.http.post(f"/v1/solves/{posted['id']}/cancel").json()
+    assert checked(problem, data).cost_ns <= cost  # type: ignore[operator]
+
+
+def test_server_killed(own: Service) -> None:
+    """SIGKILL of the server: every process below it ends by itself; started again, it goes on from the incumbent."""
+    problem, posted, cost = _begin(own, 1)
+    below = _below(own)
+    assert below
+    own.stop(signal.SIGKILL)
+    eventually(lambda: not _alive(below), 10)
+    own.start()
+    status, data = own.get(str(posted["id"]), 0)
+    assert (status, data["cost_ns"]) == (202, cost)
+    eventually(lambda: own.get(str(posted["id"]), 0)[1]["status"] == "running")
+    _ends_with(own, problem, posted, cost)
+    eventually(lambda: len(_below(own)) <= 1)  # the nursery
+
+
+def test_solver_child_killed(own: Service) -> None:
+    """SIGKILL of the solver child: its engines go with it, another child takes over, the incumbent stays."""
+    problem, posted, cost = _begin(own, 2)
+    nursery = psutil.Process(own.process.pid).children()[0]
+    child = nursery.children()[0]
+    family = [child, *child.children(recursive=True)]
+    child.kill()
+    eventually(lambda: not _alive(family), 10)
+    eventually(lambda: [p for p in nursery.children() if p.pid != child.pid])
+    assert own.get(str(posted["id"]), 0)[1]["status"] == "running"
+    _ends_with(own, problem, posted, cost)
+
+
+@pytest.mark.slow
+def test_nursery_killed(own: Service) -> None:
+    """SIGKILL of the nursery: its children die with it, the next solve has a new one."""
+    problem, posted, cost = _begin(own, 3)
+    below = _below(own)
+    psutil.Process(own.process.pid).children()[0].kill()
+    eventually(lambda: not _alive(below), 10)
+    eventually(lambda: own.get(str(posted["id"]), 0)[1]["status"] == "running" and len(_below(own)) >= 2)
+    _ends_with(own, problem, posted, cost)
+
+
+@pytest.mark.slow
+def test_graceful_stop_gives_solves_back(own: Service) -> None:
+    """SIGTERM: ends within its bound with nothing left behind; started again, the solve goes on."""
+    problem, posted, cost = _begin(own, 4)
+    below = _below(own)
+    assert own.stop(signal.SIGTERM) in (0, -signal.SIGTERM)
+    assert not _alive(below)
+    own.start()
+    assert own.get(str(posted["id"]), 0)[1]["cost_ns"] == cost
+    _ends_with(own, problem, posted, cost)
+
+
+@pytest.mark.slow
+def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
+    """A child that is frozen at its deadline can't answer: its group is killed, the incumbent is the answer."""
+    problem, posted, cost = _begin(own, 5, time_limit_s=4)
+    nursery = psutil.Process(own.process.pid).children()[0]
+    for process in nursery.children(recursive=True):
+        process.suspend()
+    status, data = own.get(str(posted["id"]), 20)
+    assert (status, data["status"], data["limit"]) == (200, "feasible", "time")
+    assert checked(problem, data).cost_ns <= cost  # type: ignore[operator]
+    assert own.metric("remat_solver_kills_total") >= 1
+    eventually(lambda: not nursery.children())
+
+
+def test_memory_watchdog(tmp_path: Path) -> None:
+    """Over its memory a solve's group is killed at once; the answer says so."""
+    with serving(tmp_path, workers=1, solver_memory_bytes=2**26) as own:
+        graph = hard_graph(60, 6)
+        status, data = own.post(Problem(graph, budget_at(graph, 0.4)), method="staged", time_limit_s=20, max_gap=0)
+        assert (status, data["limit"]) == (200, "memory")
+        assert own.metric("remat_solver_kills_total") == 1
+
+
+@pytest.mark.slow
+def test_children_hold_no_secret(tmp_path: Path) -> None:
+    """The environment of nursery and children is scrubbed."""
+    with serving(tmp_path, workers=1) as own:
+        _begin(own, 7)
+        for process in _below(own):
+            environment = process.environ()
+            assert not [name for name in environment if name.startswith("REMAT_")]
+            assert not [value for value in environment.values() if "sqlite" in value]

@@ -1,0 +1,272 @@
+"""The threat table of docs/threats.md, a test a row (tenancy has its own file)."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backports import zstd
+
+import remat_service
+from remat_ir import Problem, plain_peak
+from remat_service.body import inflate
+from remat_service.errors import BadRequest, TooLarge, Unsupported
+from remat_service.settings import Settings
+from service.serving import Service, example, serving, training_graph
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with small caps."""
+    caps = {"most_wire_bytes": 20_000, "most_body_bytes": 100_000, "most_ops": 50, "most_edges": 80, "most_values": 60}
+    with serving(tmp_path_factory.mktemp("small"), workers=1, **caps) as running:
+        yield running
+
+
+def _refused(service: Service, status: int, **request: Any) -> dict[str, Any]:
+    reply = service.http.post("/v1/solves", **request)
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/problem+json"
+    data: dict[str, Any] = reply.json()
+    assert {"type", "title", "status", "detail"} <= data.keys()
+    assert data["status"] == status
+    return data
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_body_too_large_on_the_wire(small: Service, chunked: bool) -> None:
+    """By its length, and by its chunks."""
+    body = b" " * 30_000
+    content: Any = (body[i : i + 5000] for i in range(0, len(body), 5000)) if chunked else body
+    _refused(small, 413, content=content, headers=JSON)
+
+
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+def test_bombs(small: Service, name: str) -> None:
+    """A few kilobytes that inflate to a hundred megabytes are refused, quickly and without the memory."""
+    plain = b"0" * 100_000_000
+    bomb = gzip.compress(plain, 9) if name == "gzip" else zstd.compress(plain)
+    bomb = bomb if len(bomb) < 20_000 else gzip.compress(b"0" * 10_000_000, 9)
+    begun = time.process_time()
+    _refused(small, 413, content=bomb, headers=JSON | {"Content-Encoding": name})
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("wire", "encodings", "error"),
+    [
+        (gzip.compress(b"{}") + b"more", [b"gzip"], BadRequest),
+        (gzip.compress(b"{}")[:-3], [b"gzip"], BadRequest),
+        (zstd.compress(b"{}") + zstd.compress(b"{}"), [b"zstd"], BadRequest),
+        (b"\x00\x01", [b"zstd"], BadRequest),
+        (b"", [b"gzip"], BadRequest),
+        (gzip.compress(gzip.compress(b"{}")), [b"gzip, gzip"], Unsupported),
+        (gzip.compress(b"{}"), [b"gzip", b"gzip"], Unsupported),
+        (zlib.compress(b"{}"), [b"deflate"], Unsupported),
+        (b"{}", [b"br"], Unsupported),
+        (gzip.compress(b"0" * 1001), [b"gzip"], TooLarge),
+        (b"0" * 1001, [], TooLarge),
+    ],
+)
+def test_encodings_refused(wire: bytes, encodings: list[bytes], error: type[Exception]) -> None:
+    """One encoding, whole, with nothing behind it."""
+    with pytest.raises(error):
+        inflate(wire, encodings, 1000)
+
+
+def test_compressed_bodies_are_read(service: Service) -> None:
+    """gzip and zstd, as the client sends them."""
+    plain = json.dumps(example("solve")).encode()
+    for name, content in (("gzip", gzip.compress(plain)), ("zstd", zstd.compress(plain)), ("identity", plain)):
+        reply = service.http.post(
+            "/v1/solves", content=content, headers=JSON | {"Content-Encoding": name, "Prefer": "wait=20"}
+        )
+        assert (name, reply.status_code) == (name, 200)
+
+
+def test_caps_on_ops_values_and_edges(small: Service) -> None:
+    """Each is refused with the array that is too long, before the graph is built."""
+    graph = training_graph(10).to_json()
+    for change, pointer in (
+        ({"op_cost_ns": [1] * 51}, "op_cost_ns"),
+        ({"op_inputs": [[]] * 51}, "op_inputs"),
+        ({"value_bytes": [1] * 61}, "value_bytes"),
+        ({"op_inputs": [list(range(41)), list(range(41))]}, "op_inputs"),
+    ):
+        data = _refused(small, 413, json={"problem": {"graph": graph | change, "budget_bytes": 1}})
+        assert data["pointer"] == f"/problem/graph/{pointer}"
+    chain = {"format": "remat-chain/1", "forward_ns": [1] * 26}
+    _refused(small, 413, json={"problem": {"chain": chain, "budget_bytes": 1}})
+    join = {"format": "remat-join/1", "lengths": [100000] * 64}
+    _refused(small, 413, json={"problem": {"join": join, "budget_bytes": 1}})
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"op_cost_ns": [-1, 1, 1, 1, 1]}, "/problem/graph/op_cost_ns/0"),
+        ({"op_cost_ns": [2**53 + 1, 1, 1, 1, 1]}, "/problem/graph/op_cost_ns/0"),
+        ({"op_cost_ns": [1.5, 1, 1, 1, 1]}, "/problem/graph/op_cost_ns/0"),
+        ({"value_bytes": [2**53, 2**53, 1, 1, 1]}, "/problem/graph/value_bytes"),
+        ({"op_inputs": [[0], [0], [1], [1, 2], [0, 3]]}, "/problem/graph/op_inputs/0/0"),
+        ({"surprise": 1}, "/problem/graph/surprise"),
+    ],
+)
+def test_hostile_numbers_and_edges(service: Service, change: dict[str, Any], pointer: str) -> None:
+    """Integers to 2^53 with their sums, no cycle, no unknown key: 422 with the place."""
+    body = example("solve")
+    body["problem"]["graph"] |= change
+    assert _refused(service, 422, json=body)["pointer"] == pointer
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 50_000, "\xff"])
+def test_not_json(service: Service, text: str) -> None:
+    """One clear line, whatever was sent."""
+    data = _refused(service, 400, content=text.encode("latin-1"), headers=JSON)
+    assert "\n" not in data["detail"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "multipart/form-data"},
+        {},
+    ],
+)
+def test_content_type_is_strict(service: Service, headers: dict[str, str]) -> None:
+    """What a form in a browser can send without asking first is refused."""
+    request = service.http.build_request("POST", "/v1/solves", content=b"{}", headers=headers)
+    if not headers:
+        request.headers.pop("content-type", None)
+    assert service.http.send(request).status_code == 415
+
+
+def test_no_cors_no_cookies_and_the_host_is_checked(service: Service) -> None:
+    """A page of another origin can't read, nor reach this service under another name."""
+    reply = service.http.get("/v1/capabilities", headers={"Origin": "http://evil.example"})
+    assert not [name for name in reply.headers if name.startswith("access-control-") or name == "set-cookie"]
+    assert service.http.get("/v1/capabilities", headers={"Host": "evil.example"}).status_code == 400
+    assert service.http.get("/livez", headers={"Host": "localhost:1"}).status_code == 200
+    assert service.http.options("/v1/solves", headers={"Origin": "http://evil.example"}).status_code == 405
+
+
+def test_nothing_comes_from_a_cdn(service: Service) -> None:
+    """Neither the page nor anything it loads names another host; there is no generated /docs."""
+    assert service.http.get("/docs").status_code == 404
+    page = service.http.get("/")
+    assert page.status_code == 200
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "http" not in policy and "*" not in policy
+    static = Path(remat_service.__file__).parent / "page" / "static"
+    for path in [p for p in static.rglob("*") if p.suffix in (".html", ".css", ".js") and "vendor" not in p.parts]:
+        text = path.read_text()
+        assert 'src="http' not in text and 'href="http' not in text and "@import" not in text, path  # noqa: PT018
+
+
+def test_clients_cannot_write_plans(service: Service) -> None:
+    """No route takes a plan: the only documents that go in are problems, limits and profiles."""
+    document = service.http.get("/openapi.json").json()
+    taken = set()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
+            if body is not None:
+                taken.add((method, path, body["$ref"].rsplit("/", 1)[1]))
+    assert {name for _, _, name in taken} == {
+        "SolveRequest", "SweepRequest", "BatchRequest", "ValidateRequest", "ProfileLookup", "ProfileUpload"
+    }  # fmt: skip
+    bodies = json.dumps(document["components"]["schemas"]["SolveRequest"])
+    assert "PlanDocument" not in bodies
+
+
+def test_no_code_in_data() -> None:
+    """No pickle, eval, exec or unsafe YAML anywhere in the service."""
+    for path in Path(remat_service.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not {a.name.split(".")[0] for a in node.names} & {"pickle", "marshal", "shelve"}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"eval", "exec", "compile", "__import__"}, path
+
+
+def test_refuses_to_listen_beyond_loopback_without_keys(tmp_path: Path) -> None:
+    """Neither without requiring keys, nor while there are none."""
+    for more in ({}, {"REMAT_REQUIRE_KEYS": "true"}):
+        done = subprocess.run(
+            [sys.executable, "-m", "remat_service.cli", "serve", "--host", "0.0.0.0", "--port", "0"],
+            env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "keys" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    """Neither in the settings' repr nor in the log of a run that uses them."""
+    settings = Settings(database_url="postgresql://remat:hunter2@db/remat")
+    assert "hunter2" not in repr(settings) + str(settings.model_dump())
+    with serving(tmp_path, workers=1) as own:
+        graph = training_graph(5, cost=987654)
+        own.http.post(
+            "/v1/solves",
+            json={"problem": Problem(graph, plain_peak(graph)).to_json()},
+            headers={"Authorization": "Bearer remat_topsecret"},
+        )
+        own.post(Problem(graph, plain_peak(graph)))
+        log = (tmp_path / "service.log").read_text()
+    assert "solve ended" in log
+    assert "topsecret" not in log
+    assert "987654" not in log  # nor what a graph is made of
+    for line in log.splitlines():
+        json.loads(line)
+
+
+def test_one_process_a_sqlite_file(service: Service) -> None:
+    """A second service on the same file is refused; the first goes on."""
+    done = subprocess.run(
+        [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0", "--database-url", service.database_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "another service has" in done.stderr
+    assert service.http.get("/readyz").status_code == 200
+
+
+def test_a_port_in_use_is_one_line(service: Service) -> None:
+    """Exit 2 and a sentence."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = subprocess.run(
+            [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(taken.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "can't listen" in done.stderr
