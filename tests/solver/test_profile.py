@@ -1,0 +1,60 @@
+"""The profile that is kept while a schedule changes is the one that the judge's replay sees."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remat_ir import Graph, plan_of, replay
+from remat_solver.bounds import pinned_ops
+from remat_solver.search.profile import BUDGET, COST, OVER, Ints, place, remove, runs_in
+from remat_solver.search.state import current, keys_of, load, profile_of, sequence_of
+
+from benchmarks.instances import instance
+from drawn import graphs
+
+
+def _check(graph: Graph, profile: Ints) -> None:
+    keys, memory = current(profile)
+    assert keys.tolist() == sorted(set(keys.tolist()))
+    sequence = sequence_of(graph, keys)
+    seen = [moment for moment in replay(graph, plan_of(graph, sequence)) if moment.op is not None]
+    assert [moment.peak_bytes - graph.fixed_bytes for moment in seen] == memory.tolist()
+    assert seen[-1].cost_ns == profile[COST]
+    assert np.maximum(memory - profile[BUDGET], 0).sum() == profile[OVER]
+    assert keys_of(graph, sequence).tolist() == keys.tolist()
+
+
+def _walk(graph: Graph, budget: int, moves: int, every: int, seed: int) -> None:
+    rng = random.Random(seed)
+    profile = profile_of(graph, budget, seed)
+    load(profile, keys_of(graph, range(graph.ops)))
+    _check(graph, profile)
+    free = [op for op in range(graph.ops - 1) if op not in pinned_ops(graph)]
+    for number in range(moves if free else 0):
+        op = rng.choice(free)
+        stage = rng.randrange(op + 1, graph.ops)
+        if runs_in(profile, op, stage):
+            remove(profile, stage, op)
+        elif len(current(profile)[0]) < 4 * graph.ops + 500:
+            place(profile, stage, op)
+        if number % every == 0:
+            _check(graph, profile)
+    _check(graph, profile)
+    keys, before = current(profile)
+    load(profile, keys)
+    assert current(profile)[1].tolist() == before.tolist()
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(graphs(most_ops=12), st.integers(0, 40), st.integers(0, 1000))
+def test_placing_and_removing_keeps_the_profile(graph: Graph, budget: int, seed: int) -> None:
+    _walk(graph, budget + graph.fixed_bytes, moves=30, every=1, seed=seed)
+
+
+def test_placing_and_removing_keeps_the_profile_over_many_blocks() -> None:
+    for name in ("unet-4-whole", "tape-64"):
+        graph = instance(name)
+        _walk(graph, 2 << 30, moves=1500, every=250, seed=1)
