@@ -12,7 +12,7 @@ from remat_solver.bounds import working_set
 from remat_solver.search.greedy import greedy, least_memory, peak_of
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=80)
 @given(graphs(most_ops=20), st.integers(0, 20))
 def test_every_greedy_plan_passes_the_judge(graph: Graph, twentieths: int) -> None:
     least, plain = working_set(graph).least_bytes, plain_peak(graph)

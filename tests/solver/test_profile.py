@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy as np
+from benchmarks.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from drawn import graphs
 from remat_ir import Graph, plan_of, replay
 from remat_solver.bounds import pinned_ops
 from remat_solver.search.profile import BUDGET, COST, OVER, Ints, place, remove, runs_in
 from remat_solver.search.state import current, keys_of, load, profile_of, sequence_of
-
-from benchmarks.instances import instance
-from drawn import graphs
 
 
 def _check(graph: Graph, profile: Ints) -> None:
@@ -48,7 +48,7 @@ def _walk(graph: Graph, budget: int, moves: int, every: int, seed: int) -> None:
     assert current(profile)[1].tolist() == before.tolist()
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=80)
 @given(graphs(most_ops=12), st.integers(0, 40), st.integers(0, 1000))
 def test_placing_and_removing_keeps_the_profile(graph: Graph, budget: int, seed: int) -> None:
     _walk(graph, budget + graph.fixed_bytes, moves=30, every=1, seed=seed)

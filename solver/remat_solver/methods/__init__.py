@@ -16,6 +16,7 @@ from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
+from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
 
 KINDS = ("graph", "chain", "join")
@@ -89,6 +90,7 @@ METHODS: dict[str, Method] = {
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
+        Method("search", "local search over sets of recomputations", run_search, SearchOptions),
     )
 }
 

@@ -64,7 +64,7 @@ def draw(m: Ints, below: int) -> int:
     x ^= (x >> 7) & 0x01FFFFFFFFFFFFFF
     x ^= x << 17
     m[RANDOM] = x
-    return (x & 0x7FFFFFFFFFFFFFFF) % below
+    return int((x & 0x7FFFFFFFFFFFFFFF) % below)
 
 
 @compiled
@@ -82,7 +82,7 @@ def _note(m: Ints, placed: int, stage: int, op: int) -> None:
 
 @compiled
 def _journal_full(m: Ints) -> bool:
-    return m[JOURNAL_AT] + 3 * (m[JOURNAL] + 1) > m[BEST_AT]
+    return bool(m[JOURNAL_AT] + 3 * (m[JOURNAL] + 1) > m[BEST_AT])
 
 
 @compiled
@@ -175,7 +175,7 @@ def _drop_unread(m: Ints, start: int) -> None:
 @compiled
 def _any_key(m: Ints) -> int:
     block = m[BLOCKS_AT] + draw(m, m[BLOCKS]) * BLOCK_COLUMNS
-    return m[m[block + ROW] + draw(m, m[block + COUNT])]
+    return int(m[m[block + ROW] + draw(m, m[block + COUNT])])
 
 
 @compiled
@@ -195,7 +195,7 @@ def _over_key(m: Ints) -> int:
         i = draw(m, count)
         while m[m[block + ROW] + BLOCK + i] + m[block + LAZY] <= budget:
             i = i + 1 if i + 1 < count else 0
-        return m[m[block + ROW] + i]
+        return int(m[m[block + ROW] + i])
     return -1
 
 
@@ -210,7 +210,7 @@ def _evict_across(m: Ints, across: int, tries: int, pool: int) -> None:
     values = m[m[OPS_AT] + stage * OP + MAKES]
     if values == 0:
         return
-    best, best_stage, best_op, found = -1.0, np.int64(-1), np.int64(-1), 0
+    best, best_stage, best_op, found = -1.0, -1, -1, 0
     for _ in range(tries):
         value = draw(m, values)
         v = m[VALUES_AT] + value * VALUE
@@ -331,7 +331,7 @@ def move(m: Ints, pool: int) -> None:
     over = m[OVER] > 0
     evict = 0.6 if over else 0.15
     if lot < evict:
-        across = _over_key(m) if over else np.int64(-1)
+        across = _over_key(m) if over else -1
         _evict_across(m, across if across >= 0 else _any_key(m), 40, 1 + draw(m, pool))
         return
     if m[EXTRAS] == 0:

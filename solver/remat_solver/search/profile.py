@@ -1,8 +1,8 @@
 """The memory profile of a set of recomputations, kept up to date in compiled code while the set changes.
 
-A schedule is a set of (stage, op) pairs: op v runs in stage t, before op t runs for the first time; every pair (v, v) is
-in it. Pairs run in the order of their keys t·n + v, each use reads the latest instance, an instance of a value lives to
-its last use. So every set is a schedule, and only memory can fail (Checkmate, Section 4, calls the set R).
+A schedule is a set of (stage, op) pairs: op v runs in stage t, before op t runs for the first time; every pair (v, v)
+is in it. Pairs run in the order of their keys t·n + v, each use reads the latest instance, an instance of a value lives
+to its last use. So every set is a schedule, and only memory can fail (Checkmate, Section 4, calls the set R).
 
 The profile holds the bytes at every key. It is a list of blocks of up to `BLOCK` keys; each block has a pending addend
 and bounds on its entries, so that most of a range addition touches a block in one step.
@@ -63,7 +63,7 @@ def stage_index(m: Ints, op: int, stage: int) -> int:
 def nth_stage(m: Ints, op: int, index: int) -> int:
     """The op's index-th stage, or n behind the last."""
     o = m[OPS_AT] + op * OP
-    return m[m[o + STAGES] + STAGE * index] if index < m[o + RUNS] else m[N]
+    return int(m[m[o + STAGES] + STAGE * index] if index < m[o + RUNS] else m[N])
 
 
 @compiled
@@ -78,8 +78,8 @@ def last_use(m: Ints, value: int, start: int, end: int) -> int:
     """Key of the last use in stages start … end − 1, −1 without one, beyond all keys for a kept value."""
     v, n = m[VALUES_AT] + value * VALUE, m[N]
     if m[v + KIND] == KEEP:
-        return n * n
-    best = np.int64(-1)
+        return int(n * n)
+    best = -1
     ops = m[OPS_AT]
     for e in range(m[v + USERS], m[v + VALUE + USERS]):
         user = m[e]
@@ -92,14 +92,14 @@ def last_use(m: Ints, value: int, start: int, end: int) -> int:
             stage = m[m[o + STAGES] + STAGE * stage_index(m, user, end - 1)]
         if stage >= start and stage * n + user > best:
             best = stage * n + user
-    return best
+    return int(best)
 
 
 @compiled
 def first_use(m: Ints, value: int, after: int, end: int) -> int:
     """Key of the first use behind the key `after`, in a stage before `end`, or −1."""
     v, n = m[VALUES_AT] + value * VALUE, m[N]
-    best = np.int64(-1)
+    best = -1
     stage_after = after // n
     op_after = after - stage_after * n
     for e in range(m[v + USERS], m[v + VALUE + USERS]):
@@ -110,7 +110,7 @@ def first_use(m: Ints, value: int, after: int, end: int) -> int:
         stage = nth_stage(m, user, i)
         if stage < end and (best < 0 or stage * n + user < best):
             best = stage * n + user
-    return best
+    return int(best)
 
 
 @compiled
@@ -124,7 +124,7 @@ def locate(m: Ints, key: int) -> int:
             low = middle
         else:
             high = middle
-    return at + low * BLOCK_COLUMNS
+    return int(at + low * BLOCK_COLUMNS)
 
 
 @compiled
@@ -145,7 +145,7 @@ def rank(m: Ints, block: int, key: int) -> int:
 def _add_to_part(m: Ints, block: int, start: int, end: int, amount: int) -> None:
     memory = m[block + ROW] + BLOCK
     base = m[block + LAZY] - m[BUDGET]
-    change = np.int64(0)
+    change = 0
     part = m[memory + start : memory + end]  # a slice, so that the loop can be vectorised
     if amount > 0:
         top = m[block + TOP]
@@ -179,7 +179,7 @@ def _add_to_block(m: Ints, block: int, amount: int) -> None:
     memory = m[block + ROW] + BLOCK
     part = m[memory : memory + m[block + COUNT]]
     top, bottom = part[0], part[0]
-    change = np.int64(0)
+    change = 0
     for i in range(len(part)):
         here = part[i]
         top, bottom = max(top, here), min(bottom, here)
@@ -300,7 +300,7 @@ def _starting(m: Ints, stage: int, op: int) -> int:
             if last_use(m, value, stage, after) < 0:
                 continue
         begins += m[v + SIZE]
-    return begins
+    return int(begins)
 
 
 @compiled
@@ -344,11 +344,9 @@ def _unlist_stage(m: Ints, op: int, index: int) -> None:
 @compiled
 def has_room(m: Ints) -> bool:
     """Whether one more recomputation fits into the tables."""
-    return (
-        m[EXTRAS_AT] + 2 * m[EXTRAS] + 2 < m[JOURNAL_AT]
-        and m[POOL] + 4 * STAGE * (m[EXTRAS] + 1) < m[POOL_END]
-        and m[FREE] > 1
-    )
+    extras = m[EXTRAS_AT] + 2 * m[EXTRAS] + 2 < m[JOURNAL_AT]
+    pool = m[POOL] + 4 * STAGE * (m[EXTRAS] + 1) < m[POOL_END]
+    return bool(extras and pool and m[FREE] > 1)
 
 
 @compiled
@@ -356,7 +354,7 @@ def _input_lifetimes(m: Ints, stage: int, op: int, sign: int) -> int:
     """Lengthen (sign 1) or shorten (−1) the inputs' lifetimes up to one run of an op; the bytes by which they do."""
     n, o = m[N], m[OPS_AT] + op * OP
     key = stage * n + op
-    total = np.int64(0)
+    total = 0
     for e in range(m[o + READS], m[o + OP + READS]):
         v = m[VALUES_AT] + m[e] * VALUE
         maker = m[v + MAKER]
@@ -368,14 +366,14 @@ def _input_lifetimes(m: Ints, stage: int, op: int, sign: int) -> int:
                 low = made * n + maker - (m[v + KIND] == OPTIONAL)
             add_between(m, low, key, sign * m[v + SIZE])
             total += m[v + SIZE]
-    return total
+    return int(total)
 
 
 @compiled
 def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sign: int) -> int:
-    """Cut (sign −1) or join (1) the older instances of what one run of an op makes anew; its bytes that nobody reads."""
+    """Cut (sign −1) or join (1) the older instances of what a run of an op makes anew; its bytes that nobody reads."""
     n, o = m[N], m[OPS_AT] + op * OP
-    total = np.int64(0)
+    total = 0
     for value in range(m[o + MAKES], m[o + OP + MAKES]):
         v = m[VALUES_AT] + value * VALUE
         if last_use(m, value, stage, after) < 0:
@@ -386,7 +384,7 @@ def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sig
         if low < 0:
             low = before * n + op - (m[v + KIND] == OPTIONAL)
         add_between(m, low, stage * n + op - 1, sign * m[v + SIZE])
-    return total
+    return int(total)
 
 
 @compiled

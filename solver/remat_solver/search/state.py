@@ -69,10 +69,10 @@ NO_COST = 1 << 62
 
 
 def profile_of(graph: Graph, budget_bytes: int, seed: int) -> Ints:
-    """The array of a profile with room for 4 recomputations per op, about 1.6 kB per op; `load` comes next.
+    """The array of a profile with room for 4 recomputations per op, about 4 kB per op; `load` comes next.
 
-    Sizes are scaled, rounded up, where the sum over all keys might leave 64 bits: a schedule that fits the scaled budget
-    fits the true one.
+    Sizes are scaled, rounded up, where the sum over all keys might leave 64 bits: a schedule that fits the scaled
+    budget fits the true one.
     """
     n, values = graph.ops, graph.values
     most = 4 * n + 1024
@@ -183,7 +183,7 @@ def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: 
         if end >= n * n:
             stop = len(keys)
         elif end >= 0:
-            stop = np.searchsorted(keys, end) + 1
+            stop = int(np.searchsorted(keys, end)) + 1
         elif m[v + KIND] == OPTIONAL:
             continue
         change[start] += m[v + SIZE]
@@ -192,7 +192,7 @@ def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: 
 
 @compiled
 def _fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
-    length, memory = len(keys), np.int64(0)
+    length, memory = len(keys), 0
     rows = m[EXTRAS_AT] - m[FREE_AT]
     for i in range(rows):
         m[m[FREE_AT] + i] = m[ROWS_AT] + 2 * BLOCK * (rows - 1 - i)
@@ -223,6 +223,13 @@ def note_best(m: Ints) -> None:
             m[at] = m[m[block + ROW] + i]
             at += 1
     m[BEST_LENGTH], m[BEST_COST] = at - m[BEST_AT], m[COST]
+
+
+def note_loaded(m: Ints, keys: Ints) -> None:
+    """Note the schedule that has just been loaded, if it is within the budget and cheaper than the best."""
+    if m[OVER] == 0 and m[COST] < m[BEST_COST]:
+        m[m[BEST_AT] : m[BEST_AT] + len(keys)] = keys
+        m[BEST_LENGTH], m[BEST_COST] = len(keys), m[COST]
 
 
 def best_keys(m: Ints) -> Ints:

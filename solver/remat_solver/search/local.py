@@ -1,0 +1,209 @@
+"""The local search: annealing cycles over sets of recomputations, from the greedy plan, from the best, from nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from remat_ir import Graph, Plan, graph_of
+
+from ..incumbent import Incumbent
+from .anneal import anneal
+from .greedy import greedy
+from .profile import BEST_COST, BEST_LENGTH, Ints
+from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
+
+SLICE = 8192
+"""Moves between two looks at the clock: 10 to 100 ms."""
+_HOT, _WARM, _COOL, _COLD = 2.0, 0.6, 0.1, 0.01
+"""Temperatures in mean op costs: where cycles from nothing start, where others start, where all end."""
+_POOL = 3
+_FIRST_CYCLE = 8
+"""Slices in the first cycle; each later one is longer by `_GROWTH`."""
+_GROWTH = 1.3
+_LONGEST_CYCLE = 2500
+_MOVES_FROM_NOTHING = 400
+"""Moves per op below which a cycle from nothing can't compete with one from the best schedule."""
+
+
+class Search:
+    """A local search on one problem; its state lasts from one call to the next.
+
+    Its space: the fixed op order, one recomputation per op and stage. Deterministic for a seed and a number of moves.
+    Compiled code runs without the interpreter's lock; a search belongs to one thread at a time.
+
+    Attributes:
+        graph: the graph that is searched.
+        moves: moves made so far.
+    """
+
+    def __init__(self, graph: Graph, budget_bytes: int, seed: int = 0) -> None:
+        self.graph = graph
+        self.moves = 0
+        self._budget = budget_bytes
+        self._profile: Ints = profile_of(graph, budget_bytes, seed)
+        self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
+        mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
+        self._weight = 0.3 * self._mean_cost / mean_size
+        self._plain = keys_of(graph, range(graph.ops))
+        load(self._profile, self._plain)
+        note_loaded(self._profile, self._plain)
+
+    @property
+    def cost_ns(self) -> int | None:
+        """Of the best schedule found within the budget, in ns."""
+        return int(self._profile[BEST_COST]) if self._profile[BEST_LENGTH] else None
+
+    def plan(self) -> Plan | None:
+        """The best schedule found as a plan."""
+        return plan_from(self.graph, best_keys(self._profile)) if self._profile[BEST_LENGTH] else None
+
+    def sequence(self) -> tuple[int, ...] | None:
+        """The best schedule found as ops in the order in which they run."""
+        return sequence_of(self.graph, best_keys(self._profile)) if self._profile[BEST_LENGTH] else None
+
+    def adopt(self, sequence: Sequence[int]) -> bool:
+        """Go on from a plan's ops; False where there is no room for so many recomputations.
+
+        Where an op runs more than once in a stage, or a stage not in op order, the schedule differs from the plan and
+        may need more memory.
+        """
+        keys = keys_of(self.graph, sequence)
+        if len(keys) > 3 * self.graph.ops:
+            return False
+        load(self._profile, keys)
+        note_loaded(self._profile, keys)
+        return True
+
+    def restart(self) -> None:
+        """Go on from the schedule without recomputations."""
+        load(self._profile, self._plain)
+
+    def resume_best(self) -> None:
+        """Go on from the best schedule found, if there is one."""
+        if self._profile[BEST_LENGTH]:
+            load(self._profile, best_keys(self._profile))
+
+    def step(self, moves: int, hot: float, cold: float) -> None:
+        """Make moves while the temperature falls from `hot` to `cold` mean op costs."""
+        scale = self._mean_cost
+        self._weight, _ = anneal(self._profile, self._weight, hot * scale, cold * scale, moves, _POOL)
+        self.moves += moves
+
+    def cycle(self, moves: int, hot: float, each: Callable[[], bool]) -> None:
+        """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True."""
+        made = 0
+        while made < moves:
+            now = min(SLICE, moves - made)
+            start, end = made / moves, (made + now) / moves
+            self.step(now, hot * (_COLD / hot) ** start, hot * (_COLD / hot) ** end)
+            made += now
+            if each():
+                return
+
+    def run(self, incumbent: Incumbent, iterations: int | None = None, source: str = "search") -> None:
+        """Search until the incumbent says stop, or for so many moves; offers what is better.
+
+        Between cycles it goes on from the incumbent's plan where that is cheaper. The result for a given number of
+        moves depends on the seed alone, as long as nobody else offers plans.
+        """
+        courier = _Courier(self, incumbent, source)
+        left = iterations
+        number, length = 0, float(_FIRST_CYCLE * SLICE)
+        while not incumbent.stopped() and (left is None or left > 0):
+            plan, cost, own = incumbent.plan, incumbent.cost_ns, self.cost_ns
+            if plan is not None and cost is not None and (own is None or cost < own):
+                self.adopt(plan.computes)
+            moves = int(length) if left is None else min(int(length), left)
+            from_nothing = number % 3 == 1 and moves >= _MOVES_FROM_NOTHING * self.graph.ops
+            if from_nothing:
+                self.restart()
+            else:
+                self.resume_best()
+            hot = _HOT if from_nothing else (_WARM, _HOT, _COOL)[number % 3]
+            self.cycle(moves, hot, courier.check)
+            courier.deliver()
+            left = None if left is None else left - moves
+            number, length = number + 1, min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
+
+
+class _Courier:
+    """Brings a search's plans to the incumbent, not so often that making and judging them becomes the main work."""
+
+    def __init__(self, search: Search, incumbent: Incumbent, source: str) -> None:
+        self.search, self.incumbent, self.source = search, incumbent, source
+        self.due = 0.0
+
+    def check(self) -> bool:
+        """Deliver if it is time to; whether the search should stop."""
+        stopped = self.incumbent.stopped()
+        if stopped or self.incumbent.cost_ns is None or self.incumbent.deadline.elapsed() >= self.due:
+            self.deliver()
+        return stopped or self.incumbent.stopped()
+
+    def deliver(self) -> None:
+        """Offer the best plan if the incumbent's is dearer."""
+        cost, known = self.search.cost_ns, self.incumbent.cost_ns
+        if cost is None or (known is not None and known <= cost):
+            return
+        start = self.incumbent.deadline.elapsed()
+        plan = self.search.plan()
+        if plan is not None:
+            self.incumbent.offer(plan, self.source)
+        end = self.incumbent.deadline.elapsed()
+        self.due = end + 9 * (end - start)
+
+
+def polish(
+    graph: Graph,
+    budget_bytes: int,
+    sequence: Sequence[int],
+    *,
+    moves: int,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[int, ...] | None:
+    """A cheaper sequence of ops within the budget, or a first one, by one cool cycle from the one given; else None.
+
+    `sequence` may exceed the budget. `stop` is polled about every 50 ms.
+    """
+    search = Search(graph, budget_bytes, seed)
+    if not search.adopt(sequence):
+        return None
+    before = search.cost_ns
+    search.cycle(moves, _COOL, stop)
+    return None if search.cost_ns == before else search.sequence()
+
+
+@cache
+def compiling() -> threading.Event:
+    """Compile the search in a thread of its own, or load it from numba's cache; the event tells when that is done."""
+    done = threading.Event()
+
+    def compile_all() -> None:
+        search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
+        search.adopt((0, 1, 0, 2))
+        search.step(64, _HOT, _COLD)
+        done.set()
+
+    threading.Thread(target=compile_all, name="compile-search", daemon=True).start()
+    return done
+
+
+def first_plan(incumbent: Incumbent) -> None:
+    """Offer the greedy plan where the incumbent has none yet."""
+    if incumbent.plan is None:
+        problem = incumbent.problem
+        plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
+        if plan is not None:
+            incumbent.offer(plan, "greedy")
+
+
+def await_compiled(incumbent: Incumbent) -> bool:
+    """Wait for the compiler; False if the incumbent says stop before it is done."""
+    ready = compiling()
+    while not ready.wait(0.02):
+        if incumbent.stopped():
+            return False
+    return True
