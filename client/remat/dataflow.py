@@ -76,6 +76,16 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def stateless(node: fx.Node) -> tuple[Any, tuple[int, ...]] | None:
+    """What makes the same outputs without reading the statistics that a node updates, and the arguments that it takes.
+
+    Batch normalization in training normalizes by the batch; the running statistics only go into their own new values.
+    """
+    if node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True:
+        return torch.ops.aten._native_batch_norm_legit.no_stats, (0, 1, 2, 5, 6, 7)
+    return None
+
+
 def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     """Analyse a joint graph, by the storages of its fake tensors.
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from remat_ir import Compute, Free, Plan
 
-from .dataflow import is_random, tensors
+from .dataflow import is_random, stateless, tensors
 from .operations import Kind, Op, Operations, getitems, on_cpu
 
 
@@ -146,7 +146,9 @@ class _Lowering:
 
     def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
         into.forget(self.flow.makes[node])
-        args: tuple[Any, ...] = fx.map_arg(node.args, lambda a: self._get(into, a))
+        variant = stateless(node) if again and into is self.backward else None
+        taken = [node.args[i] for i in variant[1]] if variant else node.args
+        args: tuple[Any, ...] = fx.map_arg(tuple(taken), lambda a: self._get(into, a))
         kwargs = fx.map_arg(node.kwargs, lambda a: self._get(into, a))
         if is_random(node) and again:
             target: Any = replay
@@ -154,13 +156,15 @@ class _Lowering:
         else:
             if is_random(node) and not on_cpu(node) and self._replayed(node):
                 self._save_state(into, node)
-            target = node.target
+            target = variant[0] if variant else node.target
         made = into.call(target, args, kwargs, node.name)
         made.meta = dict(node.meta)
         if is_random(node) and not again:
             into.pinned.add(made)
         into.env[node] = made
         for item in getitems(node):
+            if variant and item.args[0] is node and int(str(item.args[1])) > 2:
+                continue  # new running statistics, which nothing reads after the turn
             piece = into.call(operator.getitem, (into.env[_parent(item)], item.args[1]), {}, item.name)
             piece.meta = dict(item.meta)
             into.env[item] = piece

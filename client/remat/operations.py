@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +14,7 @@ from torch import fx
 
 from remat_ir import Graph
 
-from .dataflow import Dataflow, is_random, tensors
+from .dataflow import Dataflow, is_random, stateless, tensors
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -156,10 +157,8 @@ def module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     if not stack:
         return ""
-    path = str(list(stack.values())[-1][0])
-    for prefix in ("L['self'].", "L['self']", "L['fn'].", "L['fn']"):
-        path = path.removeprefix(prefix)
-    return path.replace("._modules['", ".").replace("']", "").replace("['", ".").lstrip(".")
+    path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", str(list(stack.values())[-1][0]))
+    return re.sub(r"^L\.\w+\.?", "", path.replace("_modules.", ""))
 
 
 def on_cpu(node: fx.Node) -> bool:
@@ -184,7 +183,8 @@ def _ports(
             if storage in own:
                 continue
             if source in originals:
-                reads.add(originals[source])
+                if storage in _state_read(flow, node):
+                    reads.add(originals[source])
             elif source.op == "call_function" or source in flow.tangents:
                 reads.add(storage)
         if node in states:
@@ -194,19 +194,27 @@ def _ports(
 
 def _read_and_overwritten(flow: Dataflow) -> list[fx.Node]:
     """Placeholders that the step overwrites and that some kernel reads for more than their own new value."""
+    read = frozenset(s for n in flow.kernels for s in flow.reads[n])
     found = []
     for placeholder, result in flow.mutated.items():
-        own = set(flow.storages_of[placeholder])
-        new = set(flow.storages_of[result])
-        only_update = {n for n in flow.kernels if set(flow.makes[n]) <= new and not _readers(flow, flow.makes[n])}
-        if any(own & set(flow.reads[n]) for n in flow.kernels if n not in only_update):
-            found.append(placeholder)
+        own = frozenset(flow.storages_of[placeholder])
+        new = frozenset(flow.storages_of[result])
+        for kernel in flow.kernels:
+            if not own & _state_read(flow, kernel):
+                continue
+            if not (new >= frozenset(flow.makes[kernel]) and not read & frozenset(flow.makes[kernel])):
+                found.append(placeholder)
+                break
     return found
 
 
-def _readers(flow: Dataflow, storages: Sequence[int]) -> bool:
-    wanted = frozenset(storages)
-    return any(wanted & frozenset(flow.reads[n]) for n in flow.kernels)
+def _state_read(flow: Dataflow, kernel: fx.Node) -> frozenset[int]:
+    """The storages that a kernel has to read again when it is recomputed after the turn."""
+    variant = stateless(kernel)
+    if variant is None:
+        return frozenset(flow.reads[kernel])
+    arguments = [kernel.args[i] for i in variant[1]]
+    return frozenset(s for a in arguments if isinstance(a, fx.Node) for s in flow.storages_of[a])
 
 
 def _turn(flow: Dataflow) -> Op:

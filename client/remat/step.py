@@ -15,6 +15,7 @@ from . import _compat
 from .capture import Capture, capture
 from .codegen import boxed_function
 from .dataflow import dataflow
+from .group import groups
 from .lower import Lowered, lower
 from .operations import Operations, operations, to_graph
 from .peak import kernel_peak
@@ -57,15 +58,16 @@ def training_step(
     *,
     table: Table | None = None,
     extra_fixed_bytes: int = 0,
+    grouped: bool = True,
 ) -> TrainingStep:
-    """Capture and profile a module's training step.
+    """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
     """
     captured = capture(module, args, kwargs)
     flow = dataflow(captured.joint, captured.forward_outputs)
-    ops = operations(flow)
+    ops = operations(flow, groups(flow) if grouped else None)
     profiled = profile_kernels(flow.kernels, table)
     fixed = resident_bytes(module, (args, kwargs), captured.constants)
     graph, values = to_graph(ops, profiled.kernels, fixed + extra_fixed_bytes)
