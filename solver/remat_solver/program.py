@@ -162,6 +162,10 @@ class Builder:
         self._row_upper.append(_spread(upper, count))
         self.rows += count
 
+    def lower_of(self, column: NDArray[np.int64]) -> Floats:
+        """[…] the lower bounds of columns added so far."""
+        return _joined(self._lower, np.float64)[column]
+
     def program(self, offset: float = 0.0) -> Program:
         """The program collected so far.
 

@@ -1,0 +1,237 @@
+"""The Checkmate program as in the paper, equations 1 to 8 with 7b and 7c, extended to several values per op.
+
+Where each op makes one value that is neither optional nor kept, and needs no workspace, the rows are the paper's, one
+for one. Beyond it:
+
+- S and FREE are per value, R per op. An optional value has a binary K of its own in each stage, "this computation keeps
+  it", and is made where K is 1; others are made where R is 1. MADE below is K or R.
+- U counts an op's workspace while it runs.
+- A value that stays to the end is no choice once it is made: it takes its bytes from the room of all later stages.
+- An op that runs exactly once has no R but its first.
+- FREE of an op's own output is there for ops that make several values, of which a recomputation may need only some. The
+  paper drops it (Section 4.6), because for one value such a computation would be spurious.
+
+The program's optimum is the least cost of a plan with one recomputation per op and stage, in op order within a stage:
+every such plan gives a point of the program by its least retention, with U its memory, and from every point the plan of
+its R holds no more than U says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..program import Builder, Floats, Term
+from .columns import (
+    Columns,
+    add_keeping_needs_computing,
+    add_retention,
+    filled,
+    made_bytes,
+    picked,
+    room,
+    stage_columns,
+)
+from .formulation import Formulation, cost_units
+from .schedule import Matrices, Stages, recomputable, stages
+from .tables import Index, Tables
+
+
+def checkmate(table: Tables, budget_bytes: int, sweeps: int = 1) -> Formulation:
+    """The paper's program; `sweeps` stages per op (Section 4.10)."""
+    builder, stage_of = Builder(), stages(table.ops, sweeps)
+    cost, unit_ns, whole = cost_units(table)
+    runs = recomputable(table, stage_of)
+    earlier = (table.maker < stage_of.frontier[:, None]) & ~table.kept
+    retains = np.vstack((earlier, np.zeros((1, table.values), dtype=np.bool_)))
+    keeps = runs[:, table.maker] & table.optional
+    columns = stage_columns(builder, table, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps)
+    add_dependencies(builder, columns, table)
+    add_retention(builder, columns)
+    add_keeping_needs_computing(builder, columns, table)
+    free, free_own = _free_columns(builder, columns, table)
+    add_free_of_uses(builder, columns, table, free)
+    add_free_of_own(builder, columns, table, free_own)
+    memory = add_memory(builder, columns, table, stage_of, budget_bytes, free, free_own)
+    program = builder.program()
+
+    def complete(matrices: Matrices) -> Floats:
+        x = filled(columns, table, matrices, program.columns)
+        freed, freed_own = _freed(table, matrices)
+        for placed, values in ((free, freed), (free_own, freed_own)):
+            x[placed[placed >= 0]] = values[placed >= 0]
+        used = _memory_of(table, matrices, freed, freed_own) / room(table, stage_of, budget_bytes)[1]
+        x[memory[memory >= 0]] = used[memory >= 0]
+        return x
+
+    return Formulation(table, stage_of, program, columns.compute, complete, unit_ns, whole)
+
+
+def add_dependencies(builder: Builder, columns: Columns, table: Tables) -> None:
+    """(1b): R[s,k] ≤ MADE[s,v] + S[s,v] for every value v that op k reads: made in the stage or retained into it."""
+    stage, use = np.nonzero(columns.compute[:, table.use_op] >= 0)
+    value, each = table.use_value[use], np.arange(len(use))
+    builder.add_rows(
+        len(use),
+        [
+            Term(each, columns.compute[stage, table.use_op[use]]),
+            picked(each, columns.made[stage, value], -1.0),
+            picked(each, columns.retain[stage, value], -1.0),
+        ],
+        upper=np.zeros(len(use)),
+    )
+
+
+def _free_columns(builder: Builder, columns: Columns, table: Tables) -> tuple[Index, Index]:
+    """(7a): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values]."""
+    uses = columns.compute[:, table.use_op] >= 0
+    free = np.full(uses.shape, -1, dtype=np.int64)
+    free[uses] = builder.variables(int(uses.sum()))
+    several = np.bincount(table.maker, minlength=table.ops) > 1
+    own = (columns.compute[:, table.maker] >= 0) & several[table.maker] & ~table.optional & ~table.kept
+    free_own = np.full(own.shape, -1, dtype=np.int64)
+    free_own[own] = builder.variables(int(own.sum()))
+    return free, free_own
+
+
+def add_free_of_uses(builder: Builder, columns: Columns, table: Tables, free: Index) -> None:
+    """(7b, 7c): FREE[s,v,k] = 1 exactly if num_hazards(s,v,k) = 0.
+
+    num_hazards (6) = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v. κ is the largest value that it can
+    take in this row.
+    """
+    stage, use = np.nonzero(free >= 0)
+    number = np.full(free.shape, -1, dtype=np.int64)
+    number[stage, use] = np.arange(len(use))
+    each, value = np.arange(len(use)), table.use_value[use]
+    earlier, later = _later_uses(table)
+    both = (free[:, earlier] >= 0) & (columns.compute[:, table.use_op[later]] >= 0)
+    pair_stage, pair = np.nonzero(both)
+    pair_row = number[pair_stage, earlier[pair]]
+    retained = columns.retain[stage + 1, value]
+    kappa = 1.0 + (retained >= 0) + np.bincount(pair_row, minlength=len(use))
+    hazards = [
+        Term(each, columns.compute[stage, table.use_op[use]], -1.0),
+        picked(each, retained),
+        Term(pair_row, columns.compute[pair_stage, table.use_op[later[pair]]]),
+    ]
+    builder.add_rows(len(use), [*hazards, Term(each, free[stage, use])], lower=np.zeros(len(use)))
+    builder.add_rows(len(use), [*hazards, Term(each, free[stage, use], kappa)], upper=kappa - 1.0)
+
+
+def _later_uses(table: Tables) -> tuple[Index, Index]:
+    """Pairs of uses of one value, the earlier first."""
+    earlier, later = [], []
+    for value in range(table.values):
+        first, last = int(table.first_use[value]), int(table.last_use[value])
+        for use in range(first, last):
+            earlier += [use] * (last - use)
+            later += range(use + 1, last + 1)
+    return np.array(earlier, dtype=np.int64), np.array(later, dtype=np.int64)
+
+
+def add_free_of_own(builder: Builder, columns: Columns, table: Tables, free_own: Index) -> None:
+    """(7b, 7c) for an op's own output v: num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v."""
+    stage, value = np.nonzero(free_own >= 0)
+    number = np.full(free_own.shape, -1, dtype=np.int64)
+    number[stage, value] = np.arange(len(value))
+    each = np.arange(len(value))
+    use_stage, use = np.nonzero((free_own[:, table.use_value] >= 0) & (columns.compute[:, table.use_op] >= 0))
+    use_row = number[use_stage, table.use_value[use]]
+    retained = columns.retain[stage + 1, value]
+    kappa = 1.0 + (retained >= 0) + np.bincount(use_row, minlength=len(value))
+    hazards = [
+        Term(each, columns.compute[stage, table.maker[value]], -1.0),
+        picked(each, retained),
+        Term(use_row, columns.compute[use_stage, table.use_op[use]]),
+    ]
+    builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value])], lower=np.zeros(len(value)))
+    builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value], kappa)], upper=kappa - 1.0)
+
+
+def add_memory(
+    builder: Builder,
+    columns: Columns,
+    table: Tables,
+    stage_of: Stages,
+    budget_bytes: int,
+    free: Index,
+    free_own: Index,
+) -> Index:
+    """(2, 3, 4, 8): U[s,k], memory while op k runs in stage s, in units of the room; returns its columns.
+
+    U[s,0] is what was retained plus what op 0 makes; U[s,k+1] is U[s,k], less what is freed after op k, plus what op
+    k+1 makes. U is at most the room, and U + workspace · R too.
+    """
+    left, unit = room(table, stage_of, budget_bytes)
+    weight, workspace = table.size / unit, table.workspace / unit
+    slots = np.arange(table.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
+    stage, op = np.nonzero(slots)
+    memory = np.full(slots.shape, -1, dtype=np.int64)
+    memory[slots] = builder.variables(len(op), upper=left[slots], integer=False)
+    row = np.full(slots.shape, -1, dtype=np.int64)
+    row[slots] = np.arange(len(op))
+    previous = np.where(op > 0, memory[stage, np.maximum(op, 1) - 1], -1)
+    retain_stage, retained = np.nonzero(columns.retain >= 0)
+    made_stage, made = np.nonzero((columns.made >= 0) & ~table.kept)
+    # freed after op k: in the row of slot k + 1, where the stage has one
+    use_stage, use = np.nonzero((free >= 0) & _has_next(slots, table.use_op))
+    own_stage, own = np.nonzero((free_own >= 0) & _has_next(slots, table.maker))
+    builder.add_rows(
+        len(op),
+        [
+            Term(np.arange(len(op)), memory[stage, op]),
+            picked(np.arange(len(op)), previous, -1.0),
+            Term(row[retain_stage, 0], columns.retain[retain_stage, retained], -weight[retained]),
+            Term(row[made_stage, table.maker[made]], columns.made[made_stage, made], -weight[made]),
+            Term(row[use_stage, table.use_op[use] + 1], free[use_stage, use], weight[table.use_value[use]]),
+            Term(row[own_stage, table.maker[own] + 1], free_own[own_stage, own], weight[own]),
+        ],
+        lower=np.zeros(len(op)),
+        upper=np.zeros(len(op)),
+    )
+    stage, op = np.nonzero((columns.compute >= 0) & (workspace > 0))
+    each = np.arange(len(op))
+    builder.add_rows(
+        len(op),
+        [Term(each, memory[stage, op]), Term(each, columns.compute[stage, op], workspace[op])],
+        upper=left[stage, op],
+    )
+    return memory
+
+
+def _has_next(slots: np.ndarray, op: Index) -> np.ndarray:
+    """[stages, …] whether the stage has a slot after each op's."""
+    wider = np.hstack((slots, np.zeros((len(slots), 1), dtype=np.bool_)))
+    return np.asarray(wider[:, op + 1])
+
+
+def _freed(table: Tables, matrices: Matrices) -> tuple[np.ndarray, np.ndarray]:
+    """[stages, uses] and [stages, values]: FREE of a plan's matrices."""
+    after = matrices.retained[1:]
+    runs = matrices.computed[:, table.use_op]
+    needed_later = np.zeros_like(runs)
+    # from the last use of a value to its first: whether anything later needs it
+    for use in range(table.uses - 1, -1, -1):
+        follower = table.next_use[use]
+        needed_later[:, use] = (
+            after[:, table.use_value[use]] if follower < 0 else needed_later[:, follower] | runs[:, follower]
+        )
+    own = matrices.computed[:, table.maker] & ~after
+    for value in range(table.values):
+        first = table.first_use[value]
+        if first >= 0:
+            own[:, value] &= ~(needed_later[:, first] | runs[:, first])
+    return runs & ~needed_later, own
+
+
+def _memory_of(table: Tables, matrices: Matrices, freed: np.ndarray, freed_own: np.ndarray) -> Floats:
+    """[stages, ops] U of a plan's matrices in bytes, without workspaces, fixed bytes and kept values."""
+    change = np.zeros((len(matrices.computed), table.ops + 1))
+    change[:, 0] = (matrices.retained[:-1] & ~table.kept) @ table.size
+    several = np.bincount(table.maker, minlength=table.ops) > 1
+    own = freed_own & several[table.maker] & ~table.optional & ~table.kept
+    rows = np.arange(len(change))[:, None]
+    np.add.at(change, (rows, table.maker[None, :]), made_bytes(table, matrices))
+    np.add.at(change, (rows, table.use_op[None, :] + 1), -(freed * table.size[table.use_value]))
+    np.add.at(change, (rows, table.maker[None, :] + 1), -(own * table.size))
+    return np.asarray(np.cumsum(change, axis=1)[:, :-1])

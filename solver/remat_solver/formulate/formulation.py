@@ -1,0 +1,83 @@
+"""A program together with what its columns mean: how a plan becomes a start, a solution a plan, a bound nanoseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_ir import Plan, plan_of
+
+from ..program import Floats, Program
+from .schedule import Matrices, Stages, matrices_of, sequence_of
+from .tables import Index, Tables
+
+LARGEST_WHOLE_COST = 1e7
+"""Costs are passed as whole multiples of their common divisor while they add up to less than this: engines then know
+that objectives are whole numbers, and prove more. Larger ones are scaled to add up to it."""
+
+RELATIVE_TOLERANCE = 1e-9
+ABSOLUTE_TOLERANCE = 1e-5
+"""How far an engine's bound, in the program's units, may lie above the truth: float64 sums, and HiGHS's 1e-6."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formulation:
+    """A program over stages, and its columns.
+
+    Attributes:
+        compute: [stages, ops] the column of R, −1 where an op cannot run.
+        complete: fills a start: [columns] from the matrices of a plan.
+        unit_ns: ns per unit of the objective.
+        whole: whether every objective is a whole number of units.
+    """
+
+    table: Tables
+    stages: Stages
+    program: Program
+    compute: Index
+    complete: Callable[[Matrices], Floats]
+    unit_ns: float
+    whole: bool
+
+    def sequence(self, x: Floats) -> tuple[int, ...]:
+        """The ops that a solution runs, in order, without those of which nothing is read."""
+        computed = np.zeros(self.compute.shape, dtype=np.bool_)
+        there = self.compute >= 0
+        computed[there] = x[self.compute[there]] > 0.5
+        return sequence_of(self.table, self.stages, computed)
+
+    def plan(self, x: Floats) -> Plan:
+        """The least-memory plan of a solution; whether it fits in whole bytes is the judge's to say."""
+        return plan_of(self.table.graph, self.sequence(x))
+
+    def start(self, sequence: Sequence[int]) -> Floats | None:
+        """[columns] the solution of a plan's sequence of ops, or None if the program's space does not hold it."""
+        matrices = matrices_of(self.table, self.stages, sequence)
+        if matrices is None or bool((matrices.computed & (self.compute < 0)).any()):
+            return None
+        x = self.complete(matrices)
+        return x if self.program.violation(x) <= 1e-6 else None
+
+    def bound_ns(self, bound: float) -> int:
+        """A proved bound in whole ns, from an engine's bound: rounded down by the engine's tolerance, then up to the
+        next cost that a plan can have, for costs are whole numbers."""
+        if not math.isfinite(bound):
+            return 0
+        safe = bound - ABSOLUTE_TOLERANCE - RELATIVE_TOLERANCE * abs(bound)
+        return math.ceil(safe) * round(self.unit_ns) if self.whole else math.ceil(safe * self.unit_ns)
+
+
+def cost_units(table: Tables) -> tuple[Floats, float, bool]:
+    """[ops] costs in units, ns per unit, and whether the units are whole."""
+    costs = table.graph.op_cost_ns
+    divisor = math.gcd(*costs)
+    total = table.graph.total_cost_ns
+    if divisor and total / divisor <= LARGEST_WHOLE_COST:
+        return table.cost / divisor, float(divisor), True
+    if not total:
+        return table.cost, 1.0, True
+    unit = total / LARGEST_WHOLE_COST
+    return table.cost / unit, unit, False
