@@ -7,10 +7,17 @@ A bound proved inside a restriction is a bound there only, and never leaves it.
 from __future__ import annotations
 
 ONE_PER_STAGE = "one-recomputation-per-stage"
-"""Between the first computations of two successive ops, each op is recomputed at most once (Checkmate, Section 4.2)."""
+"""Between the first computations of two successive ops, each op is recomputed at most once, and in op order (Checkmate,
+Section 4.2)."""
+
+
+def recomputations_per_stage(sweeps: int) -> str:
+    """The name of the space of `sweeps` such passes, each in op order, between two first computations (Section 4.10)."""
+    return ONE_PER_STAGE if sweeps == 1 else f"{sweeps}-recomputations-per-stage"
+
 
 FORWARD_OPS = "forward-ops-in-backward-stages"
-"""Only ops before `backward_from` are recomputed, and only after the forward pass has ended."""
+"""Only ops before `backward_from` are recomputed, and only once all of them have run."""
 
 PERSISTENT = "persistent-schedules"
 """A saved value stays until its backward op has used it (RR-9302, Section 4.1)."""

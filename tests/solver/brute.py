@@ -19,6 +19,7 @@ ONE_PER_STAGE = "one-per-stage"
 FORWARD_OPS = "forward-ops"
 FIXED_ORDER = "fixed-order"
 ANY_ORDER = "any-order"
+ANY_IN_STAGES = "any-order-in-stages"
 
 
 class Optimum(NamedTuple):
@@ -43,7 +44,8 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
 
     Spaces: "one-per-stage": before each first computation, every earlier op may be recomputed, in op order, once in
     each of `sweeps` sweeps; "forward-ops": the same, but only ops before `backward_from`, and only from its stage on;
-    "fixed-order": first computations in op order, recomputations without limit; "any-order": not even that.
+    "fixed-order": first computations in op order, recomputations without limit; "any-order": not even that;
+    "any-order-in-stages": as many sweeps over all ops, in index order, as there are ops.
 
     A state is (how far, resident values); its edges are the steps of a plan, as the judge has them: free a value, or
     compute an op, keeping any of its optional values. Values that an op always makes are kept and may be freed next,
@@ -65,7 +67,7 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
         if _ended(graph, state[0], space):
             plan = _walked(state, came)
             first = tuple(dict.fromkeys(plan.computes))
-            if space != ANY_ORDER:
+            if space not in (ANY_ORDER, ANY_IN_STAGES):
                 assert verify(problem, plan).cost_ns == cost
             return Optimum(cost, plan, first)
         for move in _moves(problem, state, space, sweeps):
@@ -80,12 +82,14 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
 
 def _beginning(space: str) -> Any:
     # how far: (stage, sweep, next op) in stages; the number of ops done in order; the set of ops done in any order
-    return (0, 0, 0) if space in (ONE_PER_STAGE, FORWARD_OPS) else 0
+    return (0, 0, 0) if space in (ONE_PER_STAGE, FORWARD_OPS, ANY_IN_STAGES) else 0
 
 
 def _ended(graph: Graph, far: Any, space: str) -> bool:
     if space in (ONE_PER_STAGE, FORWARD_OPS):
         return bool(far[0] == graph.ops)
+    if space == ANY_IN_STAGES:
+        return bool(far[2] == (1 << graph.ops) - 1)
     return bool(far == graph.ops if space == FIXED_ORDER else far == (1 << graph.ops) - 1)
 
 
@@ -124,6 +128,11 @@ def _choices(graph: Graph, far: Any, space: str, sweeps: int) -> Iterator[tuple[
                 if space == ONE_PER_STAGE or op < border <= stage:
                     yield op, (stage, around, op + 1)
         yield stage, (stage + 1, 0, 0)
+    elif space == ANY_IN_STAGES:
+        stage, least, done = far
+        for op in range(graph.ops):
+            if op >= least or stage + 1 < graph.ops:
+                yield op, (stage if op >= least else stage + 1, op + 1, done | 1 << op)
     elif space == FIXED_ORDER:
         for op in range(min(far + 1, graph.ops)):
             yield op, max(far, op + 1)
@@ -135,6 +144,8 @@ def _choices(graph: Graph, far: Any, space: str, sweeps: int) -> Iterator[tuple[
 def _computed(graph: Graph, far: Any, op: int, space: str) -> bool:
     if space in (ONE_PER_STAGE, FORWARD_OPS):
         return bool(op < far[0])
+    if space == ANY_IN_STAGES:
+        return bool(far[2] >> op & 1)
     return bool(op < far if space == FIXED_ORDER else far >> op & 1)
 
 

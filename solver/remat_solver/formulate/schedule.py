@@ -155,13 +155,13 @@ def _retention(
     return retained, made
 
 
-def recomputable(table: Tables, stage_of: Stages, ops: Booleans | None = None) -> Booleans:
+def recomputable(table: Tables, stage_of: Stages, allowed: Booleans | None = None) -> Booleans:
     """[stages, ops] where an op may run: its first computation, or again before a later op's if it is not pinned.
 
-    `ops` are those that may be recomputed at all, [ops] or [stages, ops].
+    `allowed`: [stages, ops] where recomputing is allowed at all; everywhere if None.
     """
     op = np.arange(table.ops)
     again = (op < stage_of.frontier[:, None]) & ~table.pinned
-    if ops is not None:
-        again &= ops
+    if allowed is not None:
+        again &= allowed
     return np.asarray(again | ((op == stage_of.frontier[:, None]) & stage_of.advances[:, None]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,13 @@ class Tables:
         maker: [values] the op that makes each value.
         size: [values] in bytes.
         optional, kept: [values] whether the value is optional, or stays to the end.
-        pinned: [ops] whether the op runs exactly once.
+        pinned: [ops] whether the op is never recomputed.
         use_value, use_op: [uses] each reading of a value by an op, sorted by value, then op.
         next_use: [uses] the same value's next use, or −1.
         first_use, last_use: [values] its first and last use, or −1.
-        reach: [values] the largest index of an op that depends on the value, however far down; −1 if none does.
-        op_reach: [ops] the same, through any value that the op makes; at least the op itself.
+        reach: [values] the largest index of an op whose first computation the value can serve: a reader, or what
+            depends on a reader that can be recomputed; −1 if nothing reads it.
+        op_reach: [ops] the same for a recomputation of the op, through any value that it makes; at least the op itself.
     """
 
     graph: Graph
@@ -81,7 +82,8 @@ def tables(graph: Graph) -> Tables:
     every = np.arange(len(use_value))
     first_use[use_value[::-1]] = every[::-1]
     last_use[use_value] = every
-    reach, op_reach = _reach(graph)
+    pinned = _flags(graph.ops, tuple(sorted(pinned_ops(graph))))
+    reach, op_reach = _reach(graph, pinned)
     return Tables(
         graph=graph,
         cost=np.array(graph.op_cost_ns, dtype=np.float64),
@@ -90,7 +92,7 @@ def tables(graph: Graph) -> Tables:
         size=np.array(graph.value_bytes, dtype=np.float64),
         optional=_flags(graph.values, graph.optional),
         kept=kept,
-        pinned=_flags(graph.ops, tuple(sorted(pinned_ops(graph)))),
+        pinned=pinned,
         use_value=use_value,
         use_op=use_op,
         next_use=next_use,
@@ -107,12 +109,19 @@ def _flags(count: int, members: tuple[int, ...]) -> Booleans:
     return flags
 
 
-def _reach(graph: Graph) -> tuple[Index, Index]:
+def without_recomputing(table: Tables, never: Booleans) -> Tables:
+    """The same tables where the ops of `never` are not recomputed either."""
+    pinned = table.pinned | never
+    reach, op_reach = _reach(table.graph, pinned)
+    return replace(table, pinned=pinned, reach=reach, op_reach=op_reach)
+
+
+def _reach(graph: Graph, pinned: Booleans) -> tuple[Index, Index]:
     op_reach = list(range(graph.ops))
     reach = [-1] * graph.values
     for op in range(graph.ops - 1, -1, -1):
         for value in graph.op_values[op]:
             if graph.users[value]:
-                reach[value] = max(op_reach[user] for user in graph.users[value])
+                reach[value] = max(user if pinned[user] else op_reach[user] for user in graph.users[value])
                 op_reach[op] = max(op_reach[op], reach[value])
     return np.array(reach, dtype=np.int64), np.array(op_reach, dtype=np.int64)

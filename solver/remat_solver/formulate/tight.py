@@ -7,7 +7,6 @@ paper is A[s,e] − A[s,next e]; all rows on A are 0/±1, so the LP relaxation i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ from .columns import (
 )
 from .formulation import Formulation, cost_units
 from .schedule import Matrices, Stages, recomputable, stages
-from .tables import Index, Tables
+from .tables import Index, Tables, without_recomputing
 
 
 @dataclass(frozen=True)
@@ -55,20 +54,34 @@ def tight(
     *,
     sweeps: int = 1,
     reductions: Reductions = Reductions(),
-    recompute: Booleans | None = None,
 ) -> Formulation:
-    """The program of one recomputation per op and stage, or of `sweeps`.
+    """The program of one recomputation per op and stage, or of `sweeps`."""
+    return _tight(table, budget_bytes, sweeps, reductions, 0, table.ops)
 
-    Args:
-        recompute: [ops] or [stages, ops] where recomputing is allowed at all; everywhere if None.
+
+def forward(table: Tables, budget_bytes: int, *, reductions: Reductions = Reductions()) -> Formulation:
+    """The tight program where only ops before `backward_from` are recomputed, and only from its stage on.
+
+    A restriction: its optimum is one of the restricted space. It leaves far fewer binaries.
     """
+    border = table.graph.backward_from
+    assert border is not None
+    only = without_recomputing(table, np.arange(table.ops) >= border)
+    return _tight(only, budget_bytes, 1, reductions, border, border)
+
+
+def _tight(
+    table: Tables, budget_bytes: int, sweeps: int, reductions: Reductions, least_stage: int, most_op: int
+) -> Formulation:
+    """The program where ops before `most_op` are recomputed in the stages of frontiers from `least_stage` on."""
     first = collapsed_stages(table, budget_bytes) if reductions.collapse else 0
     builder, stage_of = Builder(), stages(table.ops, sweeps, first)
     cost, unit_ns, whole = cost_units(table)
-    runs = recomputable(table, stage_of, recompute)
+    allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(table.ops) < most_op)
+    runs = recomputable(table, stage_of, allowed)
     retains, holds, keeps = _masks(table, stage_of, first, runs, reductions)
     columns = stage_columns(builder, table, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps, holds=holds)
-    held = _residency_columns(builder, columns, table, stage_of)
+    held = residency_columns(builder, columns, table, stage_of)
     add_uses_of_residency(builder, columns, table, held)
     add_start_of_residency(builder, columns, table, held)
     add_residency_chain(builder, table, held)
@@ -85,8 +98,8 @@ def tight(
 
     def complete(matrices: Matrices) -> Floats:
         x = filled(columns, table, matrices, program.columns)
-        residents = _residents(table, matrices)
-        x[held.column[held.column >= 0]] = residents[held.column >= 0]
+        present = residents(table, matrices)
+        x[held.column[held.column >= 0]] = present[held.column >= 0]
         memory.fill(x)
         return x
 
@@ -96,10 +109,10 @@ def tight(
 def collapsed_stages(table: Tables, budget_bytes: int) -> int:
     """How many first stages need no recomputation: in each of them, all that can still be of use fits the budget.
 
-    Take any plan. In these stages drop its recomputations and keep every value, optional ones too, that an op of the
-    stage or after depends on, however far down. What the plan retains into the next stage is there, since it was made;
-    what it holds that is not kept here is of no use any more. So nothing costs more, and it fits. (With the memory
-    profile of the plain plan in place of "all that can still be of use" this would be false.)
+    Take any plan. In these stages drop its recomputations and keep every value, optional ones too, that can still serve
+    the first computation of an op of the stage or after, however far down. What the plan retains into the next stage is
+    there, since it was made; what it holds that is not kept here is of no use any more. So nothing costs more, and it
+    fits. (With the memory profile of the plain plan in place of "all that can still be of use" this would be false.)
     """
     kept_bytes = budget_bytes - table.graph.fixed_bytes
     for op in range(table.ops):
@@ -116,8 +129,8 @@ def _masks(
 ) -> tuple[Booleans, Booleans, Booleans]:
     """Where S and K exist, and where S is 1; takes R from `runs` where it is of no use.
 
-    `reach`: in the stage of frontier f, a value is of use only to an op at or after f that depends on it, for all ops
-    before f have run, and only first computations must be.
+    `reach`: in the stage of frontier f, a value is of use only if it can serve the first computation of an op at or
+    after f, for all ops before f have run.
 
     `pinned`: a value of an op that runs once cannot be made again, so it stays until its last reader has first run.
     """
@@ -160,7 +173,7 @@ class Residency:
     last: Index
 
 
-def _residency_columns(builder: Builder, columns: Columns, table: Tables, stage_of: Stages) -> Residency:
+def residency_columns(builder: Builder, columns: Columns, table: Tables, stage_of: Stages) -> Residency:
     """Add A[s,e] for each use by an op that may run in the stage; 1 where it must."""
     op_runs = columns.compute[:, table.use_op]
     there = op_runs >= 0
@@ -349,9 +362,7 @@ def add_memory(
     each, rest = np.arange(slots), np.flatnonzero(~begins_stage)
     zero = np.zeros(slots)
     negated = tuple(Term(term.row, term.column, -np.asarray(term.value)) for term in changes)
-    builder.add_rows(
-        slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=zero, upper=zero
-    )
+    builder.add_rows(slots, [Term(each, column), Term(rest, column[rest - 1], -1.0), *negated], lower=zero, upper=zero)
     busy = np.flatnonzero(~first & (workspace[op] > 0))
     each = np.arange(len(busy))
     builder.add_rows(
@@ -370,9 +381,7 @@ def _following(slot: Index) -> Index:
     return following
 
 
-def add_frontier_memory(
-    builder: Builder, columns: Columns, table: Tables, stage_of: Stages, budget_bytes: int
-) -> None:
+def add_frontier_memory(builder: Builder, columns: Columns, table: Tables, stage_of: Stages, budget_bytes: int) -> None:
     """Memory at slot (t,t): inputs and outputs of t, and what is retained beside them, S[s+1,v] ≤ room, as a knapsack.
 
     It repeats what U says there: at its first computation, op t is the last of its stage, so what is resident beside
@@ -399,16 +408,11 @@ def add_frontier_memory(
     )
 
 
-def _residents(table: Tables, matrices: Matrices) -> Booleans:
+def residents(table: Tables, matrices: Matrices) -> Booleans:
     """[stages, uses] A of a plan's matrices: this use or a later event of the stage needs the value."""
     after = matrices.retained[1:]
-    residents = matrices.computed[:, table.use_op].copy()
+    present = matrices.computed[:, table.use_op].copy()
     for use in range(table.uses - 1, -1, -1):
         follower = table.next_use[use]
-        residents[:, use] |= after[:, table.use_value[use]] if follower < 0 else residents[:, follower]
-    return residents
-
-
-def switches(given: Mapping[str, bool]) -> Reductions:
-    """Reductions from option values, those not given as they are by default."""
-    return Reductions(**given)
+        present[:, use] |= after[:, table.use_value[use]] if follower < 0 else present[:, follower]
+    return present

@@ -1,0 +1,146 @@
+"""The stage program in which the solver chooses the op order too (Checkmate, Section 4.3), for small graphs.
+
+There are as many stages as ops. Any op may run in any stage, in index order within it, and each runs at least once: for
+a graph with one last op that is the paper's R[n,n] = 1 in place of (1d). The fixed order with one recomputation per op
+and stage is a part of this space, so a bound proved here holds there too.
+
+A plan of another order is no plan of the problem, whose order keeps random numbers, mutations and collectives in their
+places. It is one of the same ops in another order: `reordered` makes that problem, on which the judge can replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from remat_ir import Graph, Plan, Problem, plan_of
+
+from ..bounds import pinned_ops
+from ..program import INFINITY, Builder, Floats, Term
+from .columns import (
+    Columns,
+    add_keeping_needs_computing,
+    filled,
+    stage_columns,
+)
+from .formulation import Formulation, cost_units
+from .schedule import Matrices, Stages, matrices_of, stages, without_spurious
+from .tables import tables
+from .tight import (
+    add_exclusive,
+    add_memory,
+    add_residency_chain,
+    add_retention_of_residents,
+    add_start_of_residency,
+    add_uses_of_residency,
+    residency_columns,
+    residents,
+)
+
+
+class OrderFormulation(Formulation):
+    """The program over stages without a frontier."""
+
+    def sequence(self, x: Floats) -> tuple[int, ...]:
+        """The ops that a solution runs, in order; the first computations may be in any order."""
+        rows, ops = np.nonzero(x[self.compute] > 0.5)
+        return without_spurious(self.table.graph, ops[np.argsort(rows, kind="stable")].tolist())
+
+    def start(self, sequence: Sequence[int]) -> Floats | None:
+        """[columns] the solution of a plan in the graph's own order, or None if the space does not hold it."""
+        matrices = matrices_of(self.table, stages(self.table.ops), sequence)
+        if matrices is None:
+            return None
+        x = self.complete(matrices)
+        return x if self.program.violation(x) <= 1e-6 else None
+
+
+def any_order(graph: Graph, budget_bytes: int) -> OrderFormulation:
+    """The program of `ops` stages in which each op runs at least once, in whatever order its inputs allow."""
+    # kept values are choices here: nobody knows beforehand in which stage they appear
+    table = tables(replace(graph, keep=()))
+    pinned = np.isin(np.arange(graph.ops), sorted(pinned_ops(graph)))
+    kept = np.isin(np.arange(graph.values), graph.keep)
+    builder = Builder()
+    stage_of = Stages(np.full(graph.ops, graph.ops), np.zeros(graph.ops, dtype=np.bool_), 1)
+    cost, unit_ns, whole = cost_units(table)
+    everywhere = np.ones((graph.ops, graph.ops), dtype=np.bool_)
+    retains = np.ones((graph.ops + 1, graph.values), dtype=np.bool_)
+    retains[0], retains[-1] = False, kept
+    holds = np.zeros_like(retains)
+    holds[-1] = kept
+    keeps = np.broadcast_to(table.optional, (graph.ops, graph.values))
+    columns = stage_columns(
+        builder, table, stage_of, cost=cost, runs=everywhere, retains=retains, keeps=keeps, holds=holds
+    )
+    held = residency_columns(builder, columns, table, stage_of)
+    add_uses_of_residency(builder, columns, table, held)
+    add_start_of_residency(builder, columns, table, held)
+    add_residency_chain(builder, table, held)
+    add_retention_of_residents(builder, columns, table, held)
+    add_keeping_needs_computing(builder, columns, table)
+    add_exclusive(builder, columns, table)
+    add_each_runs(builder, columns, pinned)
+    add_staying(builder, columns, kept)
+    memory = add_memory(builder, columns, table, stage_of, budget_bytes, held)
+    program = builder.program()
+
+    def complete(matrices: Matrices) -> Floats:
+        stage, op = np.nonzero(matrices.computed[:, table.maker[kept]])
+        retained = matrices.retained.copy()
+        for at, which in zip(stage.tolist(), np.flatnonzero(kept)[op].tolist(), strict=True):
+            retained[at + 1 :, which] = True
+        full = Matrices(matrices.computed, retained, matrices.made)
+        x = filled(columns, table, full, program.columns)
+        present = residents(table, full)
+        x[held.column[held.column >= 0]] = present[held.column >= 0]
+        memory.fill(x)
+        return x
+
+    return OrderFormulation(table, stage_of, program, columns.compute, complete, unit_ns, whole)
+
+
+def add_each_runs(builder: Builder, columns: Columns, pinned: np.ndarray) -> None:
+    """Σ over the stages of R[s,i] ≥ 1, and = 1 for ops that run exactly once; in place of (1d)."""
+    stages_, ops = columns.compute.shape
+    row = np.broadcast_to(np.arange(ops), (stages_, ops))
+    builder.add_rows(ops, [Term(row, columns.compute)], lower=np.ones(ops), upper=np.where(pinned, 1.0, INFINITY))
+
+
+def add_staying(builder: Builder, columns: Columns, kept: np.ndarray) -> None:
+    """S[s+1,v] ≥ MADE[s,v] + S[s,v] for values that stay to the end once made; after the last stage all do."""
+    for stage in range(len(columns.compute)):
+        value = np.flatnonzero(kept)
+        each = np.arange(len(value))
+        terms = [Term(each, columns.retain[stage + 1, value]), Term(each, columns.made[stage, value], -1.0)]
+        if stage:
+            terms.append(Term(each, columns.retain[stage, value], -1.0))
+        builder.add_rows(len(value), terms, lower=np.zeros(len(value)))
+
+
+def reordered(problem: Problem, sequence: Sequence[int]) -> tuple[Problem, Plan, tuple[int, ...]]:
+    """The problem with its ops in the order of their first computations in `sequence`, and the sequence as its plan.
+
+    Returns:
+        The other problem, the least-memory plan there, and the order: [ops] the original op at each place. The pass
+        border is left out: it means nothing in another order.
+    """
+    graph = problem.graph
+    order = tuple(dict.fromkeys(sequence))
+    place = {op: at for at, op in enumerate(order)}
+    values = [value for op in order for value in graph.op_values[op]]
+    name = {value: at for at, value in enumerate(values)}
+    other = Graph(
+        op_cost_ns=tuple(graph.op_cost_ns[op] for op in order),
+        op_inputs=tuple(tuple(sorted(name[value] for value in graph.op_inputs[op])) for op in order),
+        value_op=tuple(place[graph.value_op[value]] for value in values),
+        value_bytes=tuple(graph.value_bytes[value] for value in values),
+        op_workspace_bytes=tuple(graph.op_workspace_bytes[op] for op in order),
+        optional=tuple(sorted(name[value] for value in graph.optional)),
+        once=tuple(sorted(place[op] for op in graph.once)),
+        keep=tuple(sorted(name[value] for value in graph.keep)),
+        fixed_bytes=graph.fixed_bytes,
+    )
+    return Problem(other, problem.budget_bytes), plan_of(other, [place[op] for op in sequence]), order

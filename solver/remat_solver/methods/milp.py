@@ -1,0 +1,231 @@
+"""Branch and bound on the stage programs: the paper's, the tight one, and forward recomputation only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+
+from remat_ir import InvalidPlan, Plan, Problem, verify
+
+from ..backends import Engine, Improvement, Outcome
+from ..formulate import Formulation, Reductions, Tables, checkmate, engine_bytes, forward, tables, tight
+from ..formulate.tight import collapsed_stages
+from ..incumbent import Incumbent
+from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, recomputations_per_stage
+from ..search.greedy import greedy
+
+MILP_ENGINES = ("highs", "cbc")
+_MOST_TIGHTENINGS = 6
+
+
+@dataclass(frozen=True)
+class MilpOptions:
+    """How to solve the paper's program.
+
+    Attributes:
+        engine: "highs" or "cbc".
+        recomputations: how often an op may be recomputed in a stage (Checkmate, Section 4.10), 1 to 8.
+        threads: of the engine, 1 to 64.
+        seed: of the engine.
+        memory_bytes: what the engine may use; 0 means half of what is free.
+    """
+
+    engine: str = "highs"
+    recomputations: int = 1
+    threads: int = 1
+    seed: int = 0
+    memory_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engine not in MILP_ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(MILP_ENGINES)}, not {self.engine!r}")
+        for name, least, most in (
+            ("recomputations", 1, 8),
+            ("threads", 1, 64),
+            ("seed", 0, 2**31 - 2),
+            ("memory_bytes", 0, 2**53),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} must be an integer from {least} to {most}, not {value!r}")
+
+
+@dataclass(frozen=True)
+class TightOptions(MilpOptions):
+    """How to solve the tight program: the paper's options, and a switch for each of `Reductions`."""
+
+    collapse: bool = Reductions.collapse
+    reach: bool = Reductions.reach
+    exclusive: bool = Reductions.exclusive
+    pinned: bool = Reductions.pinned
+    useful: bool = Reductions.useful
+    frontier: bool = Reductions.frontier
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in _SWITCHES:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+
+    @property
+    def reductions(self) -> Reductions:
+        """The switches."""
+        return Reductions(**{name: getattr(self, name) for name in _SWITCHES})
+
+
+_SWITCHES = tuple(field.name for field in dataclasses.fields(Reductions))
+
+
+def run_milp(incumbent: Incumbent, options: MilpOptions) -> None:
+    """Checkmate's program as in the paper, equations 1 to 8."""
+    table = tables(incumbent.problem.graph)
+    need = engine_bytes(table, sweeps=options.recomputations, pairs=True)
+    _solve(
+        incumbent,
+        options,
+        "milp",
+        (recomputations_per_stage(options.recomputations),),
+        need,
+        lambda budget: checkmate(table, budget, options.recomputations),
+    )
+
+
+def run_tight(incumbent: Incumbent, options: TightOptions) -> None:
+    """The same space with disaggregated rows and exact reductions."""
+    table = tables(incumbent.problem.graph)
+    _solve(
+        incumbent,
+        options,
+        "milp-tight",
+        (recomputations_per_stage(options.recomputations),),
+        _tight_bytes(table, incumbent.problem, options),
+        lambda budget: tight(table, budget, sweeps=options.recomputations, reductions=options.reductions),
+    )
+
+
+def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
+    """The tight program where only forward ops are recomputed, and only in backward stages: a restriction."""
+    within = (FORWARD_OPS, ONE_PER_STAGE)
+    if incumbent.problem.graph.backward_from is None:
+        incumbent.nothing_within(within, "The graph does not say where its backward pass begins.")
+        return
+    if options.recomputations != 1:
+        incumbent.nothing_within(within, "milp-forward recomputes an op once per stage; use milp-tight for more.")
+        return
+    table = tables(incumbent.problem.graph)
+    _solve(
+        incumbent,
+        options,
+        "milp-forward",
+        within,
+        _tight_bytes(table, incumbent.problem, options),
+        lambda budget: forward(table, budget, reductions=options.reductions),
+    )
+
+
+def _tight_bytes(table: Tables, problem: Problem, options: TightOptions) -> int:
+    first = collapsed_stages(table, problem.budget_bytes) if options.collapse else 0
+    return engine_bytes(table, sweeps=options.recomputations, first=first)
+
+
+def _solve(
+    incumbent: Incumbent,
+    options: MilpOptions,
+    source: str,
+    within: tuple[str, ...],
+    need_bytes: int,
+    formulated: Callable[[int], Formulation],
+) -> None:
+    """Solve a stage program; where its optimum misses the budget by an engine's tolerance, with a little less budget.
+
+    Bounds come from the first program only: those of a smaller budget are none of this problem.
+    """
+    problem = incumbent.problem
+    allowed = options.memory_bytes or psutil.virtual_memory().available // 2
+    if need_bytes > allowed:
+        incumbent.stop_for("memory")
+        incumbent.nothing_within(
+            (), f"The program would need about {need_bytes} bytes of memory, more than the {allowed} there are for it."
+        )
+        return
+    with Engine(options.engine) as engine:
+        start = _starting_plan(incumbent)
+        budget = problem.budget_bytes
+        for attempt in range(_MOST_TIGHTENINGS):
+            formulation = formulated(budget)
+            listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
+            outcome = engine.run(
+                formulation.program,
+                deadline=incumbent.deadline,
+                start=None if start is None else formulation.start(start.computes),
+                on_improvement=listener,
+                stopped=incumbent.stopped,
+                relative_gap=incumbent.max_gap,
+                threads=options.threads,
+                seed=options.seed,
+            )
+            if outcome.x is not None or outcome.bound > -float("inf"):
+                listener.note(outcome.x, outcome.bound)
+            if outcome.status != "optimal" or not listener.excess or incumbent.stopped():
+                break
+            # the optimum lies over the budget by a tolerance: ask for that much less
+            budget -= listener.excess * 2**attempt
+    _conclude(incumbent, outcome, within, tightened=attempt > 0)
+
+
+def _starting_plan(incumbent: Incumbent) -> Plan | None:
+    if not isinstance(incumbent.plan, Plan):
+        problem = incumbent.problem
+        first = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
+        if first is not None:
+            incumbent.offer(first, "greedy")
+    return incumbent.plan if isinstance(incumbent.plan, Plan) else None
+
+
+class _Listener:
+    """Takes an engine's news to the incumbent; `excess` is how many bytes its last plan was over the budget."""
+
+    def __init__(
+        self, incumbent: Incumbent, formulation: Formulation, source: str, within: tuple[str, ...], proves: bool
+    ) -> None:
+        self._incumbent = incumbent
+        self._formulation = formulation
+        self._source = source
+        self._within = within
+        self._proves = proves
+        self.excess = 0
+
+    def __call__(self, news: Improvement) -> None:
+        self.note(news.x, news.bound)
+
+    def note(self, x: object, bound: float) -> None:
+        """A solution within the engine's tolerances, or None, and a bound."""
+        if x is not None:
+            self.excess = self._offer(self._formulation.plan(x))  # type: ignore[arg-type]
+        if self._proves:
+            proved = self._formulation.bound_ns(bound)
+            if proved > self._incumbent.problem.graph.total_cost_ns:
+                self._incumbent.raise_bound(proved, self._source, self._within)
+
+    def _offer(self, plan: Plan) -> int:
+        problem = self._incumbent.problem
+        try:
+            self._incumbent.offer(plan, self._source)
+        except InvalidPlan:
+            peak = verify(Problem(problem.graph, 2**53), plan).peak_bytes
+            if peak <= problem.budget_bytes:
+                raise
+            return peak - problem.budget_bytes
+        return 0
+
+
+def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], tightened: bool) -> None:
+    if outcome.status == "infeasible" and not tightened and incumbent.cost_ns is None:
+        incumbent.nothing_within(within, f"No plan within {' and '.join(within)} fits the budget; others may.")
+    elif outcome.status == "failed":
+        if "signal 9" in outcome.message or "memory" in outcome.message:
+            incumbent.stop_for("memory")
+        incumbent.nothing_within((), f"The engine broke: {outcome.message}.")
