@@ -42,6 +42,7 @@ class Incumbent:
         self.least_budget_bound_bytes: int | None = None
         self.infeasible = False
         self.reason = ""
+        self._notes: list[str] = []
         self._restricted: dict[tuple[str, ...], int] = {}
         self._exhausted: tuple[str, ...] | None = None
         self._on_progress = on_progress
@@ -132,6 +133,11 @@ class Incumbent:
         with self._lock:
             self._limit = limit
 
+    def note(self, sentence: str) -> None:
+        """Add a sentence for a person to the answer's message."""
+        with self._lock:
+            self._notes.append(sentence)
+
     def answer(self, method: str) -> Answer:
         """What there is to say now, as the final answer of a solve."""
         with self._lock:
@@ -154,7 +160,7 @@ class Incumbent:
                 least_budget_bytes=self.least_budget_bytes,
                 least_budget_bound_bytes=self.least_budget_bound_bytes,
                 digest=problem_digest(self.problem),
-                message=self._message(status, limit, gap),
+                message=" ".join([self._message(status, limit, gap), *self._notes]),
                 plan=self.plan,
             )
 

@@ -12,7 +12,7 @@ Section 4.2)."""
 
 
 def recomputations_per_stage(sweeps: int) -> str:
-    """The name of the space of `sweeps` such passes, each in op order, between two first computations (Section 4.10)."""
+    """The name of the space of `sweeps` such passes between two first computations (Checkmate, Section 4.10)."""
     return ONE_PER_STAGE if sweeps == 1 else f"{sweeps}-recomputations-per-stage"
 
 

@@ -120,7 +120,8 @@ def add_free_of_uses(builder: Builder, columns: Columns, table: Tables, free: In
 
 def _later_uses(table: Tables) -> tuple[Index, Index]:
     """Pairs of uses of one value, the earlier first."""
-    earlier, later = [], []
+    earlier: list[int] = []
+    later: list[int] = []
     for value in range(table.values):
         first, last = int(table.first_use[value]), int(table.last_use[value])
         for use in range(first, last):

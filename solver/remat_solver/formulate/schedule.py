@@ -98,12 +98,11 @@ def matrices_of(table: Tables, stage_of: Stages, sequence: Sequence[int]) -> Mat
     """The matrices of a sequence; None if it needs more sweeps than a stage has.
 
     With one sweep, what a stage recomputes is put into op order, each op once: for a sequence that is not so already
-    this is another schedule, whose memory may differ, and it may lack an input.
+    this is another schedule, whose memory may differ, and it may lack an input. What is recomputed before all stages
+    is left out: there is room there to keep everything.
     """
     first = int(stage_of.frontier[0]) if stage_of.count else table.ops
     runs = _runs(table, sequence)
-    if any(runs[op] for op in range(first)):
-        return None
     computed = np.zeros((stage_of.count, table.ops), dtype=np.bool_)
     order, where = list(range(first)), [-1] * first
     for op in range(first, table.ops):

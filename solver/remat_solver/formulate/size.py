@@ -7,15 +7,15 @@ import numpy as np
 from .tables import Tables
 
 BYTES_PER_ENTRY = 600
-"""Measured: the resident memory of HiGHS's process after a minute of branch and bound, per coefficient; the arrays of the
-program while it is built stay far below."""
+"""Measured: the resident memory of HiGHS's process after a minute of branch and bound, per coefficient; the arrays of
+the program while it is built stay far below."""
 
 
 def entries(table: Tables, *, sweeps: int = 1, first: int = 0, pairs: bool = False) -> int:
     """About how many coefficients the program has that are not zero.
 
-    Each stage of frontier f has rows for the uses by ops up to f, the values of ops before f, and the ops up to f: about
-    8, 5 and 3 coefficients for each. The paper's rows 7b and 7c also have one for each pair of uses of a value.
+    Each stage of frontier f has rows for the uses by ops up to f, the values of ops before f, and the ops up to f:
+    about 8, 5 and 3 coefficients for each. The paper's rows 7b and 7c also have one for each pair of uses of a value.
     """
     frontier = np.arange(first, table.ops)[:, None]
     total = 8 * int((table.use_op <= frontier).sum()) + 5 * int((table.maker < frontier).sum())

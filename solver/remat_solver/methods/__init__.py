@@ -11,11 +11,13 @@ from remat_ir import InvalidData
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
-from ..restrictions import PERSISTENT
+from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
+from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
+from .milp_order import OrderOptions, run_order
 from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
 
@@ -89,6 +91,30 @@ METHODS: dict[str, Method] = {
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
+        Method(
+            "milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)
+        ),
+        Method(
+            "milp-tight",
+            "the same space by disaggregated rows and exact reductions",
+            run_tight,
+            TightOptions,
+            restriction=(ONE_PER_STAGE,),
+        ),
+        Method(
+            "milp-forward",
+            "the tight program, only forward ops recomputed",
+            run_forward,
+            TightOptions,
+            restriction=(FORWARD_OPS, ONE_PER_STAGE),
+        ),
+        Method(
+            "milp-order",
+            "the program that chooses the op order too, for small graphs",
+            run_order,
+            OrderOptions,
+            restriction=(ONE_PER_STAGE,),
+        ),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
         Method("search", "local search over sets of recomputations", run_search, SearchOptions),
     )

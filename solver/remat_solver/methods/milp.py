@@ -144,15 +144,13 @@ def _solve(
     Bounds come from the first program only: those of a smaller budget are none of this problem.
     """
     problem = incumbent.problem
-    allowed = options.memory_bytes or psutil.virtual_memory().available // 2
+    start = starting_plan(incumbent)
+    allowed = options.memory_bytes or free_memory()
     if need_bytes > allowed:
         incumbent.stop_for("memory")
-        incumbent.nothing_within(
-            (), f"The program would need about {need_bytes} bytes of memory, more than the {allowed} there are for it."
-        )
+        incumbent.reason = f"The program would need about {need_bytes} bytes of memory, more than the {allowed} for it."
         return
     with Engine(options.engine) as engine:
-        start = _starting_plan(incumbent)
         budget = problem.budget_bytes
         for attempt in range(_MOST_TIGHTENINGS):
             formulation = formulated(budget)
@@ -176,7 +174,13 @@ def _solve(
     _conclude(incumbent, outcome, within, tightened=attempt > 0)
 
 
-def _starting_plan(incumbent: Incumbent) -> Plan | None:
+def free_memory() -> int:
+    """What an engine may use unless told otherwise: half of what is free, in bytes."""
+    return int(psutil.virtual_memory().available // 2)
+
+
+def starting_plan(incumbent: Incumbent) -> Plan | None:
+    """The incumbent's plan to start from; a greedy one where there is none."""
     if not isinstance(incumbent.plan, Plan):
         problem = incumbent.problem
         first = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
@@ -228,4 +232,4 @@ def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], t
     elif outcome.status == "failed":
         if "signal 9" in outcome.message or "memory" in outcome.message:
             incumbent.stop_for("memory")
-        incumbent.nothing_within((), f"The engine broke: {outcome.message}.")
+        incumbent.reason = f"The engine broke: {outcome.message}."

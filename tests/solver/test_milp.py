@@ -1,0 +1,146 @@
+"""The programs as methods: known optima, honest restrictions, refusals, limits, the same plan twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, verify
+from remat_solver import solve
+from remat_solver.restrictions import FORWARD_OPS, ONE_PER_STAGE
+from solver.brute import ANY_IN_STAGES, optimum
+from solver.brute import ONE_PER_STAGE as BRUTE_STAGES
+from solver.little import little_problems
+
+METHODS = ("milp", "milp-tight", "milp-forward")
+
+
+def chain(layers: int, costs: list[int], sizes: list[int]) -> Graph:
+    """Layers and their backward ops, each of which reads its layer's input and output and the gradient before it."""
+    inputs = [[i - 1] if i else [] for i in range(layers)]
+    for i in reversed(range(layers)):
+        inputs.append(sorted({i, *([i - 1] if i else []), *([len(inputs) - 1] if i < layers - 1 else [])}))
+    return graph_of(costs, sizes, inputs, backward_from=layers)
+
+
+SMALL = chain(6, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3, 2, 4, 6, 2, 6, 4])
+
+OPTIMUM = 63
+
+
+def test_the_known_optimum_is_brute_forces() -> None:
+    assert optimum(Problem(SMALL, budget_at(SMALL, 0.7)), BRUTE_STAGES).cost_ns == OPTIMUM
+
+
+@pytest.mark.parametrize("engine", ["highs", "cbc"])
+@pytest.mark.parametrize("method", METHODS)
+def test_proves_the_optimum(method: str, engine: str) -> None:
+    problem = Problem(SMALL, budget_at(SMALL, 0.7))
+    answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60, options={"engine": engine})
+    assert answer.status is Status.OPTIMAL, answer
+    assert answer.plan is not None
+    assert answer.cost_ns == answer.bound_ns == OPTIMUM
+    assert verify(problem, answer.plan).cost_ns == OPTIMUM
+    assert ONE_PER_STAGE in answer.restricted_to
+    assert (FORWARD_OPS in answer.restricted_to) == (method == "milp-forward")
+
+
+def test_equals_brute_force_through_the_front_door() -> None:
+    problem = next(p for p in little_problems(3, 7, budgets=2) if optimum(p, BRUTE_STAGES).cost_ns is not None)
+    expected = optimum(problem, BRUTE_STAGES).cost_ns
+    for method in ("milp", "milp-tight"):
+        assert solve(problem, method=method, max_gap=0.0, time_limit_s=60).cost_ns == expected
+
+
+def test_two_recomputations_per_stage_name_their_space() -> None:
+    problem = Problem(SMALL, budget_at(SMALL, 0.7))
+    answer = solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60, options={"recomputations": 2})
+    assert answer.cost_ns == OPTIMUM
+    assert answer.restricted_to == ("2-recomputations-per-stage",)
+
+
+def test_nothing_within_the_space_is_not_called_infeasible() -> None:
+    problem = next(iter(little_problems(16, 5, budgets=2)))
+    assert optimum(problem, BRUTE_STAGES).cost_ns is None
+    answer = solve(problem, method="milp-tight", time_limit_s=60)
+    assert answer.status is Status.NOTHING_FOUND
+    assert answer.restricted_to == (ONE_PER_STAGE,)
+    assert answer.limit is None
+
+
+def test_a_time_limit_ends_with_plan_and_bound() -> None:
+    graph = chain(40, [i % 7 + 1 for i in range(80)], [i % 5 + 3 for i in range(80)])
+    problem = Problem(graph, budget_at(graph, 0.4))
+    answer = solve(problem, method="milp", max_gap=0.0, time_limit_s=3)
+    assert answer.seconds < 6
+    assert answer.status is Status.FEASIBLE
+    assert answer.limit == "time"
+    assert answer.plan is not None
+    assert answer.bound_ns is not None
+    assert graph.total_cost_ns <= answer.bound_ns <= verify(problem, answer.plan).cost_ns
+
+
+def test_too_large_for_the_memory_is_an_answer() -> None:
+    problem = Problem(SMALL, budget_at(SMALL, 0.7))
+    answer = solve(problem, method="milp", time_limit_s=20, options={"memory_bytes": 1000})
+    assert answer.limit == "memory"
+    assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
+
+
+def test_forward_needs_to_know_where_the_backward_pass_begins() -> None:
+    graph = graph_of(SMALL.op_cost_ns, SMALL.value_bytes, SMALL.op_inputs)
+    answer = solve(Problem(graph, budget_at(graph, 0.7)), method="milp-forward", time_limit_s=20)
+    assert FORWARD_OPS in answer.restricted_to or answer.plan is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "glpk"},
+        {"recomputations": 0},
+        {"recomputations": "2"},
+        {"threads": True},
+        {"collapse": 1},
+        {"no_such": 1},
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidData, match=next(iter(options))):
+        solve(Problem(SMALL, 100), method="milp-tight", options=options)
+
+
+def test_same_input_same_plan() -> None:
+    problem = Problem(SMALL, budget_at(SMALL, 0.7))
+    plans = {solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60).plan for _ in range(2)}
+    assert len(plans) == 1
+
+
+def test_order_tells_of_a_better_order_and_executes_none() -> None:
+    # two independent branches: in the graph's order both first values wait for both second ones
+    graph = graph_of([1] * 5, [4, 4, 1, 1, 1], [[], [], [0], [1], [2, 3]])
+    problem = Problem(graph, 8)
+    assert optimum(problem, BRUTE_STAGES).cost_ns == 6
+    assert optimum(problem, ANY_IN_STAGES).cost_ns == 5
+    answer = solve(problem, method="milp-order", max_gap=0.0, time_limit_s=60)
+    assert "op order 0, 2, 1, 3, 4" in answer.message or "op order 1, 3, 0, 2, 4" in answer.message
+    assert "5 ns" in answer.message
+    if answer.plan is not None:
+        verify(problem, answer.plan)
+    assert answer.bound_ns == 5
+
+
+def test_order_offers_a_plan_of_the_graphs_own_order() -> None:
+    graph = chain(3, [1, 2, 3, 3, 2, 1], [3, 3, 3, 1, 1, 1])
+    problem = Problem(graph, 8)
+    expected = optimum(problem, ANY_IN_STAGES).cost_ns
+    answer = solve(problem, method="milp-order", max_gap=0.0, time_limit_s=60)
+    assert answer.cost_ns == expected
+    assert "order" not in answer.message
+
+
+def test_order_refuses_what_is_not_small() -> None:
+    graph = graph_of([1] * 50, [1] * 50, [[i - 1] if i else [] for i in range(50)])
+    answer = solve(Problem(graph, 2), method="milp-order", time_limit_s=5, max_gap=0.0)
+    assert answer.status is Status.NOTHING_FOUND
+    assert "up to 40 ops" in answer.message
