@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,17 @@ ENGINES = ("highs", "cbc", "cpsat")
 
 _POLL_S = 0.05
 """How often a waiting run looks whether it was stopped."""
+
+_WORKER = """\
+import sys, types
+house = types.ModuleType("remat_solver")
+house.__path__ = [sys.argv.pop(1)]
+sys.modules["remat_solver"] = house
+from remat_solver.backends.worker import main
+main(sys.argv[1:])
+"""
+"""What a child runs: the worker module without the package's own `__init__`, which wires in every method and all that
+they import, for a second or more."""
 
 _GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
@@ -219,7 +231,7 @@ class Engine:
         self.close()
         self._news = queue.SimpleQueue()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        command = [sys.executable, "-m", f"{__package__}.worker", self.name, str(os.getpid())]
+        command = [sys.executable, "-c", _WORKER, str(Path(__file__).parents[1]), self.name, str(os.getpid())]
         if self._memory_bytes is not None:
             command.append(str(self._memory_bytes))
         self._process = subprocess.Popen(

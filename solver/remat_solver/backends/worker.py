@@ -1,4 +1,4 @@
-"""The engine's side: run as `python -m remat_solver.backends.worker ENGINE PARENT_PID [MEMORY_BYTES]`."""
+"""The engine's side, the child of `Engine`: `worker ENGINE PARENT_PID [MEMORY_BYTES]` on its standard streams."""
 
 from __future__ import annotations
 
@@ -120,7 +120,3 @@ def main(arguments: list[str]) -> None:
             link.say("failed", {"message": f"{name} needs more memory than it may use"})
         except Exception as error:
             link.say("failed", {"message": f"{name}: {type(error).__name__}: {error}"})
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
