@@ -14,17 +14,19 @@ class StagedOptions:
 
     engine: str = "cpsat"
     linear: bool = True
-    interior: bool = True
+    reruns: bool = True
+    loose: bool = True
     single: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ("cpsat", "highs"):
             raise ValueError(f"engine must be 'cpsat' or 'highs', not {self.engine!r}")
-        for name in ("linear", "interior", "single"):
+        for name in ("linear", "reruns", "loose", "single"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")
 
 
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
-    Proof(incumbent, Switches(options.engine, options.linear, options.interior, options.single)).run()
+    switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single)
+    Proof(incumbent, switches).run()

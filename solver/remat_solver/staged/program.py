@@ -6,25 +6,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..program import Floats, Program
-from .interior import Slot, add_slots, again_columns
-from .relaxation import ZERO, Columns, relax
+from ..program import Builder, Floats, Program, Term
+from .relaxation import ONE, Columns, relax
 from .scale import Scale
 from .shape import Ids, Shape
 from .single import Rerun, add_reruns, add_single_stage
+
+
+@dataclass(frozen=True, eq=False)
+class Cover:
+    """More than fits beside the first computation of a cut op: at most `most` of these values can be resident then."""
+
+    op: int
+    values: Ids
+    most: int
 
 
 @dataclass
 class Rows:
     """What a proof has found worth telling apart; grows from round to round and never shrinks.
 
-    `cuts` end coarse stages. `slots` and `reruns` are rows (g) and (h). `singles` maps a stage that is told apart to
-    the recomputations in it whose memory is charged: while it is empty, bounds hold in the whole space.
+    `cuts` end coarse stages. `reruns` are rows (h). `covers` repair what rounded weights let through. `singles` maps a
+    stage that is told apart to the recomputations in it whose memory is charged: while it is empty, bounds hold in the
+    whole space.
     """
 
     cuts: set[int]
-    slots: list[Slot] = field(default_factory=list)
     reruns: list[Rerun] = field(default_factory=list)
+    covers: list[Cover] = field(default_factory=list)
     singles: dict[int, set[int]] = field(default_factory=dict)
 
 
@@ -34,24 +43,46 @@ class Round:
 
     program: Program
     columns: Columns
-    again: Ids
     whole_space: bool
 
 
-def write(shape: Shape, rows: Rows, scale: Scale, *, again: bool = True) -> Round:
+def write(shape: Shape, rows: Rows, scale: Scale) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run."""
     builder, columns = relax(shape, tuple(sorted(rows.cuts)), scale)
-    twice = again_columns(shape, columns, builder, scale) if again else np.full(shape.ops, ZERO)
-    if again:
-        add_slots(shape, columns, twice, rows.slots, builder, scale)
     add_reruns(shape, columns, rows.reruns, builder, scale)
+    for cover in rows.covers:
+        _add_cover(columns, cover, builder)
     for stage in sorted(rows.singles):
         add_single_stage(shape, columns, stage, rows.singles[stage], builder, scale)
-    return Round(builder.program(), columns, twice, not rows.singles)
+    return Round(builder.program(), columns, not rows.singles)
 
 
-def start_of(round_: Round, known: Floats) -> Floats:
-    """A start for an engine: the point of the named columns, the others left open."""
-    start = np.full(round_.program.columns, np.nan)
-    start[: len(known)] = known
-    return start
+def cover_of(shape: Shape, columns: Columns, op: int, x: Floats) -> Cover | None:
+    """A row that a 0/1 solution breaks because too much is resident while a cut op runs; None if all of it fits.
+
+    The largest of the resident values until they exceed the room, in whole bytes: not all of them fit. So many of
+    these and of any larger values do not either.
+    """
+    hold = columns.holds[columns.stage_of(op) + 1]
+    room, free = _beside(shape, hold, op)
+    held = free[x[hold[free]] > 0.5]
+    held = held[np.argsort(-shape.size[held], kind="stable")]
+    over = np.flatnonzero(np.cumsum(shape.size[held]) > room)
+    if not len(over):
+        return None
+    chosen = held[: over[0] + 1]
+    larger = free[shape.size[free] >= shape.size[chosen[0]]]
+    return Cover(op, np.union1d(chosen, larger), len(chosen) - 1)
+
+
+def _beside(shape: Shape, hold: Ids, op: int) -> tuple[int, Ids]:
+    """The bytes free beside what certainly is resident while a cut op runs, and the values that compete for them."""
+    counted = (shape.maker < op) | ((shape.maker == op) & ~shape.always)
+    counted[shape.inputs(op)] = False
+    room = shape.capacity - int(shape.need[op]) - int(shape.size[counted & (hold == ONE)].sum())
+    return room, np.flatnonzero(counted & (hold >= 0))
+
+
+def _add_cover(columns: Columns, cover: Cover, builder: Builder) -> None:
+    column = columns.holds[columns.stage_of(cover.op) + 1][cover.values]
+    builder.add_rows(1, [Term(0, column[column >= 0])], upper=float(cover.most - int((column == ONE).sum())))

@@ -1,4 +1,10 @@
-"""The proof: bound with few coarse stages, see where the solution breaks memory, tell those stages apart, repeat."""
+"""The proof: bound with few coarse stages, see where the solution breaks memory, tell those stages apart, repeat.
+
+It begins with one coarse stage besides stage 0 and cuts where memory is exceeded most, one cut a round. Few cuts are
+not only quicker to solve: the linear relaxation of a coarse program is also stronger than that of a finer one, since
+inside a coarse stage several fractional recomputations cannot all lean on one fractional value. (Of a ResNet-50 at half
+its memory, whose best overhead is 7.34 %, linear programs prove 7.33 with 4 cuts, 5.6 with 11, 4.5 with 34.)
+"""
 
 from __future__ import annotations
 
@@ -14,30 +20,34 @@ from ..backends import Engine, Improvement, Outcome
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
-from .interior import violated
-from .program import Round, Rows, start_of, write
+from .interior import excesses
+from .program import Round, Rows, cover_of, write
 from .realize import point, realize
-from .scale import Scale, balance_of, balanced, scale_of
+from .scale import Scale, balance_of, balanced, finer, scale_of
 from .shape import Shape, shape_of
 from .single import violated_reruns
 from .trace import Trace, trace
 
-_LP_ROUNDS = 20
+_LP_ROUNDS = 30
 _LP_SHARE = 0.25
 """The share of the remaining time that linear programs may take before the first integer one."""
+_FAR = 0.1
+"""The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
 
 
 @dataclass(frozen=True)
 class Switches:
     """What a proof may use; each changes its pace, none its result.
 
-    engine: "cpsat" or "highs". linear: begin with linear programs. interior: rows (g) and (h). single: go on inside
-    stages in the space of one recomputation per op and stage once the whole space has nothing more to tell apart.
+    engine: "cpsat" or "highs". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
+    programs whose solution breaks the memory anyway. single: go on inside stages, in the space of one recomputation
+    per op and stage, once the whole space has nothing more to tell apart.
     """
 
     engine: str = "cpsat"
     linear: bool = True
-    interior: bool = True
+    reruns: bool = True
+    loose: bool = True
     single: bool = True
 
 
@@ -51,19 +61,20 @@ class Proof:
     def __init__(
         self,
         incumbent: Incumbent,
-        switches: Switches,
+        switches: Switches | None = None,
         *,
         polish: Callable[[list[int]], None] | None = None,
         source: str = "staged",
     ) -> None:
         self.incumbent = incumbent
-        self.switches = switches
+        self.switches = switches or Switches()
         self.source = source
         self.shape: Shape = shape_of(incumbent.problem)
         self.scale: Scale = scale_of(self.shape)
         roomy, last = self.shape.roomy, self.shape.ops - 1
         self.rows = Rows({min(max(0, roomy - 1), last), last})
         self._polish = polish
+        self._far = self.switches.loose
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
         """Prove until the incumbent is stopped or nothing is left to tell apart.
@@ -87,54 +98,47 @@ class Proof:
         """Cut by linear programs until none breaks the memory."""
         watch = self.incumbent.deadline.within(max(0.2, _LP_SHARE * min(self.incumbent.deadline.remaining(), 1e6)))
         for _ in range(_LP_ROUNDS):
-            round_ = write(self.shape, self.rows, self.scale, again=self.switches.interior)
+            round_ = write(self.shape, self.rows, self.scale)
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to judge
                 return
             units = outcome.bound / balance_of(round_.program)
             self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, exact=False), self.source)
-            if self.incumbent.stopped() or watch.passed() or not self._cut_by(round_, outcome.x):
+            over = excesses(self.shape, round_.columns, outcome.x)
+            if self.incumbent.stopped() or watch.passed() or not over:
                 return
-
-    def _cut_by(self, round_: Round, x: Floats) -> bool:
-        """Add the worst broken slot of each coarse stage as a cut; whether there was one."""
-        worst: dict[int, tuple[float, int]] = {}
-        for excess, slot in violated(self.shape, round_.columns, round_.again, x):
-            stage = round_.columns.stage_of(slot.op)
-            worst[stage] = max(worst.get(stage, (0.0, 0)), (excess, slot.op))
-        self.rows.cuts |= {op for _, op in worst.values()}
-        return bool(worst)
+            self.rows.cuts.add(max(over).op)
 
     def _round(self, engine: Engine) -> bool:
         """One integer program and what follows from it; False when nothing is left to do."""
-        round_ = write(self.shape, self.rows, self.scale, again=self.switches.interior)
+        round_ = write(self.shape, self.rows, self.scale)
         outcome = self._solve(engine, round_)
-        within = () if round_.whole_space else (ONE_PER_STAGE,)
         if outcome.status == "infeasible":
             self._infeasible(round_)
             return False
-        self._bound(outcome.bound, within)
+        self._bound(outcome.bound, round_)
         if outcome.x is None or self.incumbent.stopped():
             return False
-        run = self._best_trace(round_, outcome.x)
+        run = self._trace(round_, outcome.x)
         if self._offer(run):
-            return outcome.status != "optimal"
+            # the program was solved as far as asked for: if that left a gap on purpose, it is now closed
+            closed, self._far = not self._far, False
+            return not closed
         if self._polish is not None:
-            self._polish([int(op) for op in run.order])
+            self._polish(run.order.tolist())
         return self._refine(round_, outcome.x, run)
 
     def _solve(self, engine: Engine, round_: Round) -> Outcome:
-        program, within = round_.program, () if round_.whole_space else (ONE_PER_STAGE,)
-        factor = 1.0
+        program, factor = round_.program, 1.0
         if self.switches.engine == "highs":
             factor = balance_of(program)
             program = balanced(program)
 
         def improved(news: Improvement) -> None:
-            self._bound(news.bound / factor, within)
+            self._bound(news.bound / factor, round_)
             if news.x is not None:
-                self._offer(self._best_trace(round_, news.x))
+                self._offer(self._trace(round_, news.x))
 
         outcome = engine.run(
             program,
@@ -147,39 +151,42 @@ class Proof:
         return outcome._replace(objective=outcome.objective / factor, bound=outcome.bound / factor)
 
     def _tolerated_units(self) -> float:
-        """How far from its optimum an integer program may be left: a quarter of the gap that is asked for."""
-        cost = self.incumbent.cost_ns or self.incumbent.bound_ns
-        return 0.25 * self.incumbent.max_gap * cost / self.scale.cost_ns
+        """How far from its optimum an integer program may be left."""
+        cost, bound = self.incumbent.cost_ns, self.incumbent.best_bound()[0]
+        least = 0.25 * self.incumbent.max_gap * (cost or bound)
+        if self._far and cost is not None:
+            least = max(least, _FAR * (cost - bound))
+        return least / self.scale.cost_ns
 
     def _start(self, round_: Round) -> Floats | None:
         plan = self.incumbent.plan
         if not isinstance(plan, Plan):
             return None
-        known = point(
-            self.shape, round_.columns, round_.again, round_.program.columns, trace(self.shape, plan.computes)
-        )
-        return known if round_.whole_space else start_of(round_, known)
+        start = np.full(round_.program.columns, np.nan)
+        start[: round_.columns.count] = point(self.shape, round_.columns, trace(self.shape, plan.computes))
+        return start
 
-    def _bound(self, units: float, within: tuple[str, ...]) -> None:
-        exact = self.switches.engine == "cpsat"
-        if not np.isfinite(units):
-            return
-        self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, exact=exact), self.source, within)
+    def _bound(self, units: float, round_: Round) -> None:
+        if np.isfinite(units):
+            bound = self.scale.bound_ns(self.shape, units, exact=self.switches.engine == "cpsat")
+            self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
 
     def _infeasible(self, round_: Round) -> None:
         if self.switches.engine != "cpsat":
+            # within its tolerances only: no certificate
             return
         budget = self.incumbent.problem.budget_bytes
         if round_.whole_space:
-            self.incumbent.prove_infeasible(f"No plan fits into {budget} bytes: the staged relaxation has no solution.")
+            self.incumbent.prove_infeasible(
+                f"No plan fits into {budget} bytes: the staged relaxation has no solution.", budget + 1
+            )
         else:
             self.incumbent.nothing_within(
-                (ONE_PER_STAGE,),
-                f"No plan that recomputes each op at most once per stage fits into {budget} bytes.",
+                (ONE_PER_STAGE,), f"No plan that recomputes each op at most once per stage fits into {budget} bytes."
             )
 
-    def _best_trace(self, round_: Round, x: Floats) -> Trace:
-        return trace(self.shape, realize(self.shape, round_.columns, round_.again, x))
+    def _trace(self, round_: Round, x: Floats) -> Trace:
+        return trace(self.shape, realize(self.shape, round_.columns, x))
 
     def _offer(self, run: Trace) -> bool:
         """Offer a sequence if it fits; whether it did."""
@@ -191,50 +198,46 @@ class Proof:
         return True
 
     def _refine(self, round_: Round, x: Floats, run: Trace) -> bool:
-        """Tell apart the stages in which the sequence breaks the memory; False where all that can be told apart is."""
-        cuts, seen = self.rows.cuts, set()
-        new: set[int] = set()
+        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
+        reruns = violated_reruns(self.shape, round_.columns, x) if self.switches.reruns else []
         inside: list[tuple[int, int]] = []
+        rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= self.shape.capacity:
                 break
             stage, op = int(run.stage[position]), int(run.order[position])
-            coarse = round_.columns.stage_of(stage)
-            if coarse in seen:
-                continue
-            seen.add(coarse)
-            if stage not in cuts:
-                new.add(stage)
-            elif op < stage:
-                if stage - 1 not in cuts:
-                    new.add(stage - 1)
-                else:
-                    inside.append((stage, op))
-        if self.switches.interior:
-            reruns = violated_reruns(self.shape, round_.columns, x)
-            self.rows.reruns += reruns
-            if reruns:
-                inside = []
-        else:
-            reruns = []
-        self.rows.cuts |= new
-        if new or reruns:
-            return True
-        if not self.switches.single or not inside:
-            return self._split(round_, x)
-        before = sum(map(len, self.rows.singles.values()))
-        for stage, op in inside:
-            self.rows.singles.setdefault(stage, set()).add(op)
-        return sum(map(len, self.rows.singles.values())) > before
+            cut = stage if stage not in self.rows.cuts else stage - 1
+            if cut not in self.rows.cuts and (op < stage or cut == stage):
+                self.rows.cuts.add(cut)
+                self.rows.reruns += reruns
+                return True
+            if op < stage:
+                inside.append((stage, op))
+            else:
+                rounded.append(stage)
+        self.rows.reruns += reruns
+        return bool(reruns) or self._unround(round_, x, rounded) or self._look_inside(inside)
 
-    def _split(self, round_: Round, x: Floats) -> bool:
-        """Halve the widest coarse stages in which the solution recomputes: for when only the placement failed."""
-        columns = round_.columns
-        wide = [
-            (columns.cuts[c] - columns.first[c], (columns.cuts[c] + columns.first[c]) // 2)
-            for c in range(1, columns.stages)
-            if columns.cuts[c] > columns.first[c] and bool((x[columns.runs[c][columns.runs[c] >= 0]] > 0.5).any())
-        ]
-        new = {middle for _, middle in sorted(wide, reverse=True)[:2]}
-        self.rows.cuts |= new
-        return bool(new)
+    def _unround(self, round_: Round, x: Floats, ops: list[int]) -> bool:
+        """Tighten what rounding let through at first computations that are cuts; whether there was such a thing."""
+        if not ops:
+            return False
+        scale = finer(self.scale, self.shape)
+        if scale is not None:
+            self.scale = scale
+            return True
+        covers = [cover_of(self.shape, round_.columns, op, x) for op in ops[:4]]
+        found = [cover for cover in covers if cover is not None]
+        self.rows.covers += found
+        return bool(found)
+
+    def _look_inside(self, slots: list[tuple[int, int]]) -> bool:
+        """Charge recomputations (stage, op) of stages told apart; whether that is new."""
+        if not self.switches.single:
+            return False
+        new = False
+        for stage, op in slots:
+            known = self.rows.singles.setdefault(stage, set())
+            new |= op not in known
+            known.add(op)
+        return new

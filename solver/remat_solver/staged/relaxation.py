@@ -49,13 +49,14 @@ class Columns:
     """Where the variables of a relaxation are.
 
     `cuts[c]` is τ_c and `first[c]` is f_c; `runs[c][i]` and `holds[c][v]` give the column of R_{c,i} and S_{c,v}, or
-    ZERO or ONE. Coarse stage 0 has no variables.
+    ZERO or ONE. Coarse stage 0 has no variables. They are the first `count` columns of a program.
     """
 
     cuts: tuple[int, ...]
     first: tuple[int, ...]
     runs: tuple[Ids, ...]
     holds: tuple[Ids, ...]
+    count: int
 
     @property
     def stages(self) -> int:
@@ -95,7 +96,7 @@ def _columns(shape: Shape, cuts: tuple[int, ...], builder: Builder, scale: Scale
         hold[free] = builder.variables(int(free.sum()))
         runs.append(run)
         holds.append(hold)
-    return Columns(cuts, first, tuple(runs), tuple(holds))
+    return Columns(cuts, first, tuple(runs), tuple(holds), builder.columns)
 
 
 def supply(columns: Columns, c: int, shape: Shape, values: Ids, rows: Ids, sign: float) -> list[Term]:

@@ -63,6 +63,14 @@ def scale_of(shape: Shape) -> Scale:
     return Scale(cost, unit)
 
 
+def finer(scale: Scale, shape: Shape) -> Scale | None:
+    """Smaller units of memory, for when rounding let a solution through; None where engines would take no smaller."""
+    unit = max(math.gcd(*(int(b) for b in np.concatenate((shape.size, shape.workspace)))) or 1, scale.bytes // 16)
+    if unit >= scale.bytes or shape.capacity // unit > _MOST_BYTE_UNITS * 16:
+        return None
+    return replace(scale, bytes=unit)
+
+
 def balanced(program: Program) -> Program:
     """The same program for an engine in floating point: memory rows and costs multiplied by powers of two, so exactly.
 
