@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from remat_ir import InvalidData, InvalidPlan
@@ -87,4 +88,16 @@ def _refuse_parameters(request: Request, error: Exception) -> Response:
 
 
 def _refuse_route(request: Request, error: Exception) -> Response:
-    return refusal_of(error)
+    response = refusal_of(error)
+    if response.status_code == 405:
+        response.headers["Allow"] = ", ".join(methods_at(request.app, request.scope["path"]))
+    return response
+
+
+def methods_at(app: FastAPI, path: str) -> list[str]:
+    """Every method of the routes at a path: a router names only those of the first."""
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)

@@ -54,7 +54,7 @@ class JoinDocument(Document):
     """A `remat-join/1`: branches that meet at a turn."""
 
     format: Literal["remat-join/1"]
-    lengths: Annotated[Counts, Field(min_length=1, max_length=64)]
+    lengths: Annotated[list[Annotated[int, Field(ge=0, le=100_000)]], Field(min_length=1, max_length=64)]
     forward_ns: Count
     backward_ns: Count
     turn_ns: Count

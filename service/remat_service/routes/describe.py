@@ -40,6 +40,11 @@ def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return found
 
 
+def link(operation: str, parameter: str) -> dict[str, Any]:
+    """OpenAPI's way to say that an id in this response goes into that route."""
+    return {"links": {operation: {"operationId": operation, "parameters": {parameter: "$response.body#/id"}}}}
+
+
 @cache
 def examples() -> dict[str, Any]:
     """The examples of the OpenAPI document, which the tests send."""

@@ -14,7 +14,7 @@ from ..callers import caller_with
 from ..documents import BatchDocument, BatchRequest, SweepDocument, SweepRequest
 from ..identity import Caller
 from ..room import Room
-from .describe import body, examples, refusals
+from .describe import body, examples, link, refusals
 from .solves import Wait, json_body, preferred_wait
 
 router = APIRouter(tags=["groups"])
@@ -33,7 +33,11 @@ def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
     "/v1/sweeps",
     summary="Plan one step at many budgets",
     response_model=SweepDocument,
-    responses={202: {"model": SweepDocument, "description": "Under way."}, **refusals(409, 413, 415, 429)},
+    responses={
+        200: link("get_sweep", "group_id"),
+        202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
+        **refusals(409, 413, 415, 429),
+    },
     openapi_extra=body(SweepRequest, examples()["sweep"]),
 )
 async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
@@ -47,6 +51,7 @@ async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_
 
 @router.get(
     "/v1/sweeps/{group_id}",
+    operation_id="get_sweep",
     summary="Poll a sweep",
     response_model=SweepDocument,
     responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404)},
@@ -62,7 +67,11 @@ async def get_sweep(
     "/v1/max-batch",
     summary="The largest batch that fits",
     response_model=BatchDocument,
-    responses={202: {"model": BatchDocument, "description": "Under way."}, **refusals(409, 413, 415, 429)},
+    responses={
+        200: link("get_batch", "group_id"),
+        202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
+        **refusals(409, 413, 415, 429),
+    },
     openapi_extra=body(BatchRequest, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
@@ -76,6 +85,7 @@ async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_
 
 @router.get(
     "/v1/max-batch/{group_id}",
+    operation_id="get_batch",
     summary="Poll a search for the largest batch",
     response_model=BatchDocument,
     responses={202: {"model": BatchDocument, "description": "Still under way."}, **refusals(404)},

@@ -19,7 +19,17 @@ from ..documents import AnswerDocument, ProblemOut, ProgressList, SolveList, Sol
 from ..errors import BadRequest
 from ..identity import Caller
 from ..room import Room
-from .describe import body, examples, refusals
+from .describe import body, examples, link, refusals
+
+EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "Send it back as Last-Event-ID."},
+        "event": {"enum": ["progress", "end"]},
+        "data": {"type": "string", "description": "JSON: a point of progress, or the answer without its plan."},
+        "retry": {"type": "integer"},
+    },
+}
 
 router = APIRouter(prefix="/v1/solves", tags=["solves"])
 
@@ -64,7 +74,12 @@ async def answered(room: Room, caller: Caller, request_id: str, wait_s: float) -
     summary="Ask for a plan",
     response_model=AnswerDocument,
     responses={
-        202: {"model": AnswerDocument, "description": "Under way; poll `Location`."},
+        200: link("get_solve", "solve_id"),
+        202: {
+            "model": AnswerDocument,
+            "description": "Under way; poll `Location`.",
+            **link("get_solve", "solve_id"),
+        },
         **refusals(404, 409, 413, 415, 429),
     },
     openapi_extra=body(SolveRequest, examples()["solve"]),
@@ -101,6 +116,7 @@ async def list_solves(
 
 @router.get(
     "/{solve_id}",
+    operation_id="get_solve",
     summary="Poll a solve",
     response_model=AnswerDocument,
     responses={202: {"model": AnswerDocument, "description": "Still under way."}, **refusals(404, 410)},
@@ -166,7 +182,7 @@ async def get_progress(
     summary="Watch a solve",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Server-sent events."},
+        200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Server-sent events."},
         **refusals(404),
     },
 )
