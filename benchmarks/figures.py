@@ -1,0 +1,187 @@
+"""The figures of the Checkmate paper, measured again on the project's own graphs: one command each, written as CSV.
+
+python -m benchmarks.figures tradeoff      overhead against budget (Figure 4)
+python -m benchmarks.figures batches       the largest batch at one more forward pass (Figure 6)
+python -m benchmarks.figures ratios        cost against the best known (Table 2 of the printed version)
+python -m benchmarks.figures times         solve time against graph size
+python -m benchmarks.figures draw          pictures and docs/figures.md from the CSV files
+python -m benchmarks.figures all
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.architectures import ARCHITECTURES, FLOAT, training_graph
+from benchmarks.figures_draw import draw
+from remat_ir import Answer, Graph, Problem, plain_peak
+from remat_solver import max_batch, solve, sweep
+from remat_solver.baselines.shape import linear
+from remat_solver.bounds import working_set
+
+Row: TypeAlias = dict[str, Any]
+
+FOLDER = Path(__file__).parents[1] / "docs" / "figures"
+ON_LINEAR = ("griewank", "chen-sqrt", "chen-greedy")
+ON_OTHERS = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy")
+BEST = "auto"
+BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
+"""The batch sizes of the paper's public graphs."""
+
+
+def budgets_of(graph: Graph, points: int) -> list[int]:
+    """Budgets spread evenly from the least that any op needs to the plain peak."""
+    least, most = working_set(graph).least_bytes, plain_peak(graph)
+    return sorted({least + (most - least) * i // (points - 1) for i in range(points)})
+
+
+def baselines_of(graph: Graph) -> tuple[str, ...]:
+    """Chen's and Griewank's methods on a linear graph, where the generalizations are the same; those on others."""
+    assert graph.backward_from is not None
+    return ON_LINEAR if linear(graph, graph.backward_from) else ON_OTHERS
+
+
+def tradeoff(seconds: float, points: int) -> Iterator[Row]:
+    """Overhead against budget; costs are a V100 roofline, batches those of the public graphs."""
+    for name in ("vgg16", "mobilenet", "unet"):
+        batch = BATCHES[name]
+        graph = training_graph(ARCHITECTURES[name](), batch, "v100")
+        budgets = budgets_of(graph, points)
+        for answer in sweep(graph, budgets, method=BEST, time_limit_s=seconds):
+            yield _row(name, batch, graph, answer)
+        for method in ("checkpoint-all", *baselines_of(graph), "lp-rounding"):
+            for budget in budgets:
+                yield _row(name, batch, graph, solve(Problem(graph, budget), method=method, time_limit_s=seconds))
+
+
+def ratios(seconds: float, points: int) -> Iterator[Row]:
+    """Cost in FLOPs of the approximations, and of the best plan known, over budgets."""
+    for name in ("mobilenet", "vgg16", "vgg19", "unet", "resnet50"):
+        batch = BATCHES[name]
+        graph = training_graph(ARCHITECTURES[name](), batch)
+        budgets = budgets_of(graph, points)
+        for answer in sweep(graph, budgets, method=BEST, time_limit_s=seconds):
+            yield _row(name, batch, graph, answer)
+        for method in ("ap-sqrt", "ap-greedy", "griewank", "lp-rounding"):
+            for budget in budgets:
+                yield _row(name, batch, graph, solve(Problem(graph, budget), method=method, time_limit_s=seconds))
+
+
+def batches(seconds: float, points: int) -> Iterator[Row]:
+    """The largest batch at the cost of one more forward pass in FLOPs, for three readings of 16 GB."""
+    del points
+    readings = (
+        ("16 GiB, input charged", 16 * 2**30, True),
+        ("16 GB, input charged", 16 * 10**9, True),
+        ("16 GB, input free", 16 * 10**9, False),
+    )
+    for name in ("unet", "fcn8", "segnet", "resnet50", "vgg19", "mobilenet"):
+        network = ARCHITECTURES[name]()
+        graph, image = training_graph(network, 1), FLOAT * prod(network.shape)
+        for reading, memory, charged in readings:
+            subject = graph if charged else graph.with_fixed(graph.fixed_bytes - image)
+            for method in ("checkpoint-all", *baselines_of(graph), BEST):
+                found = max_batch(
+                    subject,
+                    memory,
+                    batch_bytes=image if charged else 0,
+                    method=method,
+                    time_limit_s=seconds,
+                    total_s=12 * seconds,
+                )
+                yield {
+                    "network": name,
+                    "memory": reading,
+                    "method": method,
+                    "batch": found.batch,
+                    "bound": found.bound if method == BEST else "",
+                    "overhead": "" if found.answer is None else found.answer.overhead,
+                    "seconds": round(found.seconds, 2),
+                }
+
+
+def times(seconds: float, points: int) -> Iterator[Row]:
+    """Solve time against graph size, halfway between the least need and the plain peak."""
+    del points
+    for name, batch in (
+        ("vgg16", 256),
+        ("unet", 32),
+        ("fcn8", 32),
+        ("segnet", 32),
+        ("mobilenet", 512),
+        ("resnet50", 256),
+    ):
+        graph = training_graph(ARCHITECTURES[name](), batch, "v100")
+        budget = budgets_of(graph, 3)[1]
+        for method in ("milp", "milp-tight", BEST):
+            answer = solve(Problem(graph, budget), method=method, time_limit_s=seconds)
+            yield _row(name, batch, graph, answer)
+
+
+def _row(name: str, batch: int, graph: Graph, answer: Answer) -> Row:
+    return {
+        "network": name,
+        "batch": batch,
+        "ops": graph.ops,
+        "method": answer.method,
+        "budget_bytes": answer.budget_bytes,
+        "status": answer.status.value,
+        "cost": "" if answer.cost_ns is None else answer.cost_ns,
+        "bound": "" if answer.bound_ns is None else answer.bound_ns,
+        "once": graph.total_cost_ns,
+        "peak_bytes": "" if answer.peak_bytes is None else answer.peak_bytes,
+        "restricted_to": " ".join(answer.restricted_to),
+        "seconds": round(answer.seconds, 3),
+    }
+
+
+MEASURES: Mapping[str, Callable[[float, int], Iterable[Row]]] = {
+    "tradeoff": tradeoff,
+    "batches": batches,
+    "ratios": ratios,
+    "times": times,
+}
+"""What is measured; seconds are for one solve, points are budgets per network."""
+
+
+def measure(name: str, folder: Path, seconds: float, points: int) -> None:
+    """Run one measurement and write its CSV row by row, so that an interrupted run leaves what it had."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{name}.part"
+    with part.open("w", newline="") as file:
+        writer = None
+        for row in MEASURES[name](seconds, points):
+            if writer is None:
+                writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow(row)
+            file.flush()
+            print(*row.values(), flush=True)
+    part.replace(folder / f"{name}.csv")
+    machine = f"{os.cpu_count()} {platform.machine()} cores, load average {os.getloadavg()[2]:.1f} at the end"
+    (folder / f"{name}.txt").write_text(f"at most {seconds:g} s a solve, {machine}\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*MEASURES, "draw", "all"])
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder for CSV files and pictures")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of one solve")
+    parser.add_argument("--points", type=int, default=10, help="budgets per network")
+    given = parser.parse_args()
+    for name in MEASURES:
+        if given.what in (name, "all"):
+            measure(name, given.out, given.seconds, given.points)
+    draw(given.out)
+
+
+if __name__ == "__main__":
+    main()
