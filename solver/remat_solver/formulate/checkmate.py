@@ -63,7 +63,7 @@ def checkmate(table: Tables, budget_bytes: int, sweeps: int = 1) -> Formulation:
         x[memory[memory >= 0]] = used[memory >= 0]
         return x
 
-    return Formulation(table, stage_of, program, columns.compute, complete, unit_ns, whole)
+    return Formulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
 def add_dependencies(builder: Builder, columns: Columns, table: Tables) -> None:

@@ -29,6 +29,7 @@ class Formulation:
 
     Attributes:
         compute: [stages, ops] the column of R, −1 where an op cannot run.
+        retain: [stages + 1, values] the column of S, −1 where a value is never retained into the stage by choice.
         complete: fills a start: [columns] from the matrices of a plan.
         unit_ns: ns per unit of the objective.
         whole: whether every objective is a whole number of units.
@@ -38,6 +39,7 @@ class Formulation:
     stages: Stages
     program: Program
     compute: Index
+    retain: Index
     complete: Callable[[Matrices], Floats]
     unit_ns: float
     whole: bool

@@ -99,7 +99,7 @@ def any_order(graph: Graph, budget_bytes: int) -> OrderFormulation:
         memory.fill(x)
         return x
 
-    return OrderFormulation(table, stage_of, program, columns.compute, complete, unit_ns, whole)
+    return OrderFormulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
 def add_each_runs(builder: Builder, columns: Columns, pinned: np.ndarray) -> None:

@@ -103,7 +103,7 @@ def _tight(
         memory.fill(x)
         return x
 
-    return Formulation(table, stage_of, program, columns.compute, complete, unit_ns, whole)
+    return Formulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
 def collapsed_stages(table: Tables, budget_bytes: int) -> int:

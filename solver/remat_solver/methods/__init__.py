@@ -16,6 +16,7 @@ from .auto import run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
+from .lp_rounding import LpRoundingOptions, lp_rounding
 from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
 from .search import SearchOptions, run_search
@@ -91,9 +92,7 @@ METHODS: dict[str, Method] = {
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
-        Method(
-            "milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)
-        ),
+        Method("milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)),
         Method(
             "milp-tight",
             "the same space by disaggregated rows and exact reductions",
@@ -115,6 +114,7 @@ METHODS: dict[str, Method] = {
             OrderOptions,
             restriction=(ONE_PER_STAGE,),
         ),
+        Method("lp-rounding", "round the linear relaxation in two phases", lp_rounding, LpRoundingOptions),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
         Method("search", "local search over sets of recomputations", run_search, SearchOptions),
     )

@@ -1,0 +1,151 @@
+"""Two-phase rounding: S from the linear relaxation, R the least that S demands (Checkmate, printed version, Alg. 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_ir import Graph, plan_of, replay
+
+from ..backends import Ending, Engine
+from ..baselines.recompute import Retained, computed
+from ..formulate import Formulation, checkmate, tables, tight
+from ..incumbent import Incumbent
+from ..program import Floats
+from ..restrictions import ONE_PER_STAGE
+
+EPSILONS = (0.0, 0.05, 0.1, 0.02, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)
+"""Allowances tried first; 0.1 is what the authors found to work well."""
+THRESHOLDS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
+"""Where S is rounded; 0.5 is the printed one."""
+
+
+@dataclass(frozen=True)
+class LpRoundingOptions:
+    """How the allowance is chosen.
+
+    Attributes:
+        epsilon: a single allowance to try, as printed; None searches.
+        threshold: round S up above this; None tries several for each relaxation.
+        program: the relaxation of "tight", or of "checkmate", the paper's own rows.
+        tries: relaxations to solve at most.
+    """
+
+    epsilon: float | None = None
+    threshold: float | None = None
+    program: str = "tight"
+    tries: int = 16
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not 0 <= self.epsilon < 1:
+            raise ValueError(f"epsilon must be at least 0 and below 1, not {self.epsilon}")
+        if self.threshold is not None and not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold must be at least 0 and below 1, not {self.threshold}")
+        if self.program not in ("tight", "checkmate"):
+            raise ValueError(f"program must be 'tight' or 'checkmate', not {self.program!r}")
+        if type(self.tries) is not int or self.tries < 1:
+            raise ValueError(f"tries must be a positive integer, not {self.tries}")
+
+
+def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
+    """Solve relaxations at budgets shortened by ε, round, and offer what fits the whole budget (printed Section 5).
+
+    The budget's part above the fixed bytes is shortened to (1 − ε) of it. Costs don't fall steadily with ε, so after
+    a grid the search goes on halfway between the best ε and its neighbours. The relaxation at ε = 0 bounds the cost of
+    every plan with one recomputation per op and stage.
+    """
+    found: dict[float, int | None] = {}  # ε → cost of the cheapest rounding that fits
+    most = 1.0  # relaxations from this ε on have no solution
+    with Engine("highs") as engine:
+        while len(found) < options.tries and not incumbent.stopped():
+            epsilon = _next(found, options, most)
+            if epsilon is None:
+                break
+            rounding = _Rounding(incumbent, options, epsilon)
+            ending = rounding.solve(engine)
+            if ending == "infeasible" and epsilon:
+                most = min(most, epsilon)
+            elif ending != "optimal":
+                break
+            found[epsilon] = rounding.best
+    if incumbent.plan is None and not incumbent.infeasible and found:
+        incumbent.nothing_within((), "No rounding of the relaxations tried fits the budget.")
+
+
+def _next(found: dict[float, int | None], options: LpRoundingOptions, most: float) -> float | None:
+    if options.epsilon is not None:
+        return None if found else options.epsilon
+    for epsilon in EPSILONS:
+        if epsilon not in found and epsilon < most:
+            return epsilon
+    fitting = [(cost, epsilon) for epsilon, cost in found.items() if cost is not None]
+    if not fitting:
+        return None
+    tried, (_, best) = sorted(found), min(fitting)
+    place = tried.index(best)
+    gaps = [
+        (abs(near - best), (near + best) / 2) for near in (*tried[max(0, place - 1) : place], *tried[place + 1 :][:1])
+    ]
+    width, middle = max(gaps)
+    return middle if width > 0.002 else None
+
+
+class _Rounding:
+    """One relaxation at one ε, and its roundings."""
+
+    def __init__(self, incumbent: Incumbent, options: LpRoundingOptions, epsilon: float) -> None:
+        problem = incumbent.problem
+        self.incumbent, self.graph, self.epsilon = incumbent, problem.graph, epsilon
+        self.thresholds = THRESHOLDS if options.threshold is None else (options.threshold,)
+        room = problem.budget_bytes - self.graph.fixed_bytes
+        budget = self.graph.fixed_bytes + int((1 - epsilon) * room)
+        make = tight if options.program == "tight" else checkmate
+        self.formulation: Formulation = make(tables(self.graph), budget)
+        self.best: int | None = None
+
+    def solve(self, engine: Engine) -> Ending:
+        """Solve the relaxation, offer its roundings, and say how the relaxation ended."""
+        program = self.formulation.program
+        outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
+        if outcome.status == "infeasible" and self.epsilon == 0:
+            self.incumbent.nothing_within((ONE_PER_STAGE,), "The linear relaxation of the program has no solution.")
+        if outcome.status == "optimal" and self.epsilon == 0 and outcome.row_dual is not None:
+            bound = self.formulation.bound_ns(program.dual_bound(outcome.row_dual))
+            self.incumbent.raise_bound(bound, "lp-rounding", (ONE_PER_STAGE,))
+        if outcome.x is not None:
+            for threshold in self.thresholds:
+                self._offer(outcome.x, threshold)
+        return outcome.status
+
+    def _offer(self, x: Floats, threshold: float) -> None:
+        order = computed(self.graph, rounded(self.formulation, self.graph, x, threshold))
+        cost = sum(self.graph.op_cost_ns[op] for op in order)
+        if self.best is not None and cost >= self.best:
+            return
+        plan = plan_of(self.graph, order)
+        peak = max(moment.peak_bytes for moment in replay(self.graph, plan))
+        if peak <= self.incumbent.problem.budget_bytes:
+            self.best = cost
+            self.incumbent.offer(plan, f"lp-rounding ε = {self.epsilon:.3g}")
+        else:
+            self.incumbent.suffices(peak)
+
+
+def rounded(formulation: Formulation, graph: Graph, x: Floats, threshold: float) -> Retained:
+    """S from a fractional solution: retained where S exceeds the threshold.
+
+    Stages before the program's first run their op once and retain all that has a later use.
+    """
+    first = graph.ops - formulation.stages.count
+    there = formulation.retain[: formulation.stages.count] >= 0
+    held = np.zeros((graph.ops, graph.values), dtype=np.bool_)
+    held[first:][there] = x[formulation.retain[: formulation.stages.count][there]] > threshold
+    for value, op in enumerate(graph.value_op):
+        users = graph.users[value]
+        held[op + 1 : min(first, users[-1] + 1 if users else 0), value] = True
+    stages: list[list[tuple[int, int]]] = []
+    for value in range(graph.values):
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], held[:, value], [False]))))
+        stages.append([(int(start), int(end) - 1) for start, end in edges.reshape(-1, 2)])
+    return stages
