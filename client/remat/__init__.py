@@ -9,7 +9,9 @@ from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
     from .budget import ActivationBytes, Fraction
+    from .dynamo import backend
     from .execute import Planned, Rematerialized
+    from .inplace import disable, enable
     from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
     from .profiles import Profile, ProfileTable
     from .settings import Settings
@@ -30,6 +32,9 @@ _HOMES = {
     "Profile": "profiles",
     "ProfileTable": "profiles",
     "Settings": "settings",
+    "backend": "dynamo",
+    "disable": "inplace",
+    "enable": "inplace",
 }
 """Where each public name lives; loaded when first asked for, so that `import remat` needs no torch and stays quick.
 
@@ -51,6 +56,9 @@ __all__ = [
     "Rematerialized",
     "ServicePlanner",
     "Settings",
+    "backend",
+    "disable",
+    "enable",
     "optimize",
     "planner_for",
     "profile_table",

@@ -29,23 +29,26 @@ if version() < OLDEST:
 
 import torch._dynamo.config as _dynamo_config  # noqa: E402
 import torch._functorch.config as _functorch_config  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export  # noqa: E402
 from torch._functorch.aot_autograd import (  # noqa: E402
     aot_compile_joint_with_descriptors,
     aot_export_joint_with_descriptors,
 )
-from torch._guards import detect_fake_mode  # noqa: E402
+from torch._guards import CompileContext, detect_fake_mode  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "aot_backend",
     "boxed",
     "compile_joint",
     "detect_fake_mode",
     "export_joint",
     "forward_outputs",
+    "frame_number",
     "joint_graph",
     "memory_events",
     "missing",
@@ -124,6 +127,23 @@ def compile_joint(
         return aot_compile_joint_with_descriptors(
             descriptor, partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
         )
+
+
+def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., Any]:
+    """A backend for torch.compile that partitions with `partition` and runs both graphs as `compiler` makes them."""
+    made = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
+
+    def run(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with _functorch_config.patch(donated_buffer=False):
+            return made(module, example_inputs)  # type: ignore[no-any-return]
+
+    return run
+
+
+def frame_number() -> int | None:
+    """Which frame of the user's code Dynamo is compiling: parts of a split model have different ones."""
+    compiling = CompileContext.current_compile_id()
+    return None if compiling is None else compiling.frame_id
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

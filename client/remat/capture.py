@@ -57,7 +57,7 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     finally:
         _restore(generator_states)
     joint = _compat.joint_graph(descriptor)
-    _refuse(joint)
+    refuse(joint)
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = dict(graph.named_parameters(remove_duplicate=False)) | dict(graph.named_buffers(remove_duplicate=False))
@@ -72,8 +72,12 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     )
 
 
-def _refuse(joint: fx.GraphModule) -> None:
-    """What the lowering cannot run exactly is refused here, by name."""
+def refuse(joint: fx.GraphModule) -> None:
+    """Refuse, by name, what the lowering cannot run exactly.
+
+    Raises:
+        CaptureError: it depends on data, mutates its inputs, or is not an operator.
+    """
     outputs = joint.graph.output_node().args[0]
     assert isinstance(outputs, (tuple, list))
     for node in joint.graph.nodes:

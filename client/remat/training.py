@@ -56,29 +56,42 @@ def optimize(
         BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
         InvalidData: not a budget, or not a planner.
     """
+    made = planned_module(
+        model,
+        budget,
+        planner=planner,
+        method=method,
+        time_limit_s=time_limit_s,
+        max_gap=max_gap,
+        optimizer=optimizer,
+        slack=slack,
+        on_failure=on_failure,
+        on_progress=on_progress,
+    )
+    made.plan_for(tuple(example_args), example_kwargs)
+    return made
+
+
+def planned_module(
+    model: nn.Module,
+    budget: Budget,
+    *,
+    planner: Planner | str | None = None,
+    optimizer: Any = None,
+    on_failure: OnFailure = "raise",
+    **asking: Any,
+) -> Rematerialized:
+    """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
     asked = planner_for(planner)
     table = profile_table(asked)
 
     def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Planned:
         extra = existing_gradients(model) + optimizer_state(optimizer)
         return plan_step(
-            model,
-            args,
-            kwargs,
-            budget=budget,
-            planner=asked,
-            table=table,
-            method=method,
-            time_limit_s=time_limit_s,
-            max_gap=max_gap,
-            slack=slack,
-            extra_fixed_bytes=extra,
-            on_progress=on_progress,
+            model, args, kwargs, budget=budget, planner=asked, table=table, extra_fixed_bytes=extra, **asking
         )
 
-    made = Rematerialized(model, make_plan, on_failure)
-    made.plan_for(tuple(example_args), example_kwargs)
-    return made
+    return Rematerialized(model, make_plan, on_failure)
 
 
 def plan_step(

@@ -1,0 +1,155 @@
+"""In place and under torch.compile: the same gradients as stock, the module still itself."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from functorch.compile import nop
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+
+import remat
+
+
+class Block(nn.Module):
+    """Convolution, batch statistics, dropout and a residual: everything that replaying may get wrong."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(torch.relu(self.norm(self.conv(x))))
+
+
+class Net(nn.Module):
+    """Six blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.Sequential(*(Block(8) for _ in range(6)))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.first(x)).mean((2, 3))).square().mean()
+
+
+def trained(model: nn.Module, run: nn.Module, steps: int = 2) -> list[torch.Tensor]:
+    """Losses, gradients, buffers and the generator's state after a few steps."""
+    torch.manual_seed(5)
+    found: list[torch.Tensor] = []
+    for step in range(steps):
+        loss = run(torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(step)))
+        loss.backward()
+        found.append(loss.detach())
+    found += [p.grad for p in model.parameters() if p.grad is not None]
+    return [*found, *model.buffers(), torch.get_rng_state()]
+
+
+def equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Whether two trainings are the same bit for bit."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def models() -> tuple[nn.Module, nn.Module]:
+    """The same module twice, and no compilations of other tests."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Net()
+    return model, copy.deepcopy(model)
+
+
+def stock(model: nn.Module) -> list[torch.Tensor]:
+    """What stock aot_eager trains."""
+    return trained(model, torch.compile(model, backend=aot_autograd(fw_compiler=nop, bw_compiler=nop), fullgraph=True))
+
+
+def test_backend_trains_as_stock(models: tuple[nn.Module, nn.Module]) -> None:
+    """torch.compile with remat's backend: equal bit for bit, by a verified plan that recomputes."""
+    plain, planned = models
+    expected = stock(plain)
+    backend = remat.backend(remat.Fraction(0.8), planner="greedy")
+    found = trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False))
+    assert equal(expected, found)
+    assert len(backend.answers) == 1
+    assert backend.answers[0].overhead is not None
+    assert backend.answers[0].overhead > 0, "at this budget something has to be computed again"
+
+
+def test_backend_plans_each_shape(models: tuple[nn.Module, nn.Module]) -> None:
+    """Another shape is guarded against, compiled and planned anew."""
+    _, planned = models
+    backend = remat.backend(remat.Fraction(0.9), planner="greedy")
+    run = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
+    for side in (8, 10, 8):
+        run(torch.randn(2, 3, side, side)).backward()
+    assert len(backend.answers) == 2
+
+
+def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    """A graph break gives each part the whole budget: that is said, once for each part after the first."""
+
+    class Split(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+            self.last = nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.net(x)
+            torch._dynamo.graph_break()
+            return self.last(loss.reshape(1, 1)).sum()
+
+    backend = remat.backend(remat.Fraction(1.0), planner="greedy")
+    with caplog.at_level(logging.WARNING, logger="remat"):
+        torch.compile(Split(models[1]), backend=backend, dynamic=False)(torch.randn(2, 3, 8, 8)).backward()
+    assert "has split the model" in caplog.text
+
+
+def test_backend_refuses_what_it_does_not_run() -> None:
+    """An inner compiler that is not there is named."""
+    with pytest.raises(ValueError, match="'eager'"):
+        remat.backend("1GiB", planner="greedy", inner="cudagraphs")
+
+
+def test_enable_leaves_the_module_itself(models: tuple[nn.Module, nn.Module]) -> None:
+    """Same class, same state_dict, hooks once, evaluation as before; training by the plan, equal bit for bit."""
+    plain, planned = models
+    calls: list[str] = []
+    planned.register_forward_hook(lambda *_: calls.append("hook"))
+    expected = stock(plain)
+    keys = list(planned.state_dict())
+    assert remat.enable(planned, budget=remat.Fraction(0.8), planner="greedy") is planned
+    assert equal(expected, trained(planned, planned))
+    assert calls == ["hook", "hook"]
+    assert type(planned) is Net
+    assert list(planned.state_dict()) == keys
+    planned.eval()
+    plain.eval()
+    x = torch.randn(2, 3, 12, 12)
+    assert torch.equal(planned(x), plain(x))
+    with pytest.raises(RuntimeError, match="enabled on this Net already"):
+        remat.enable(planned, budget="1GiB")
+    remat.disable(planned)
+    assert "forward" not in planned.__dict__
+    assert planned.train()(x).requires_grad
+
+
+def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None:
+    """Going to evaluation and back trains on by the same plan."""
+    _, planned = models
+    remat.enable(planned, budget=remat.Fraction(0.8), planner="greedy")
+    x = torch.randn(2, 3, 8, 8)
+    planned(x).backward()
+    planned.eval()(x)
+    planned.train()(x).backward()
+    from remat.inplace import plans_of
+
+    assert len(plans_of(planned).plans) == 1
