@@ -48,6 +48,7 @@ class Incumbent:
         self._on_progress = on_progress
         self._cancelled = cancelled
         self._limit: str | None = None
+        self._closed = False
         self._lock = threading.RLock()
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
@@ -116,7 +117,7 @@ class Incumbent:
     def stopped(self) -> bool:
         """Whether there is a reason to stop: infeasible, gap reached, cancelled, or out of time."""
         with self._lock:
-            if self.infeasible:
+            if self.infeasible or self._closed:
                 return True
             if self.cost_ns is not None and gap_of(self.cost_ns, self.best_bound()[0]) <= self.max_gap:
                 return True
@@ -127,6 +128,16 @@ class Incumbent:
                 self._limit = self._limit or "time"
                 return True
             return False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a restricted space is known to hold no plan."""
+        return self._exhausted is not None
+
+    def close(self) -> None:
+        """Have everybody who works on this incumbent stop: there is nothing left to do, or something broke."""
+        with self._lock:
+            self._closed = True
 
     def stop_for(self, limit: str) -> None:
         """Record what ended the solve from outside: "memory", for one."""

@@ -12,7 +12,7 @@ from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
-from .auto import run_auto
+from .auto import AutoOptions, run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
@@ -65,7 +65,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("auto", "a plan at once, then search and proof side by side", run_auto, takes=KINDS),
+        Method("auto", "a plan at once, then search and proof side by side", run_auto, AutoOptions, takes=KINDS),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
         Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),

@@ -1,23 +1,66 @@
-"""Auto: bounds, then a plan at once, then search and proof until the gap, the time or the caller says stop."""
+"""Auto: bounds, a plan at once, then search and proof side by side until the gap, the time or the caller says stop."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from remat_ir import Graph, plain_peak, plain_plan, replay
 
+from ..backends import Engine
 from ..incumbent import Incumbent
-from ..search.greedy import greedy, least_memory
+from ..search import Search, await_compiled, compiling, greedy, least_memory
+from ..staged.prove import Proof
+from .staged import polished
 from .structured import run_linear, run_structured
 
 
-def run_auto(incumbent: Incumbent, options: object = None) -> None:
+@dataclass(frozen=True)
+class AutoOptions:
+    """Which of the two halves run beside each other, and the search's seed."""
+
+    search: bool = True
+    proof: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.search) is not bool or type(self.proof) is not bool:
+            raise ValueError("search and proof must be true or false")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be an integer from 0 to 2^32 − 1, not {self.seed}")
+
+
+def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
     if not isinstance(incumbent.problem.subject, Graph):
-        run_structured(incumbent, run_auto)
+        run_structured(incumbent, lambda lifted: run_auto(lifted, options))
         return
     if _keep_everything(incumbent):
         return
-    run_linear(incumbent)
-    _first_plan(incumbent)
+    if options.search:
+        compiling()
+    with contextlib.ExitStack() as stack:
+        # the engines load their libraries while the first plan is made
+        engines = [stack.enter_context(Engine(name)) for name in ("highs", "cpsat")] if options.proof else []
+        _first_plan(incumbent)
+        run_linear(incumbent)
+        if incumbent.stopped():
+            return
+        search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
+        try:
+            if options.proof:
+                Proof(incumbent, polish=polished(incumbent, wait=False)).run(*engines)
+                if incumbent.exhausted:
+                    # the search looks nowhere else
+                    incumbent.close()
+        except BaseException:
+            incumbent.close()
+            raise
+        finally:
+            if search is not None:
+                search.join()
 
 
 def _keep_everything(incumbent: Incumbent) -> bool:
@@ -32,14 +75,48 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 
 
 def _first_plan(incumbent: Incumbent) -> None:
-    """A plan at once: by eviction, and where that fails by looking for the least memory."""
+    """A plan at once, by eviction."""
     problem = incumbent.problem
     plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
     if plan is not None:
         incumbent.offer(plan, "greedy")
-        return
-    plan = least_memory(problem.graph, deadline=incumbent.deadline)
-    peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
-    incumbent.suffices(peak)
-    if peak <= problem.budget_bytes:
-        incumbent.offer(plan, "least-memory")
+
+
+def _search(incumbent: Incumbent, seed: int) -> None:
+    """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
+    problem = incumbent.problem
+    if incumbent.plan is None:
+        plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.2 * _spare(incumbent)))
+        peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
+        incumbent.suffices(peak)
+        if peak <= problem.budget_bytes:
+            incumbent.offer(plan, "least-memory")
+    if not incumbent.stopped() and await_compiled(incumbent):
+        Search(problem.graph, problem.budget_bytes, seed).run(incumbent)
+
+
+def _spare(incumbent: Incumbent) -> float:
+    return min(incumbent.deadline.remaining(), 600.0)
+
+
+class _Beside:
+    """A thread beside this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
+
+    def __init__(self, incumbent: Incumbent, work: Callable[[], None]) -> None:
+        self._incumbent, self._work = incumbent, work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failure = error
+            self._incumbent.close()
+
+    def join(self) -> None:
+        """Wait for the end, and raise what the thread raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from remat_ir import plan_of
+
 from ..incumbent import Incumbent
+from ..search import await_compiled, compiling, polish
 from ..staged.prove import Proof, Switches
+
+_MOVES = 32768
+"""Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
 
 
 @dataclass(frozen=True)
 class StagedOptions:
-    """Which engine solves the integer programs, and which parts of the proof are on; see `remat_solver.staged`."""
+    """Which engine solves the integer programs, and which parts of the proof are on; see `remat_solver.staged`.
+
+    `polish`: whether the local search makes plans of the relaxations' solutions.
+    """
 
     engine: str = "cpsat"
     linear: bool = True
     reruns: bool = True
     loose: bool = True
     single: bool = True
+    polish: bool = True
 
     def __post_init__(self) -> None:
         if self.engine not in ("cpsat", "highs"):
             raise ValueError(f"engine must be 'cpsat' or 'highs', not {self.engine!r}")
-        for name in ("linear", "reruns", "loose", "single"):
+        for name in ("linear", "reruns", "loose", "single", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")
 
@@ -29,4 +40,25 @@ class StagedOptions:
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
     switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single)
-    Proof(incumbent, switches).run()
+    if options.polish:
+        compiling()
+    Proof(incumbent, switches, polish=polished(incumbent, wait=True) if options.polish else None).run()
+
+
+def polished(incumbent: Incumbent, *, wait: bool) -> Callable[[list[int]], None]:
+    """What makes plans of sequences that may exceed the budget, and offers the cheaper ones.
+
+    `wait` for the search to be compiled, so that every run does the same; else nothing is made before it is.
+    """
+
+    def make(sequence: list[int]) -> None:
+        problem = incumbent.problem
+        if not (await_compiled(incumbent) if wait else compiling().is_set()):
+            return
+        better = polish(
+            problem.graph, problem.budget_bytes, sequence, moves=_MOVES, seed=len(sequence), stop=incumbent.stopped
+        )
+        if better is not None:
+            incumbent.offer(plan_of(problem.graph, better), "staged")
+
+    return make
