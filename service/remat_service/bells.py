@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 
 class Bells:
@@ -11,13 +12,21 @@ class Bells:
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Event] = {}
+        self.relay: Callable[[tuple[str, ...]], None] | None = None
+        """Tells other processes of a ring, where there are any."""
 
     def listen(self, key: str) -> asyncio.Event:
         """The event that the next ring sets."""
         return self._waiting.setdefault(key, asyncio.Event())
 
     def ring(self, *keys: str) -> None:
-        """Wake whoever listens to these."""
+        """Wake whoever listens to these, here and in other processes."""
+        self.ring_here(*keys)
+        if self.relay is not None and keys:
+            self.relay(keys)
+
+    def ring_here(self, *keys: str) -> None:
+        """Wake whoever listens to these in this process."""
         for key in keys:
             event = self._waiting.pop(key, None)
             if event is not None:
@@ -25,7 +34,7 @@ class Bells:
 
     def ring_all(self) -> None:
         """Wake everybody: the server is stopping."""
-        self.ring(*list(self._waiting))
+        self.ring_here(*list(self._waiting))
 
     def listened(self) -> list[str]:
         """What somebody may be waiting for."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .admin import keys_app, tenants_app
 from .errors import ServiceError
 from .settings import Settings
 
@@ -36,6 +37,21 @@ def serve(
 
 
 @app.command()
+def worker(
+    database_url: Annotated[str | None, typer.Option(help="postgresql://…, shared with the servers.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
+    metrics_port: Annotated[int, typer.Option(help="Port for Prometheus metrics; 0 for none.")] = 0,
+) -> None:
+    """Solve what servers queue, on this machine, until a signal."""
+    from .logs import set_up
+    from .work import work
+
+    settings = _settings(database_url=database_url, workers=workers, dispatcher="cluster")
+    set_up(settings.log_level, settings.log_format)
+    asyncio.run(work(settings, metrics_port))
+
+
+@app.command()
 def migrate(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
@@ -60,6 +76,10 @@ def openapi() -> None:
     from .contract import as_yaml
 
     sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
+
+
+app.add_typer(keys_app, name="keys")
+app.add_typer(tenants_app, name="tenants")
 
 
 def _settings(**given: Any) -> Settings:

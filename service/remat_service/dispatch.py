@@ -75,6 +75,10 @@ class Dispatcher:
 
     async def _dispatch(self) -> None:
         room = self._room
+        try:
+            await room.warden.warm()
+        except (OSError, TimeoutError):
+            log.exception("no solver child can be started; trying again with the first solve")
         while not room.stopping:
             bell = room.bells.listen("queue")
             try:

@@ -43,5 +43,6 @@ def set_up(level: str, form: str) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    logging.getLogger("alembic").setLevel("WARNING")
+    for name in ("alembic", "procrastinate"):
+        logging.getLogger(name).setLevel("WARNING")
     logging.getLogger("uvicorn.access").disabled = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -15,6 +16,7 @@ from . import migrations
 from .database import Database
 from .errors import ServiceError
 from .keys import default_caller
+from .relay import Relay
 from .room import Room
 from .tables import solves
 
@@ -32,13 +34,37 @@ async def opened(room: Room) -> AsyncIterator[None]:
         try:
             await migrate(room.database)
             async with room.database.write() as connection:
+                await connection.run_sync(migrations.lock)
                 await default_caller(connection)
-            if room.settings.embedded and room.database.is_sqlite:
+            if room.database.is_sqlite:
                 await _requeue_all(room)
-            yield
+            async with _shared(room):
+                yield
         finally:
             await room.warden.close()
             await room.database.close()
+
+
+@asynccontextmanager
+async def _shared(room: Room) -> AsyncIterator[None]:
+    """What processes that share a database need: bells that ring in all, and, in a cluster, a queue to tell."""
+    if room.database.is_sqlite:
+        yield
+        return
+    relay = Relay(room.database.url, room.bells)
+    relay.start()
+    keeper: asyncio.Task[None] | None = None
+    if not room.settings.embedded:
+        from . import cluster
+
+        room.enqueue = cluster.enqueue
+        keeper = asyncio.create_task(cluster.reconcile_for_ever(room))
+    try:
+        yield
+    finally:
+        if keeper is not None:
+            keeper.cancel()
+        await relay.stop()
 
 
 async def migrate(database: Database) -> None:

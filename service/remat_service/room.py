@@ -44,9 +44,15 @@ class Room:
 
 
 def room_of(settings: Settings) -> Room:
-    """Everything wired together; nothing is opened yet."""
+    """Everything wired together; nothing is opened yet.
+
+    Raises:
+        ValueError: a cluster without PostgreSQL.
+    """
     database, judge = Database(settings.database_url.get_secret_value()), Judge()
     store = Store(database)
+    if not settings.embedded and database.is_sqlite:
+        raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     return Room(
         settings=settings,
         database=database,

@@ -23,8 +23,8 @@ from .store import StoredPlan, names
 from .subjects import gross_of
 from .tables import events, graphs, plans, problems, requests, solves
 
-_POLL_S = 1.0
-"""How often a wait looks by itself: another process may have ended the solve."""
+_POLL_S = 2.0
+"""How often a wait looks by itself where several processes share the database: a note between them may be lost."""
 
 
 async def wait(room: Room, caller: Caller, request_id: str, until: float) -> Any:
@@ -41,7 +41,7 @@ async def wait(room: Room, caller: Caller, request_id: str, until: float) -> Any
             if row.ended:
                 room.bells.ring(request_id)
             return row
-        await heard(bell, left if room.settings.embedded else min(left, _POLL_S))
+        await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
 
 
 async def body_of(room: Room, caller: Caller, row: Any) -> tuple[bytes, bool]:

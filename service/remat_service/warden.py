@@ -73,6 +73,12 @@ class Warden:
         self._children: dict[int, Child] = {}
         self._starting = asyncio.Lock()
 
+    async def warm(self) -> None:
+        """Start the nursery before the first child is wanted."""
+        async with self._starting:
+            if self._nursery is None:
+                await self._start()
+
     async def child(self, time_limit_s: float) -> Child:
         """A new child, waiting for its job; started again from a fresh nursery if the old one has died."""
         for last in (False, True):

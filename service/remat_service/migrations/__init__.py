@@ -25,10 +25,15 @@ def configuration(connection: Connection) -> Config:
     return config
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the schema forwards; safe to call from many processes at once."""
+def lock(connection: Connection) -> None:
+    """One process at a time from here to the end of the transaction, where several share a database."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
+def upgrade(connection: Connection, revision: str = "head") -> None:
+    """Bring the schema forwards; safe to call from many processes at once."""
+    lock(connection)
     if revision == "head" and current(connection) == head():
         return
     from alembic import command
