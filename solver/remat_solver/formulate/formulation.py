@@ -16,7 +16,11 @@ from .tables import Index, Tables
 
 LARGEST_WHOLE_COST = 1e7
 """Costs are passed as whole multiples of their common divisor while they add up to less than this: engines then know
-that objectives are whole numbers, and prove more. Larger ones are scaled to add up to it."""
+that objectives are whole numbers, and prove more."""
+
+SCALED_COST = 1e5
+"""What larger costs are scaled to add up to. Measured on one instance (73 ops): HiGHS took 1.1 s at 1e5, 3 s at 100 and
+12 s at 1e7."""
 
 RELATIVE_TOLERANCE = 1e-9
 ABSOLUTE_TOLERANCE = 1e-5
@@ -81,5 +85,5 @@ def cost_units(table: Tables) -> tuple[Floats, float, bool]:
         return table.cost / divisor, float(divisor), True
     if not total:
         return table.cost, 1.0, True
-    unit = total / LARGEST_WHOLE_COST
+    unit = total / SCALED_COST
     return table.cost / unit, unit, False
