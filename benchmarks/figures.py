@@ -14,13 +14,14 @@ import argparse
 import csv
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.architectures import ARCHITECTURES, FLOAT, training_graph
-from benchmarks.figures_draw import draw
+from benchmarks.figures_draw import draw, rows_of
 from remat_ir import Answer, Graph, Problem, plain_peak
 from remat_solver import max_batch, solve, sweep
 from remat_solver.baselines.shape import linear
@@ -36,6 +37,18 @@ BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet"
 """The batch sizes of the paper's public graphs."""
 
 
+class Settings(NamedTuple):
+    """Seconds for one solve, budgets per network, and the methods to measure, None for all."""
+
+    seconds: float
+    points: int
+    methods: frozenset[str] | None = None
+
+    def wants(self, method: str) -> bool:
+        """Whether a method is to be measured."""
+        return self.methods is None or method in self.methods
+
+
 def budgets_of(graph: Graph, points: int) -> list[int]:
     """Budgets spread evenly from the least that any op needs to the plain peak."""
     least, most = working_set(graph).least_bytes, plain_peak(graph)
@@ -48,35 +61,33 @@ def baselines_of(graph: Graph) -> tuple[str, ...]:
     return ON_LINEAR if linear(graph, graph.backward_from) else ON_OTHERS
 
 
-def tradeoff(seconds: float, points: int) -> Iterator[Row]:
+def tradeoff(plan: Settings) -> Iterator[Row]:
     """Overhead against budget; costs are a V100 roofline, batches those of the public graphs."""
     for name in ("vgg16", "mobilenet", "unet"):
-        batch = BATCHES[name]
-        graph = training_graph(ARCHITECTURES[name](), batch, "v100")
-        budgets = budgets_of(graph, points)
-        for answer in sweep(graph, budgets, method=BEST, time_limit_s=seconds):
-            yield _row(name, batch, graph, answer)
-        for method in ("checkpoint-all", *baselines_of(graph), "lp-rounding"):
-            for budget in budgets:
-                yield _row(name, batch, graph, solve(Problem(graph, budget), method=method, time_limit_s=seconds))
+        graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
+        yield from _over_budgets(plan, name, graph, (BEST, "checkpoint-all", *baselines_of(graph), "lp-rounding"))
 
 
-def ratios(seconds: float, points: int) -> Iterator[Row]:
+def ratios(plan: Settings) -> Iterator[Row]:
     """Cost in FLOPs of the approximations, and of the best plan known, over budgets."""
     for name in ("mobilenet", "vgg16", "vgg19", "unet", "resnet50"):
-        batch = BATCHES[name]
-        graph = training_graph(ARCHITECTURES[name](), batch)
-        budgets = budgets_of(graph, points)
-        for answer in sweep(graph, budgets, method=BEST, time_limit_s=seconds):
-            yield _row(name, batch, graph, answer)
-        for method in ("ap-sqrt", "ap-greedy", "griewank", "lp-rounding"):
-            for budget in budgets:
-                yield _row(name, batch, graph, solve(Problem(graph, budget), method=method, time_limit_s=seconds))
+        graph = training_graph(ARCHITECTURES[name](), BATCHES[name])
+        yield from _over_budgets(plan, name, graph, (BEST, "ap-sqrt", "ap-greedy", "griewank", "lp-rounding"))
 
 
-def batches(seconds: float, points: int) -> Iterator[Row]:
+def _over_budgets(plan: Settings, name: str, graph: Graph, methods: Iterable[str]) -> Iterator[Row]:
+    budgets = budgets_of(graph, plan.points)
+    for method in filter(plan.wants, methods):
+        if method == BEST:
+            for answer in sweep(graph, budgets, method=BEST, time_limit_s=plan.seconds):
+                yield _row(name, graph, answer)
+            continue
+        for budget in budgets:
+            yield _row(name, graph, solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds))
+
+
+def batches(plan: Settings) -> Iterator[Row]:
     """The largest batch at the cost of one more forward pass in FLOPs, for three readings of 16 GB."""
-    del points
     readings = (
         ("16 GiB, input charged", 16 * 2**30, True),
         ("16 GB, input charged", 16 * 10**9, True),
@@ -87,14 +98,14 @@ def batches(seconds: float, points: int) -> Iterator[Row]:
         graph, image = training_graph(network, 1), FLOAT * prod(network.shape)
         for reading, memory, charged in readings:
             subject = graph if charged else graph.with_fixed(graph.fixed_bytes - image)
-            for method in ("checkpoint-all", *baselines_of(graph), BEST):
+            for method in filter(plan.wants, ("checkpoint-all", *baselines_of(graph), BEST)):
                 found = max_batch(
                     subject,
                     memory,
                     batch_bytes=image if charged else 0,
                     method=method,
-                    time_limit_s=seconds,
-                    total_s=12 * seconds,
+                    time_limit_s=plan.seconds,
+                    total_s=12 * plan.seconds,
                 )
                 yield {
                     "network": name,
@@ -107,28 +118,19 @@ def batches(seconds: float, points: int) -> Iterator[Row]:
                 }
 
 
-def times(seconds: float, points: int) -> Iterator[Row]:
+def times(plan: Settings) -> Iterator[Row]:
     """Solve time against graph size, halfway between the least need and the plain peak."""
-    del points
-    for name, batch in (
-        ("vgg16", 256),
-        ("unet", 32),
-        ("fcn8", 32),
-        ("segnet", 32),
-        ("mobilenet", 512),
-        ("resnet50", 256),
-    ):
-        graph = training_graph(ARCHITECTURES[name](), batch, "v100")
+    for name in ("vgg16", "unet", "fcn8", "segnet", "mobilenet", "resnet50"):
+        graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
         budget = budgets_of(graph, 3)[1]
-        for method in ("milp", "milp-tight", BEST):
-            answer = solve(Problem(graph, budget), method=method, time_limit_s=seconds)
-            yield _row(name, batch, graph, answer)
+        for method in filter(plan.wants, ("milp", "milp-tight", BEST)):
+            yield _row(name, graph, solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds))
 
 
-def _row(name: str, batch: int, graph: Graph, answer: Answer) -> Row:
+def _row(name: str, graph: Graph, answer: Answer) -> Row:
     return {
         "network": name,
-        "batch": batch,
+        "batch": BATCHES[name],
         "ops": graph.ops,
         "method": answer.method,
         "budget_bytes": answer.budget_bytes,
@@ -142,22 +144,22 @@ def _row(name: str, batch: int, graph: Graph, answer: Answer) -> Row:
     }
 
 
-MEASURES: Mapping[str, Callable[[float, int], Iterable[Row]]] = {
+MEASURES: dict[str, Callable[[Settings], Iterable[Row]]] = {
     "tradeoff": tradeoff,
     "batches": batches,
     "ratios": ratios,
     "times": times,
 }
-"""What is measured; seconds are for one solve, points are budgets per network."""
 
 
-def measure(name: str, folder: Path, seconds: float, points: int) -> None:
+def measure(name: str, folder: Path, plan: Settings) -> None:
     """Run one measurement and write its CSV row by row, so that an interrupted run leaves what it had."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.part"
+    kept = [row for row in rows_of(folder, name) if not plan.wants(row["method"])]
     with part.open("w", newline="") as file:
         writer = None
-        for row in MEASURES[name](seconds, points):
+        for row in chain(kept, MEASURES[name](plan)):
             if writer is None:
                 writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
                 writer.writeheader()
@@ -166,7 +168,7 @@ def measure(name: str, folder: Path, seconds: float, points: int) -> None:
             print(*row.values(), flush=True)
     part.replace(folder / f"{name}.csv")
     machine = f"{os.cpu_count()} {platform.machine()} cores, load average {os.getloadavg()[2]:.1f} at the end"
-    (folder / f"{name}.txt").write_text(f"at most {seconds:g} s a solve, {machine}\n")
+    (folder / f"{name}.txt").write_text(f"at most {plan.seconds:g} s a solve, {machine}\n")
 
 
 def main() -> None:
@@ -176,10 +178,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for CSV files and pictures")
     parser.add_argument("--seconds", type=float, default=30.0, help="time limit of one solve")
     parser.add_argument("--points", type=int, default=10, help="budgets per network")
+    parser.add_argument("--methods", nargs="+", help="measure only these")
     given = parser.parse_args()
+    methods = None if given.methods is None else frozenset(given.methods)
     for name in MEASURES:
         if given.what in (name, "all"):
-            measure(name, given.out, given.seconds, given.points)
+            measure(name, given.out, Settings(given.seconds, given.points, methods))
     draw(given.out)
 
 

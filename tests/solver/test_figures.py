@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from benchmarks.figures import FOLDER, MEASURES, budgets_of, measure
+from benchmarks.figures import FOLDER, MEASURES, Settings, budgets_of, measure
 from benchmarks.figures_draw import draw, page, rows_of
 
 
@@ -65,11 +65,18 @@ def test_the_page_adds_up(tmp_path: Path) -> None:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measurements_are_written_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MEASURES, "times", lambda seconds, points: [row("auto", points, seconds)])
-    measure("times", tmp_path, 2.5, 7)
-    assert [(r["cost"], r["bound"]) for r in rows_of(tmp_path, "times")] == [("7", "2.5")]
-    assert (tmp_path / "times.txt").read_text().startswith("at most 2.5 s a solve")
+def test_measurements_are_merged_by_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run for some methods replaces their rows and leaves the others."""
+
+    def rows(plan: Settings) -> list[dict[str, object]]:
+        return [row(method, plan.points, plan.seconds) for method in ("auto", "milp") if plan.wants(method)]
+
+    monkeypatch.setitem(MEASURES, "times", rows)
+    measure("times", tmp_path, Settings(2.5, 7))
+    measure("times", tmp_path, Settings(3.5, 8, frozenset({"auto"})))
+    found = [(r["method"], r["cost"], r["bound"]) for r in rows_of(tmp_path, "times")]
+    assert found == [("milp", "7", "2.5"), ("auto", "8", "3.5")]
+    assert (tmp_path / "times.txt").read_text().startswith("at most 3.5 s a solve")
 
 
 def test_the_committed_page_is_that_of_the_committed_files() -> None:
