@@ -15,8 +15,8 @@ from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
 
-EPSILONS = (0.0, 0.05, 0.1, 0.02, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6)
-"""Allowances tried first; 0.1 is what the authors found to work well."""
+EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
+"""Allowances in the order tried; 0.1 is what the authors found to work well."""
 THRESHOLDS = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9)
 """Where S is rounded; 0.5 is the printed one."""
 
