@@ -183,13 +183,17 @@ def _draw_tradeoff(rows: Rows, path: Path) -> None:
 def _say_tradeoff(rows: Rows) -> str:
     text = _TRADEOFF
     for name, mine in _by(rows, "network").items():
-        methods = list(_by(mine, "method"))
+        methods = _auto_first(mine)
         body = []
-        for budget, points in _by(mine, "budget_bytes").items():
+        for budget, points in sorted(_by(mine, "budget_bytes").items(), key=lambda item: int(item[0])):
             cells = {row["method"]: row for row in points}
             body.append([f"{int(budget) / 1e9:.2f}", *(_cell(cells.get(method), method) for method in methods)])
         text += f"### {NAMES[name]}, batch {mine[0]['batch']}\n\n" + _table(["GB", *methods], body) + "\n"
     return text
+
+
+def _auto_first(rows: Rows) -> list[str]:
+    return sorted(_by(rows, "method"), key=lambda method: method != "auto")
 
 
 def _cell(row: dict[str, str] | None, method: str) -> str:
