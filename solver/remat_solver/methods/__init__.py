@@ -11,6 +11,7 @@ from remat_ir import InvalidData
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
+from ..offload import PofoOptions, offload_all, pofo, save_on_cpu
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 from .auto import AutoOptions, run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
@@ -90,6 +91,9 @@ METHODS: dict[str, Method] = {
         ),
         Method("revolve", "activations saved, tapes never, on chains", revolve, RotorOptions, ("graph", "chain")),
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
+        Method("pofo", "keep, recompute or offload, on chains with a link", pofo, PofoOptions, ("chain",)),
+        Method("offload-all", "every saved value to the host, overlapped", offload_all, takes=("chain",)),
+        Method("save-on-cpu", "every saved value to the host, waited for", save_on_cpu, takes=("chain",)),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
         Method("milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)),

@@ -10,6 +10,7 @@ from ..chain import RotorOptions, linear_graph, rotor
 from ..incumbent import Incumbent
 from ..join import join
 from ..lift import LiftedIncumbent
+from ..offload import PofoOptions, pofo
 
 MOST_WORK = 6e9
 """Additions that the chain program may take before the general solver has its turn: about two seconds."""
@@ -25,6 +26,8 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     _offer_persistent(incumbent, chain.stages)
+    if chain.link_bytes_per_s is not None and not incumbent.stopped():
+        pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
     if not incumbent.stopped():
         general(LiftedIncumbent(incumbent))
 
@@ -46,6 +49,14 @@ def _offer_persistent(incumbent: Incumbent, stages: int) -> None:
         incumbent.suffices(alone.least_budget_bytes)
     if alone.plan is not None:
         incumbent.offer(alone.plan, "rotor")
+
+
+def offload_slots(stages: int) -> int:
+    """As many slots as the offload program has time for in a few seconds: 50 up to 60 stages or so (B.4)."""
+    slots = 50
+    while slots > 8 and stages**2 * slots**3 + stages**3 * slots**2 > 1e9:
+        slots -= 1
+    return slots
 
 
 def affordable_slots(stages: int) -> int:

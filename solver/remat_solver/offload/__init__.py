@@ -1,0 +1,18 @@
+"""Chains with a link to the host: what to keep, recompute or move, first in the fluid model, then tensor by tensor."""
+
+from .fluid import fluid_makespan
+from .method import PofoOptions, offload_all, pofo, save_on_cpu
+from .program import OffloadTable
+from .schedule import Schedule
+from .tensors import tensor_plan
+
+__all__ = [
+    "OffloadTable",
+    "PofoOptions",
+    "Schedule",
+    "fluid_makespan",
+    "offload_all",
+    "pofo",
+    "save_on_cpu",
+    "tensor_plan",
+]

@@ -1,0 +1,187 @@
+"""The recursions of the offload-and-recompute program, compiled once and cached on disk (POFO supplement, B.1 to B.3).
+
+Sizes are in memory slots, times in ns, β in slots per ns. A step's rest of a transfer is rounded up to whole slots, so
+that no plan counts on a transfer that has not ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+FOREVER = np.inf
+Array = Any
+
+
+@njit(cache=True, inline="always")
+def _pair(i: int, j: int, stages: int) -> int:
+    return (i - 1) * stages - ((i - 1) * (i - 2)) // 2 + j - i
+
+
+@njit(cache=True, inline="always")
+def _rest(amount: int, time: float, beta: float) -> int:
+    """What remains of so many slots after a time on the link, in whole slots."""
+    moved = time * beta
+    return 0 if moved >= amount else amount - int(moved + 1e-9)
+
+
+@njit(cache=True)
+def backward_best(
+    i: int, j: int, held: int, due: int, memory: int, beta: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    table: Array,
+) -> tuple[float, int]:  # fmt: skip
+    """C_Δ(i, j, A, Δ) and how it is reached: 0 by F_all^i first, otherwise the i' whose a^(i') is saved next.
+
+    `held` is A, the input I_i included; `due` is Δ, what must have been prefetched by the end (B.3).
+    """
+    stages = forward.shape[0] - 1
+    best, choice = FOREVER, -1
+    need_f = delta[j] + tape[i] + over_f[i]
+    need_b = delta[i] + tape[i] + delta[i - 1] + over_b[i]
+    spare = memory - held
+    if need_f <= spare and need_b <= spare:
+        if i == j:
+            late = max(need_f - beta * backward[i], need_b) - spare + due
+            return forward[i] + backward[i] + max(0.0, late / beta), 0
+        idle_b = max(0.0, (need_b - spare + due) / beta)
+        due_1 = _rest(due, backward[i] + idle_b, beta)
+        if held + tape[i] + due_1 <= memory:
+            inner = table[_pair(i + 1, j, stages), held + tape[i], due_1]
+            if inner < FOREVER:
+                due_2 = _rest(due_1, inner, beta)
+                best = forward[i] + inner + backward[i] + idle_b + max(0.0, (need_f - spare + due_2) / beta)
+                choice = 0
+    steps, late, most = 0.0, -FOREVER, 0
+    for k in range(i, j):
+        need = delta[j] + activation[k] + over_f[k] + (activation[k - 1] if k > i else 0)
+        most = max(most, need)
+        if most > spare:
+            break
+        steps += forward[k]
+        late = max(late - beta * forward[k], need)
+        tail = table[_pair(i, k, stages), held, due]
+        if tail == FOREVER:
+            continue
+        due_2 = _rest(due, tail, beta)
+        if held + activation[k] + due_2 > memory:
+            continue
+        inner = table[_pair(k + 1, j, stages), held + activation[k], due_2]
+        if inner == FOREVER:
+            continue
+        due_3 = _rest(due_2, inner, beta)
+        value = steps + inner + tail + max(0.0, (late - spare + due_3) / beta)
+        if value < best:
+            best, choice = value, k
+    return best, choice
+
+
+@njit(cache=True, nogil=True)
+def fill_backward(
+    memory: int, beta: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    table: Array,
+) -> None:  # fmt: skip
+    """Fill C_Δ for all stages i ≤ j and all A + Δ within the memory."""
+    stages = forward.shape[0] - 1
+    for i in range(stages, 0, -1):
+        for j in range(i, stages):
+            pair = _pair(i, j, stages)
+            for held in range(memory + 1):
+                for due in range(memory - held, -1, -1):
+                    best, _ = backward_best(
+                        i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_b,
+                        table,
+                    )  # fmt: skip
+                    table[pair, held, due] = best
+
+
+@njit(cache=True)
+def forward_best(
+    x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    tails: Array, table: Array,
+) -> tuple[float, int, int]:  # fmt: skip
+    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
+
+    `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
+    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device.
+    """
+    stages = forward.shape[0] - 1
+    own = 0 if i == 1 else (tape[i - 1] if x else activation[i - 1])
+    best, last, moved = FOREVER, -1, 0
+    spare = memory - held - own
+    if spare < 0:
+        return best, last, moved
+    need_f = tape[i] + over_f[i]
+    need_b = delta[i] + tape[i] + delta[i - 1] + over_b[i]
+    if need_f <= spare and need_b <= spare:
+        idle_f = max(0.0, (need_f - spare + left) / beta)
+        idle_b = max(0.0, (need_b - spare + due) / beta)
+        once = forward[i] + backward[i] + idle_f + idle_b
+        if i == stages:
+            # between the phases both transfers must come to an end
+            rest = max(0.0, left - (forward[i] + idle_f) * beta) + max(0.0, due - (backward[i] + idle_b) * beta)
+            return once + rest / beta, 0, 0
+        for v in range(2 if own > 0 else 1):
+            go, come = v * own, _rest(due, backward[i] + idle_b, beta) + v * own
+            go = _rest(left + go, forward[i] + idle_f, beta)
+            keep = held + (0 if v else own)
+            if keep + go <= memory and keep + come <= memory:
+                value = once + table[1, i + 1, keep, go, come]
+                if value < best:
+                    best, last, moved = value, 0, v
+    if i == stages:
+        return best, last, moved
+    steps, late, first, after = 0.0, -FOREVER, 0, 0
+    for j in range(i, stages):
+        need = activation[j] + over_f[j] + (activation[j - 1] if j > i else 0)
+        if j == i:
+            first = need
+        else:
+            after = max(after, need)
+        if first > spare or after > spare + own:
+            break
+        late = max(late, need - beta * steps)
+        steps += forward[j]
+        if held + own + due > memory:
+            continue
+        tail = tails[_pair(i, j, stages), held + own, due]
+        if tail == FOREVER:
+            continue
+        idle = max(0.0, (late - spare + left) / beta)
+        for v in range(2 if own > 0 else 1):
+            if v == 0 and after > spare:
+                continue
+            come = _rest(due, tail, beta) + v * own
+            go = _rest(left + v * own, steps + idle, beta)
+            keep = held + (0 if v else own)
+            if keep + go <= memory and keep + come <= memory:
+                value = steps + tail + idle + table[0, j + 1, keep, go, come]
+                if value < best:
+                    best, last, moved = value, j, v
+    return best, last, moved
+
+
+@njit(cache=True, nogil=True)
+def fill_forward(
+    memory: int, beta: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    tails: Array, table: Array,
+) -> None:  # fmt: skip
+    """Fill OC_x for all stages and all states within the memory."""
+    stages = forward.shape[0] - 1
+    for i in range(stages, 0, -1):
+        for x in range(2):
+            for held in range(memory + 1):
+                for left in range(memory - held + 1):
+                    for due in range(memory - held + 1):
+                        if i == 1 and (held or left or due or x):
+                            continue
+                        best, _, _ = forward_best(
+                            x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
+                            over_f, over_b, tails, table,
+                        )  # fmt: skip
+                        table[x, i, held, left, due] = best

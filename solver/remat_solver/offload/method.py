@@ -1,0 +1,113 @@
+"""The methods for a chain with a link: the offload-and-recompute program and two baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Verb, plain_chain_plan, verify
+
+from ..chain import RotorOptions, rotor
+from ..incumbent import Incumbent
+from .fluid import fluid_makespan
+from .program import OffloadTable
+from .schedule import Schedule
+from .tensors import tensor_plan
+
+MOST_SLOTS = 200
+MOST_TABLE_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class PofoOptions:
+    """`slots`: N_GPU, how finely memory is cut (POFO supplement, B.4: 50)."""
+
+    slots: int = 50
+
+    def __post_init__(self) -> None:
+        if type(self.slots) is not int or not 1 <= self.slots <= MOST_SLOTS:
+            raise ValueError(f"slots must be an integer from 1 to {MOST_SLOTS}, not {self.slots!r}")
+
+
+def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
+    """Offer the plan of the offload-and-recompute program, made to fit tensor by tensor; without a link, rotor's.
+
+    The program is optimal in its fluid model over its own schedules, in slots; the answer claims the makespan of whole
+    tensors and no bound but the cost of each step once.
+    """
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    if chain.link_bytes_per_s is None:
+        rotor(incumbent, RotorOptions())
+        return
+    slots = affordable_slots(chain.stages, options.slots)
+    table = OffloadTable(chain, incumbent.problem.budget_bytes, slots)
+    schedule = table.schedule()
+    if schedule is None:
+        incumbent.nothing_within((), f"Nothing fits in {table.slots} slots of {table.slot_bytes} bytes.")
+    else:
+        fluid_makespan(chain, incumbent.problem.budget_bytes, schedule)  # refuses what the fluid model does not allow
+        _offer_schedule(incumbent, schedule, "pofo")
+
+
+def affordable_slots(stages: int, slots: int) -> int:
+    """N, or less where the tables would not fit: LN³ and L²N² entries of eight bytes."""
+    while slots > 1 and 16 * (stages + 1) * (slots + 1) ** 3 + 4 * stages**2 * (slots + 1) ** 2 > MOST_TABLE_BYTES:
+        slots -= 1
+    return slots
+
+
+def offload_all(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plan that moves every saved value and recomputes nothing: a baseline."""
+    chain = _linked(incumbent)
+    if chain is not None:
+        plain = plain_chain_plan(chain)
+        moved = frozenset(range(1, chain.stages))
+        schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], moved)
+        _offer_schedule(incumbent, schedule, "offload-all")
+
+
+def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plan that moves every saved value and waits for each transfer, as save-on-CPU hooks do: a baseline."""
+    chain = _linked(incumbent)
+    if chain is None:
+        return
+    steps: list[ChainStep] = []
+    for stage in range(1, chain.stages + 1):
+        steps.append(ChainStep(Verb.F_ALL, stage))
+        if stage > 1:
+            steps += (ChainStep(verb, stage - 1) for verb in (Verb.OFFLOAD, Verb.WAIT, Verb.DROP))
+    for stage in range(chain.stages, 0, -1):
+        if stage > 1:
+            steps += (ChainStep(verb, stage - 1) for verb in (Verb.PREFETCH, Verb.WAIT))
+        steps.append(ChainStep(Verb.B, stage))
+    _offer(incumbent, ChainPlan(tuple(steps)), "save-on-cpu")
+
+
+def _linked(incumbent: Incumbent) -> Chain | None:
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    if chain.link_bytes_per_s is None:
+        incumbent.nothing_within((), "This chain has no link to the host: give it link_bytes_per_s.")
+        return None
+    return chain
+
+
+def _offer_schedule(incumbent: Incumbent, schedule: Schedule, source: str) -> None:
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    try:
+        plan = tensor_plan(chain, incumbent.problem.budget_bytes, schedule)
+    except InvalidPlan as error:
+        incumbent.nothing_within((), f"Moving every value is not enough: {error.reason}.")
+        return
+    _offer(incumbent, plan, source)
+
+
+def _offer(incumbent: Incumbent, plan: ChainPlan, source: str) -> None:
+    """Offer a plan, or say what the budget or the host's limit has against it."""
+    try:
+        verify(incumbent.problem, plan)
+    except InvalidPlan as error:
+        incumbent.nothing_within((), f"The plan does not fit: {error.reason}.")
+        return
+    incumbent.offer(plan, source)

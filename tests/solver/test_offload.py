@@ -1,0 +1,149 @@
+"""The offload-and-recompute program: exact in the fluid model against all its schedules, honest tensor by tensor."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chains import chains
+from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, verify
+from remat_solver import solve
+from remat_solver.offload import OffloadTable, fluid_makespan, tensor_plan
+from solver.offload_brute import all_schedules
+
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def linked_chain(stages: int, seed: int, gigabytes_per_s: float = 10.0) -> Chain:
+    """A chain whose transfers take about as long as its steps."""
+    draw = random.Random(seed)
+    activation = [draw.randrange(1_000_000, 8_000_000) for _ in range(stages)] + [4]
+    forward = [draw.randrange(200_000, 1_200_000) for _ in range(stages)]
+    return Chain(
+        forward_ns=tuple(forward),
+        backward_ns=tuple(2 * f for f in forward),
+        forward_workspace_bytes=(0,) * stages,
+        backward_workspace_bytes=tuple(draw.randrange(2_000_000) for _ in range(stages)),
+        tape_bytes=tuple(draw.randrange(a, 3 * a + 1) for a in activation[1:]),
+        activation_bytes=tuple(activation),
+        gradient_bytes=tuple(activation),
+        link_bytes_per_s=int(gigabytes_per_s * 1e9),
+    )
+
+
+def best_fluid(chain: Chain, budget: int) -> Fraction | None:
+    """The least fluid makespan of any schedule that fits."""
+    best: Fraction | None = None
+    for schedule in all_schedules(chain):
+        try:
+            found = fluid_makespan(chain, budget, schedule)
+        except InvalidPlan:
+            continue
+        if best is None or found < best:
+            best = found
+    return best
+
+
+def check_exact(chain: Chain, beta: int, more: int) -> None:
+    chain = replace(chain, link_bytes_per_s=beta * 1_000_000_000)
+    budget = chain.fixed_bytes + 1 + more % (plain_peak(chain) - chain.fixed_bytes + 1)
+    table = OffloadTable(chain, budget, 200)
+    best = best_fluid(chain, budget)
+    schedule = table.schedule()
+    if best is None:
+        assert schedule is None
+    else:
+        assert schedule is not None
+        assert table.makespan_ns == pytest.approx(float(best), abs=1e-6)
+        assert fluid_makespan(chain, budget, schedule) == best
+
+
+@SETTINGS
+@given(chains(most_stages=3, most=5), st.sampled_from([1, 2, 3]), st.integers(0, 999))
+def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int) -> None:
+    """A byte a slot and whole bytes a ns: nothing is rounded, so the program is exact over its own schedules."""
+    check_exact(chain, beta, more)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(chains(most_stages=4, most=4), st.sampled_from([1, 2]), st.integers(0, 999))
+def test_exact_in_the_fluid_model_on_four_stages(chain: Chain, beta: int, more: int) -> None:
+    check_exact(chain, beta, more)
+
+
+@SETTINGS
+@given(chains(most_stages=6, most=60), st.integers(3, 20), st.data())
+def test_slots_never_promise_too_much(chain: Chain, slots: int, data: st.DataObject) -> None:
+    chain = replace(chain, link_bytes_per_s=data.draw(st.integers(1, 10**10)))
+    budget = chain.fixed_bytes + data.draw(st.integers(1, plain_peak(chain) - chain.fixed_bytes + 1))
+    table = OffloadTable(chain, budget, slots)
+    schedule = table.schedule()
+    if schedule is not None:
+        assert float(fluid_makespan(chain, budget, schedule)) <= table.makespan_ns * (1 + 1e-9) + 1e-6
+        plan = tensor_plan(chain, budget, schedule)
+        verdict = verify(Problem(chain, budget), plan)
+        # tensor by tensor memory is freed later, so time is never less
+        assert verdict.cost_ns >= float(fluid_makespan(chain, budget, schedule)) - 1e-6
+
+
+@pytest.mark.parametrize("fraction", [0.3, 0.5, 0.7])
+def test_worth_more_than_either_alone(fraction: float) -> None:
+    chain = linked_chain(24, seed=3)
+    problem = Problem(chain, budget_at(chain, fraction))
+    costs = {}
+    for method in ("pofo", "rotor", "offload-all", "save-on-cpu"):
+        answer = solve(problem, method=method, max_gap=0)
+        assert answer.plan is None or verify(problem, answer.plan).cost_ns == answer.cost_ns
+        costs[method] = answer.cost_ns or 2**60
+    assert costs["pofo"] <= min(costs.values())
+    assert any(step.verb is Verb.OFFLOAD for step in solve(problem, method="pofo").plan.steps)  # type: ignore[union-attr]
+
+
+def test_save_on_cpu_waits_for_everything() -> None:
+    chain = linked_chain(10, seed=1)
+    answer = solve(Problem(chain, plain_peak(chain)), method="save-on-cpu", max_gap=0)
+    moved = sum(chain.transfer_ns(size) for size in chain.tape_bytes[:-1])
+    assert answer.cost_ns == chain.total_cost_ns + 2 * moved
+    overlapped = solve(Problem(chain, plain_peak(chain)), method="offload-all", max_gap=0)
+    assert overlapped.cost_ns is not None
+    assert overlapped.cost_ns < answer.cost_ns
+
+
+def test_without_a_link() -> None:
+    chain = replace(linked_chain(12, seed=2), link_bytes_per_s=None)
+    problem = Problem(chain, budget_at(chain, 0.5))
+    assert solve(problem, method="pofo").cost_ns == solve(problem, method="rotor").cost_ns
+    answer = solve(problem, method="offload-all")
+    assert answer.status is Status.NOTHING_FOUND
+    assert "no link to the host" in answer.message
+
+
+def test_the_hosts_limit_is_checked_not_optimized() -> None:
+    chain = linked_chain(12, seed=4)
+    problem = Problem(chain, budget_at(chain, 0.4))
+    free = solve(problem, method="pofo")
+    assert isinstance(free.plan, ChainPlan)
+    assert any(step.verb is Verb.OFFLOAD for step in free.plan.steps)
+    narrow = solve(Problem(replace(chain, host_bytes=1000), problem.budget_bytes), method="pofo")
+    assert narrow.plan is None
+    assert "the host would hold" in narrow.message
+    # auto falls back on what needs no host
+    auto = solve(Problem(replace(chain, host_bytes=1000), problem.budget_bytes), method="auto", time_limit_s=2)
+    assert auto.plan is not None
+
+
+def test_auto_takes_the_link_into_account() -> None:
+    chain = linked_chain(16, seed=6)
+    problem = Problem(chain, budget_at(chain, 0.4))
+    auto, moved = solve(problem, method="auto", time_limit_s=3), solve(problem, method="pofo")
+    assert auto.cost_ns is not None
+    assert moved.cost_ns is not None
+    assert auto.cost_ns <= moved.cost_ns
+    assert auto.bound_ns is not None
+    assert auto.bound_ns <= auto.cost_ns
