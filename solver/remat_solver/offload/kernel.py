@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 FOREVER = np.inf
+NEEDED = -1.0
 Array = Any
 
 
@@ -98,11 +99,20 @@ def fill_backward(
                     table[pair, held, due] = best
 
 
+@njit(cache=True, inline="always")
+def _onward(table: Array, x: int, i: int, held: int, left: int, due: int, mark: bool) -> float:
+    """The value of a later state, or, while states are marked, a note that it will be needed."""
+    if mark:
+        table[x, i, held, left, due] = NEEDED
+        return FOREVER
+    return table[x, i, held, left, due]
+
+
 @njit(cache=True)
 def forward_best(
     x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array,
+    tails: Array, table: Array, mark: bool,
 ) -> tuple[float, int, int]:  # fmt: skip
     """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
 
@@ -130,7 +140,7 @@ def forward_best(
             go = _rest(left + go, forward[i] + idle_f, beta)
             keep = held + (0 if v else own)
             if keep + go <= memory and keep + come <= memory:
-                value = once + table[1, i + 1, keep, go, come]
+                value = once + _onward(table, 1, i + 1, keep, go, come, mark)
                 if value < best:
                     best, last, moved = value, 0, v
     if i == stages:
@@ -159,7 +169,7 @@ def forward_best(
             go = _rest(left + v * own, steps + idle, beta)
             keep = held + (0 if v else own)
             if keep + go <= memory and keep + come <= memory:
-                value = steps + tail + idle + table[0, j + 1, keep, go, come]
+                value = steps + tail + idle + _onward(table, 0, j + 1, keep, go, come, mark)
                 if value < best:
                     best, last, moved = value, j, v
     return best, last, moved
@@ -171,17 +181,21 @@ def fill_forward(
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
     tails: Array, table: Array,
 ) -> None:  # fmt: skip
-    """Fill OC_x for all stages and all states within the memory."""
+    """Fill OC_x for all states that the first one can lead to: marked first, then filled from the last stage."""
     stages = forward.shape[0] - 1
-    for i in range(stages, 0, -1):
-        for x in range(2):
-            for held in range(memory + 1):
-                for left in range(memory - held + 1):
-                    for due in range(memory - held + 1):
-                        if i == 1 and (held or left or due or x):
-                            continue
-                        best, _, _ = forward_best(
-                            x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
-                            over_f, over_b, tails, table,
-                        )  # fmt: skip
-                        table[x, i, held, left, due] = best
+    table[0, 1, 0, 0, 0] = NEEDED
+    for run in range(2):
+        for at in range(1, stages + 1):
+            i = at if run == 0 else stages + 1 - at
+            for x in range(2):
+                for held in range(memory + 1):
+                    for left in range(memory - held + 1):
+                        for due in range(memory - held + 1):
+                            if table[x, i, held, left, due] != NEEDED:
+                                continue
+                            best, _, _ = forward_best(
+                                x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
+                                over_f, over_b, tails, table, run == 0,
+                            )  # fmt: skip
+                            if run == 1:
+                                table[x, i, held, left, due] = best

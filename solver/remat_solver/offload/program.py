@@ -69,7 +69,7 @@ class OffloadTable:
         x, i, held, left, due = 0, 1, 0, 0, 0
         beta, times_f, times_b, activation, tape = self._arguments[1:6]
         while i <= self.chain.stages:
-            _, last, away = forward_best(x, i, held, left, due, *self._arguments, self._tails, self._table)
+            _, last, away = forward_best(x, i, held, left, due, *self._arguments, self._tails, self._table, False)
             own = 0 if i == 1 else int(tape[i - 1] if x else activation[i - 1])
             if away:
                 moved.add(i - 1)
