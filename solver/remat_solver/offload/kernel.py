@@ -105,7 +105,7 @@ def _onward(table: Array, x: int, i: int, held: int, left: int, due: int, mark: 
     if mark:
         table[x, i, held, left, due] = NEEDED
         return FOREVER
-    return table[x, i, held, left, due]
+    return float(table[x, i, held, left, due])
 
 
 @njit(cache=True)
