@@ -17,7 +17,7 @@ _DEPTH = 64
 """Missing ancestors that are counted into the cost of an eviction."""
 _WEIGHTS = (0.5, 0.0, 1.0)
 """Exponents of the distance to the next use: the further it is, the longer an eviction relieves memory."""
-_LONGEST = 12
+_LONGEST = 4
 """Computes per op at which a try counts as thrashing."""
 
 

@@ -23,6 +23,9 @@ _FIRST_CYCLE = 8
 """Slices in the first cycle; each later one is longer by `_GROWTH`."""
 _GROWTH = 1.3
 _LONGEST_CYCLE = 2500
+_ATTEMPT = 2 * SLICE
+_PRESSURE = 1000.0
+"""Factor on the price of memory while there is no schedule within the budget: found by trial on budgets near the least."""
 _MOVES_FROM_NOTHING = 400
 """Moves per op below which a cycle from nothing can't compete with one from the best schedule."""
 
@@ -45,7 +48,7 @@ class Search:
         self._profile: Ints = profile_of(graph, budget_bytes, seed)
         self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
-        self._weight = 0.3 * self._mean_cost / mean_size
+        self._weight = self._usual_weight = 0.3 * self._mean_cost / mean_size
         self._plain = keys_of(graph, range(graph.ops))
         load(self._profile, self._plain)
         note_loaded(self._profile, self._plain)
@@ -91,8 +94,31 @@ class Search:
         self._weight, _ = anneal(self._profile, self._weight, hot * scale, cold * scale, moves, _POOL)
         self.moves += moves
 
-    def cycle(self, moves: int, hot: float, each: Callable[[], bool]) -> None:
-        """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True."""
+    def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
+        """Look for a first schedule within the budget, at a high price of memory; whether there is one.
+
+        Starts over from nothing again and again, at lengths in the ratios 1, 1, 2, 1, 1, 2, 4, … (Luby et al., 1993):
+        near the least budget a start finds a schedule soon or never.
+        """
+        end = None if moves is None else self.moves + moves
+        attempt = 0
+        while self.cost_ns is None and (end is None or self.moves < end):
+            attempt += 1
+            self.restart()
+            self._weight = _PRESSURE * self._usual_weight
+            length = _luby(attempt) * _ATTEMPT
+            if end is not None:
+                length = min(length, end - self.moves)
+            if self.cycle(length, _HOT, lambda: each() or self.cost_ns is not None) and self.cost_ns is None:
+                break
+        self._weight = self._usual_weight
+        return self.cost_ns is not None
+
+    def cycle(self, moves: int, hot: float, each: Callable[[], bool]) -> bool:
+        """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True.
+
+        Returns whether it was ended so.
+        """
         made = 0
         while made < moves:
             now = min(SLICE, moves - made)
@@ -100,7 +126,8 @@ class Search:
             self.step(now, hot * (_COLD / hot) ** start, hot * (_COLD / hot) ** end)
             made += now
             if each():
-                return
+                return True
+        return False
 
     def run(self, incumbent: Incumbent, iterations: int | None = None, source: str = "search") -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
@@ -109,8 +136,11 @@ class Search:
         moves depends on the seed alone, as long as nobody else offers plans.
         """
         courier = _Courier(self, incumbent, source)
-        left = iterations
         number, length = 0, float(_FIRST_CYCLE * SLICE)
+        if incumbent.plan is None and not self.seek(courier.check, iterations):
+            return
+        courier.deliver()
+        left = None if iterations is None else iterations - self.moves
         while not incumbent.stopped() and (left is None or left > 0):
             plan, cost, own = incumbent.plan, incumbent.cost_ns, self.cost_ns
             if plan is not None and cost is not None and (own is None or cost < own):
@@ -126,6 +156,14 @@ class Search:
             courier.deliver()
             left = None if left is None else left - moves
             number, length = number + 1, min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
+
+
+def _luby(number: int) -> int:
+    """The sequence 1, 1, 2, 1, 1, 2, 4, 1, … from number 1 on."""
+    size = 1
+    while size < number + 1:
+        size *= 2
+    return size // 2 if size == number + 1 else _luby(number - size // 2 + 1)
 
 
 class _Courier:
