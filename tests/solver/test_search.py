@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from itertools import count
-
 import pytest
 from benchmarks.instances import instance
 from hypothesis import given, settings
@@ -13,46 +10,9 @@ from hypothesis import strategies as st
 from drawn import graphs
 from remat_ir import Graph, Plan, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
-from remat_solver.bounds import pinned_ops, working_set
+from remat_solver.bounds import working_set
 from remat_solver.search import Search, polish
-
-
-def cheapest(problem: Problem) -> int | None:
-    """The least cost of any plan with ops in order, by Dijkstra over (ops done, resident values); None without one."""
-    graph, pinned = problem.graph, pinned_ops(problem.graph)
-    optional, keep = frozenset(graph.optional), frozenset(graph.keep)
-    start: tuple[int, frozenset[int]] = (0, frozenset())
-    best, tie = {start: 0}, count()
-    queue = [(0, next(tie), start)]
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if cost > best[state]:
-            continue
-        done, resident = state
-        if done == graph.ops:
-            return cost
-        after: list[tuple[int, tuple[int, frozenset[int]]]] = [
-            (cost, (done, resident - {value})) for value in resident - keep
-        ]
-        for op in range(done + 1):
-            made = graph.op_values[op]
-            if (op < done and op in pinned) or not resident.issuperset(graph.op_inputs[op]):
-                continue
-            choices = [v for v in made if v in optional]
-            for mask in range(1 << len(choices)):
-                made_now = set(graph.op_always[op]) | {v for i, v in enumerate(choices) if mask >> i & 1}
-                if made_now & resident:
-                    continue
-                now = resident | made_now
-                need = graph.fixed_bytes + graph.op_workspace_bytes[op] + sum(graph.value_bytes[v] for v in now)
-                if need <= problem.budget_bytes:
-                    after.append((cost + graph.op_cost_ns[op], (max(done, op + 1), now)))
-        for total, reached in after:
-            if total < best.get(reached, 1 << 60):
-                best[reached] = total
-                heapq.heappush(queue, (total, next(tie), reached))
-    return None
-
+from solver.brute import optimum as brute_optimum
 
 _hits = {"optimum": 0, "worse": 0, "missed": 0, "infeasible": 0}
 
@@ -63,7 +23,7 @@ def test_a_search_finds_the_optimum_of_small_graphs_and_never_beats_it(graph: Gr
     least, plain = working_set(graph).least_bytes, plain_peak(graph)
     problem = Problem(graph, least + tenths * (plain - least) // 10)
     answer = solve(problem, method="search", options={"iterations": 4000}, max_gap=0, time_limit_s=None)
-    optimum = cheapest(problem)
+    optimum = brute_optimum(problem).cost_ns
     if optimum is None:
         assert answer.plan is None
         _hits["infeasible"] += 1

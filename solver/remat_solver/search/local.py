@@ -25,7 +25,7 @@ _GROWTH = 1.3
 _LONGEST_CYCLE = 2500
 _ATTEMPT = 2 * SLICE
 _PRESSURE = 1000.0
-"""Factor on the price of memory while there is no schedule within the budget: found by trial on budgets near the least."""
+"""Factor on the price of memory while there is no schedule within the budget: by trial on budgets near the least."""
 _MOVES_FROM_NOTHING = 400
 """Moves per op below which a cycle from nothing can't compete with one from the best schedule."""
 
@@ -143,7 +143,7 @@ class Search:
         left = None if iterations is None else iterations - self.moves
         while not incumbent.stopped() and (left is None or left > 0):
             plan, cost, own = incumbent.plan, incumbent.cost_ns, self.cost_ns
-            if plan is not None and cost is not None and (own is None or cost < own):
+            if isinstance(plan, Plan) and cost is not None and (own is None or cost < own):
                 self.adopt(plan.computes)
             moves = int(length) if left is None else min(int(length), left)
             from_nothing = number % 3 == 1 and moves >= _MOVES_FROM_NOTHING * self.graph.ops
