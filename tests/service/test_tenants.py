@@ -1,0 +1,227 @@
+"""Tenants: keys, quotas, epochs, sharing, and that one never learns of another."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from remat_ir import Problem, plain_peak, problem_digest
+from remat_service.cli import app
+from remat_service.keys import make_key, well_formed
+from service.serving import Service, example, hard_graph, serving, training_graph
+
+
+def cli(service: Service, *arguments: str) -> str:
+    """Run `remat-service` on the service's database: its standard output."""
+    done = CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": service.database_url})
+    assert done.exit_code == 0, done.output
+    return done.stdout.strip()
+
+
+class Tenant:
+    """A tenant's view of the service."""
+
+    def __init__(self, service: Service, key: str) -> None:
+        self.http = httpx2.Client(
+            base_url=f"http://127.0.0.1:{service.port}",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=60,
+            trust_env=False,
+        )
+
+    def post(self, problem: Problem, wait: float = 20, **more: Any) -> httpx2.Response:
+        """POST a problem."""
+        body = {"problem": problem.to_json(), "time_limit_s": 5, **more}
+        return self.http.post("/v1/solves", json=body, headers={"Prefer": f"wait={wait:g}"})
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that needs keys."""
+    with serving(tmp_path_factory.mktemp("locked"), workers=1, require_keys="true") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def anna(locked: Service) -> Tenant:
+    """One tenant."""
+    return Tenant(locked, cli(locked, "keys", "create", "anna"))
+
+
+@pytest.fixture(scope="module")
+def bert(locked: Service) -> Tenant:
+    """Another."""
+    return Tenant(locked, cli(locked, "keys", "create", "bert"))
+
+
+def test_keys_are_told_apart_by_form() -> None:
+    """A checksum tells a typing error from a wrong key; 256 random bits each."""
+    keys = {make_key() for _ in range(100)}
+    assert len(keys) == 100
+    for key in keys:
+        assert well_formed(key)
+        assert len(key) == 6 + 43 + 6
+        assert not well_formed(key[:-1])
+        assert not well_formed(key[:10] + ("a" if key[10] != "a" else "b") + key[11:])
+
+
+def test_without_a_key_nothing(locked: Service) -> None:
+    """401 with the same words for no key, a malformed, an unknown one; health stays open."""
+    said = set()
+    for key in (None, "remat_nonsense", make_key(), "Ä"):
+        headers = {} if key is None else {"Authorization": b"Bearer " + key.encode("latin-1")}
+        reply = locked.http.get("/v1/solves", headers=headers)
+        assert reply.status_code == 401
+        assert reply.headers["www-authenticate"] == "Bearer"
+        said.add(reply.json()["detail"])
+    assert len(said) == 2  # needs one; not valid
+    assert locked.http.get("/livez").status_code == 200
+
+
+def test_only_hashes_are_stored(locked: Service) -> None:
+    """Neither the database nor the list shows a key."""
+    key = cli(locked, "keys", "create", "carla", "--label", "laptop")
+    assert key not in cli(locked, "keys", "list")
+    assert "laptop" in cli(locked, "keys", "list")
+    for path in locked.folder.glob("service.sqlite*"):
+        assert key.encode() not in path.read_bytes()
+
+
+def test_scopes_rotation_and_revocation(locked: Service) -> None:
+    """A reader can't solve; a rotated key overlaps with its successor; a revoked one ends."""
+    reader = Tenant(locked, cli(locked, "keys", "create", "dora", "--scope", "read"))
+    assert reader.http.get("/v1/solves").status_code == 200
+    assert reader.post(Problem(training_graph(3), 10**6)).status_code == 403
+    old_key = cli(locked, "keys", "create", "dora")
+    rows = [line.split() for line in cli(locked, "keys", "list").splitlines()]
+    old_id = next(row[0] for row in rows if row[2].rstrip("…") == old_key[:12])
+    new = Tenant(locked, cli(locked, "keys", "rotate", old_id, "--overlap-hours", "1"))
+    old = Tenant(locked, old_key)
+    assert (old.http.get("/v1/solves").status_code, new.http.get("/v1/solves").status_code) == (200, 200)
+    cli(locked, "keys", "revoke", old_id)
+    time.sleep(2.2)
+    assert (old.http.get("/v1/solves").status_code, new.http.get("/v1/solves").status_code) == (401, 200)
+
+
+def test_no_hit_and_no_join_across_tenants(anna: Tenant, bert: Tenant) -> None:
+    """What one has stored, or is solving, is a miss for the other."""
+    problem = Problem(training_graph(9), plain_peak(training_graph(9)))
+    assert anna.post(problem).json()["cache"] == "miss"
+    assert bert.post(problem).json()["cache"] == "miss"
+    assert anna.post(problem).json()["cache"] == "hit"
+    graph = hard_graph(60, 9)
+    long = Problem(graph, int(0.4 * plain_peak(graph)))
+    mine = anna.post(long, wait=0, method="staged", max_gap=0).json()
+    theirs = bert.post(long, wait=0, method="staged", max_gap=0).json()
+    assert (mine["cache"], theirs["cache"]) == ("miss", "miss")
+    for tenant, row in ((anna, mine), (bert, theirs)):
+        assert tenant.http.post(f"/v1/solves/{row['id']}/cancel").status_code == 200
+
+
+def test_idor_matrix(locked: Service, anna: Tenant, bert: Tenant) -> None:
+    """Every route that takes an id or a digest: another tenant's is answered exactly like one that never was."""
+    graph = training_graph(10)
+    problem = Problem(graph, plain_peak(graph))
+    mine = anna.post(problem).json()
+    sweep = anna.http.post("/v1/sweeps", json=example("sweep"), headers={"Prefer": "wait=20"}).json()
+    batch = anna.http.post("/v1/max-batch", json=example("max_batch"), headers={"Prefer": "wait=20"}).json()
+    anna.http.post("/v1/profiles", json={"device": "d", "profiles": {"s": [1, 2]}})
+    places = {
+        "solve_id": (mine["id"], "0" * 32),
+        "group_id": (sweep["id"], "0" * 32),
+        "digest": (problem_digest(problem), "0" * 64),
+    }
+    document = locked.http.get("/openapi.json").json()
+    looked = 0
+    for path, operations in sorted(document["paths"].items()):
+        name = next((part[1:-1] for part in path.split("/") if part.startswith("{")), None)
+        if name is None:
+            continue
+        real, never = places[name]
+        if "max-batch" in path:
+            real = batch["id"]
+        for method in sorted(operations):
+            own = anna.http.request(method, path.replace(f"{{{name}}}", real))
+            other = bert.http.request(method, path.replace(f"{{{name}}}", real))
+            none = bert.http.request(method, path.replace(f"{{{name}}}", never))
+            assert own.status_code in (200, 202, 204), (method, path, own.text)
+            assert other.status_code == none.status_code == 404, (method, path)
+            assert other.json() == none.json()
+            looked += 1
+    assert looked >= 10
+    assert mine["id"] not in bert.http.get("/v1/solves", params={"limit": 200}).text
+    assert bert.http.post("/v1/solves", json={**example("solve"), "start": mine["id"]}).status_code == 422
+    asked = bert.http.post("/v1/profiles:lookup", json={"device": "d", "signatures": ["s"]})
+    assert asked.json() == {"profiles": {}}
+    explained = bert.http.post("/v1/cache:explain", json={"problem": problem.to_json()}).json()
+    assert explained["result"] == "miss"
+    assert "stored with" not in " ".join(explained["reasons"])
+
+
+@pytest.mark.slow
+def test_no_timing_difference(anna: Tenant, bert: Tenant) -> None:
+    """1,000 look-ups of another's digest against one that never was, interleaved: no difference to be seen.
+
+    Compared with the difference between two halves of the same kind of request, which is noise alone.
+    """
+    graph = training_graph(11)
+    problem = Problem(graph, plain_peak(graph))
+    anna.post(problem)
+    paths = [f"/v1/plans/{problem_digest(problem)}", f"/v1/plans/{'1' * 64}"]
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for i in range(1000):
+        for kind in (0, 1) if i % 2 else (1, 0):
+            begun = time.perf_counter()
+            assert bert.http.get(paths[kind]).status_code == 404
+            seconds[kind].append(time.perf_counter() - begun)
+    difference = abs(statistics.median(seconds[0]) - statistics.median(seconds[1]))
+    spread = statistics.quantiles(seconds[1], n=4)
+    assert difference < (spread[2] - spread[0]) / 2
+
+
+def test_sharing_group_is_opt_in(locked: Service) -> None:
+    """Members of a group share stored answers, not requests."""
+    for name in ("emil", "fred"):
+        cli(locked, "tenants", "add", name, "--sharing-group", "lab")
+    emil, fred = (Tenant(locked, cli(locked, "keys", "create", name)) for name in ("emil", "fred"))
+    problem = Problem(training_graph(12), plain_peak(training_graph(12)))
+    mine = emil.post(problem).json()
+    assert fred.post(problem).json()["cache"] == "hit"
+    assert fred.http.get(f"/v1/solves/{mine['id']}").status_code == 404
+
+
+def test_disowning_an_epoch(locked: Service) -> None:
+    """Raised, nothing stored before is found; what is stored after is."""
+    tenant = Tenant(locked, cli(locked, "keys", "create", "gina"))
+    problem = Problem(training_graph(13), plain_peak(training_graph(13)))
+    assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
+    cli(locked, "tenants", "disown", "gina")
+    time.sleep(2.2)
+    assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
+
+
+def test_quotas(locked: Service) -> None:
+    """Queued solves and solver seconds: 429 with Retry-After; hits cost nothing."""
+    tenant = Tenant(locked, cli(locked, "keys", "create", "hans"))
+    graph = training_graph(14)
+    stored = Problem(graph, plain_peak(graph))
+    assert tenant.post(stored).status_code == 200
+    cli(locked, "tenants", "quota", "hans", "--queued", "0")
+    refused = tenant.post(Problem(training_graph(15), 10**9))
+    assert (refused.status_code, refused.headers["retry-after"].isdigit()) == (429, True)
+    assert tenant.post(stored).json()["cache"] == "hit"
+    cli(locked, "tenants", "quota", "hans", "--solver-seconds", "0")
+    refused = tenant.post(Problem(training_graph(15), 10**9))
+    assert refused.status_code == 429
+    assert "solver seconds" in refused.json()["detail"]
+    cli(locked, "tenants", "quota", "hans")
+    assert tenant.post(Problem(training_graph(15), 10**9)).status_code == 200
+    cli(locked, "tenants", "disable", "hans")
+    time.sleep(2.2)
+    assert tenant.post(stored).status_code == 401
