@@ -135,7 +135,7 @@ def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., A
 
     def run(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with _functorch_config.patch(donated_buffer=False):
-            return made(module, example_inputs)  # type: ignore[no-any-return]
+            return made(module, example_inputs)
 
     return run
 

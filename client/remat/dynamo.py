@@ -64,10 +64,12 @@ class Backend:
                 "use fullgraph=True and a backend a model"
             )
         self._frame = frame
-        return _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))(module, example_inputs)
+        compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
+        function: Callable[..., Any] = compiled(module, example_inputs)
+        return function
 
     def partition(
-        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """An AOTAutograd partition: the joint graph as a forward and a backward graph that follow a verified plan."""
         refuse(joint)
