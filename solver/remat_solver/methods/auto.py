@@ -86,7 +86,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
     if incumbent.plan is None:
-        plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.2 * _spare(incumbent)))
+        plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
         peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
         incumbent.suffices(peak)
         if peak <= problem.budget_bytes:

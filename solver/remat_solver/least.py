@@ -1,0 +1,160 @@
+"""The least budget: the smallest one with a known plan, and the largest one proved to hold none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remat_ir import (
+    Answer,
+    Graph,
+    Plan,
+    Problem,
+    Progress,
+    Status,
+    gap_of,
+    overhead_of,
+    plain_plan,
+    problem_digest,
+    verify,
+)
+
+from .bounds import working_set
+from .deadline import Deadline
+from .search import Search, compiling, least_memory
+from .search.greedy import peak_of
+from .solve import solve
+
+METHOD = "least-budget"
+Prover = Callable[[Problem, float, Callable[[], bool]], Answer]
+"""Asked whether a budget suffices, within so many seconds; the third argument is polled for a cancel. Its answer's plan
+is a yes; status infeasible without a restriction is a no; anything else says nothing."""
+
+_FIRST_TRY_S = 0.25
+"""Seconds for the first attempts at a plan; proofs have four times as many; both double from round to round."""
+
+
+def staged_prover(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> Answer:
+    """The staged proof, stopped at its first plan."""
+    return solve(problem, method="staged", time_limit_s=seconds, max_gap=0.999, cancelled=cancelled)
+
+
+def least_budget(
+    graph: Graph,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    prover: Prover | None = staged_prover,
+    on_progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Look for the smallest budget that suffices, from both sides, by bisection.
+
+    From above a budget counts once a plan within it has passed the judge; from below once `prover` has certified that
+    none exists, or by the working set of a single op. Without a prover only plans are looked for.
+
+    Returns:
+        An answer with a plan whose peak is `least_budget_bytes`, which is its budget; every smaller budget down to
+        `least_budget_bound_bytes` is undecided, and every budget below that holds no plan. Where the two meet the
+        message says so. `cost_ns` is the plan's, of which nothing is proved but that each op must run once.
+    """
+    ready = compiling()
+    look = _Look(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
+    look.found(least_memory(graph, deadline=look.deadline.within(0.1 * time_limit_s), rounds=8), "greedy")
+    while not ready.wait(0.02) and not look.over():
+        pass
+    seconds = _FIRST_TRY_S
+    while not look.over():
+        look.seek(seconds)
+        if prover is not None:
+            look.certify(prover, 4 * seconds)
+        seconds *= 2
+    return look.answer()
+
+
+class _Look:
+    """Two budgets closing in on each other: `low` is proved necessary, `high` has a plan."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        deadline: Deadline,
+        seed: int,
+        on_progress: Callable[[Progress], None] | None,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.graph, self.deadline, self.seed = graph, deadline, seed
+        self.on_progress, self.cancelled = on_progress, cancelled
+        self.low = working_set(graph).least_bytes
+        self.plan = plain_plan(graph)
+        self.high = peak_of(graph, self.plan)
+
+    def over(self) -> bool:
+        """Whether there is a reason to stop."""
+        return self.low >= self.high or self.deadline.passed() or self.cancelled()
+
+    def found(self, plan: Plan, source: str) -> None:
+        """Take a plan with a smaller peak, judged."""
+        peak = peak_of(self.graph, plan)
+        if peak < self.high:
+            verdict = verify(Problem(self.graph, peak), plan)
+            self.plan, self.high = plan, peak
+            if self.on_progress is not None:
+                self.on_progress(Progress(self.deadline.elapsed(), verdict.cost_ns, None, source, plan))
+
+    def seek(self, seconds: float) -> None:
+        """Bisect between what has a plan and what has none that the search can find in so many seconds."""
+        hopeless = self.low - 1
+        while not self.over() and self.high - hopeless > max(1, self.high // 1000):
+            middle = (hopeless + self.high) // 2
+            deadline = self.deadline.within(seconds)
+            search = Search(self.graph, middle, self.seed)
+            search.seek(lambda end=deadline: end.passed() or self.cancelled())  # type: ignore[misc]
+            plan = search.plan()
+            if plan is None:
+                hopeless = middle
+            else:
+                self.found(plan, "search")
+        self.seed += 1
+
+    def certify(self, prover: Prover, seconds: float) -> None:
+        """Bisect by certificates; where one fails to come ask for an easier one, of a smaller budget."""
+        ceiling = self.high  # the smallest budget of which no more is known than that it may suffice
+        while not self.over() and self.low < ceiling:
+            middle = (self.low + ceiling - 1) // 2
+            spare = max(1e-3, min(seconds, self.deadline.remaining()))
+            answer = prover(Problem(self.graph, middle), spare, self.cancelled)
+            if isinstance(answer.plan, Plan):
+                self.found(answer.plan, "proof")
+                ceiling = min(ceiling, self.high)
+            elif answer.status is Status.INFEASIBLE and not answer.restricted_to:
+                self.low = max(middle + 1, answer.least_budget_bound_bytes or 0)
+            else:
+                ceiling = middle
+
+    def answer(self) -> Answer:
+        """What was found and proved."""
+        problem = Problem(self.graph, self.high)
+        cost, peak = verify(problem, self.plan)
+        total = self.graph.total_cost_ns
+        limit = "cancel" if self.cancelled() else "time" if self.low < self.high else None
+        if self.low >= self.high:
+            message = f"{self.high} bytes suffice, and no smaller budget does."
+        else:
+            message = f"{self.high} bytes suffice; any budget below {self.low} bytes is proved too small."
+        return Answer(
+            status=Status.FEASIBLE if cost > total else Status.OPTIMAL,
+            method=METHOD,
+            budget_bytes=self.high,
+            cost_ns=cost,
+            bound_ns=total,
+            overhead=overhead_of(cost, total),
+            gap=gap_of(cost, total),
+            peak_bytes=peak,
+            seconds=round(self.deadline.elapsed(), 6),
+            limit=limit,
+            least_budget_bytes=self.high,
+            least_budget_bound_bytes=min(self.low, self.high),
+            digest=problem_digest(problem),
+            message=message,
+            plan=self.plan,
+        )

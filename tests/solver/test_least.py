@@ -1,0 +1,54 @@
+"""The least budget, from above by plans and from below by certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from benchmarks.instances import instance
+from hypothesis import given, settings
+
+from drawn import graphs
+from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify
+from remat_solver import solve
+from remat_solver.bounds import working_set
+from remat_solver.least import least_budget
+from solver.brute import optimum
+
+
+def _brute(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> Answer:
+    """A prover that knows: Dijkstra over sets of resident values."""
+    best = optimum(problem)
+    status = Status.INFEASIBLE if best.plan is None else Status.FEASIBLE
+    return Answer(status, "brute", problem.budget_bytes, plan=best.plan)
+
+
+@settings(deadline=None, derandomize=True, max_examples=12)
+@given(graphs(most_ops=6))
+def test_with_an_exact_prover_both_sides_meet_at_the_least_budget(graph: Graph) -> None:
+    answer = least_budget(graph, time_limit_s=60, prover=_brute)
+    assert answer.least_budget_bytes == answer.least_budget_bound_bytes == answer.budget_bytes == answer.peak_bytes
+    assert isinstance(answer.plan, Plan)
+    verify(Problem(graph, answer.budget_bytes), answer.plan)
+    if answer.budget_bytes > 0:
+        assert optimum(Problem(graph, answer.budget_bytes - 1)).plan is None
+
+
+def test_without_a_prover_the_working_set_bounds_it() -> None:
+    graph = instance("gpt-4-whole")
+    answer = least_budget(graph, time_limit_s=20, prover=None)
+    assert answer.least_budget_bound_bytes == working_set(graph).least_bytes
+    assert answer.least_budget_bytes is not None
+    assert answer.least_budget_bytes < 0.7 * plain_peak(graph)
+    assert answer.least_budget_bytes <= 1.05 * working_set(graph).least_bytes
+
+
+@pytest.mark.slow
+def test_with_the_staged_prover_bounds_hold() -> None:
+    graph = instance("dag-100")
+    answer = least_budget(graph, time_limit_s=40)
+    low, high = answer.least_budget_bound_bytes, answer.least_budget_bytes
+    assert low is not None
+    assert high is not None
+    assert working_set(graph).least_bytes <= low <= high
+    assert solve(Problem(graph, high), method="search", start=answer.plan, time_limit_s=1).plan is not None
