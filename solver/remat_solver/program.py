@@ -80,7 +80,7 @@ class Program:
         """By how much x breaks the worst bound or row; integrality is not looked at."""
         activity = self.activity(x)
         excess = (self.row_lower - activity, activity - self.row_upper, self.lower - x, x - self.upper)
-        return max(0.0, *(float(part.max()) for part in excess if len(part)))
+        return max([0.0, *(float(part.max()) for part in excess if len(part))])
 
     def dual_bound(self, row_dual: Floats) -> float:
         """A lower bound on the objective that holds for any dual values whatever, integrality relaxed.

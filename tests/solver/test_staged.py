@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 
-from remat_ir import Answer, Problem, Progress, Status, verify
+from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, budget_at, verify
+from remat_solver import solve
 from remat_solver.backends import Engine
 from remat_solver.bounds import working_set
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
+from remat_solver.methods.staged import polished
 from remat_solver.restrictions import ONE_PER_STAGE
+from remat_solver.staged.program import Rows, write
 from remat_solver.staged.prove import Proof, Switches
+from remat_solver.staged.realize import point
+from remat_solver.staged.scale import scale_of
+from remat_solver.staged.shape import shape_of
+from remat_solver.staged.trace import trace
 from solver.brute import FIXED_ORDER, optimum
 from solver.brute import ONE_PER_STAGE as RESTRICTED
-from solver.little import problems
+from solver.little import little_problems, problems
+
+GRAPHS = Path(__file__).resolve().parent.parent / "graphs"
 
 
 class Engines:
@@ -72,3 +82,94 @@ def agrees(problem: Problem, engines: Engines, switches: Switches) -> None:
 def test_bounds_and_optima_agree_with_brute_force(engines: Engines, problem: Problem) -> None:
     assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)  # else solve() says so without a proof
     agrees(problem, engines, Switches())
+
+
+OFF = (
+    Switches(engine="highs"),
+    Switches(linear=False),
+    Switches(reruns=False),
+    Switches(loose=False),
+)
+
+
+@pytest.mark.parametrize("switches", OFF, ids=lambda switches: str(switches)[9:-1].replace(", ", ","))
+def test_switches_change_the_pace_and_not_the_optimum(engines: Engines, switches: Switches) -> None:
+    for seed in (3, 8, 21, 34):
+        for problem in little_problems(seed, 6, rich=seed % 2 == 0, budgets=3):
+            agrees(problem, engines, switches)
+
+
+def test_without_single_stages_everything_said_holds_in_the_whole_space(engines: Engines) -> None:
+    for seed in range(12):
+        for problem in little_problems(seed, 6, budgets=2):
+            best = optimum(problem, FIXED_ORDER).cost_ns
+            answer, news = engines.prove(problem, Switches(single=False))
+            assert not answer.restricted_to
+            if best is not None:
+                assert all(one.bound_ns is None or one.bound_ns <= best for one in news)
+            if answer.status is Status.OPTIMAL:
+                assert answer.cost_ns == best
+
+
+def known(name: str, fraction: float, percent: float, *, slow: bool = False) -> object:
+    return pytest.param(name, fraction, percent, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction", "percent"),
+    [
+        known("made-gpt12", 0.5, 5.794),
+        known("made-resnet50", 0.5, 7.340),
+        known("made-unet", 0.75, 1.828),
+        known("made-unet", 0.5, 4.352),
+        known("made-gpt12", 0.75, 2.408, slow=True),
+        known("made-gpt12", 0.4, 10.942, slow=True),
+        known("made-resnet50", 0.75, 3.042, slow=True),
+        known("made-rt100", 0.75, 4.293, slow=True),
+        known("made-rt100", 0.5, 27.193, slow=True),
+        known("made-rt250", 0.75, 3.357, slow=True),
+    ],
+)
+def test_known_optima(engines: Engines, name: str, fraction: float, percent: float) -> None:
+    graph = Graph.from_json((GRAPHS / f"{name}.json").read_text())
+    problem = Problem(graph, budget_at(graph, fraction))
+    incumbent = Incumbent(problem, Deadline(240), 0.0)
+    Proof(incumbent, polish=polished(incumbent, wait=True)).run(engines.highs, engines.cpsat)
+    answer = incumbent.answer("staged")
+    assert answer.status is Status.OPTIMAL
+    assert answer.overhead is not None
+    assert round(100 * answer.overhead, 3) == percent
+
+
+def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
+    """Every plan maps to a feasible point of the relaxation that costs no more, whatever the cuts."""
+    for seed in range(40):
+        for problem in little_problems(seed, 7, budgets=3):
+            plan = optimum(problem, FIXED_ORDER).plan
+            shape = shape_of(problem)
+            if plan is None or shape.roomy == shape.ops:
+                continue
+            run = trace(shape, plan.computes)
+            if run.peak > shape.capacity:
+                continue  # an optimum that frees and keeps more cleverly than its bare sequence says
+            extra = sum(problem.graph.op_cost_ns[op] for op in plan.computes) - problem.graph.total_cost_ns
+            for cuts in (
+                {shape.ops - 1},
+                {0, shape.ops - 1},
+                {1, shape.ops // 2, shape.ops - 1},
+                set(range(shape.ops)),
+            ):
+                written = write(shape, Rows(cuts), scale_of(shape))
+                x = point(shape, written.columns, run)
+                assert written.program.violation(x) <= 0
+                assert scale_of(shape).cost_ns * written.program.objective(x) <= extra
+
+
+def test_the_method_is_reached_by_its_name_and_repeats_itself() -> None:
+    graph = Graph.from_json((GRAPHS / "made-unet.json").read_text())
+    problem = Problem(graph, budget_at(graph, 0.75))
+    first, second = (solve(problem, method="staged", time_limit_s=120, max_gap=0) for _ in range(2))
+    assert first.status is Status.OPTIMAL
+    assert first.plan == second.plan
+    with pytest.raises(InvalidData, match="engine must be"):
+        solve(problem, method="staged", options={"engine": "cbc"})

@@ -39,19 +39,20 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         return
     if _keep_everything(incumbent):
         return
-    if options.search:
-        compiling()
     with contextlib.ExitStack() as stack:
-        # the engines load their libraries while the first plan is made
-        engines = [stack.enter_context(Engine(name)) for name in ("highs", "cpsat")] if options.proof else []
+        # the engine loads its libraries while the first plan is made
+        engine = stack.enter_context(Engine("cpsat")) if options.proof else None
         _first_plan(incumbent)
+        if options.search:
+            # not before: it holds the interpreter's lock
+            compiling()
         run_linear(incumbent)
         if incumbent.stopped():
             return
         search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
         try:
             if options.proof:
-                Proof(incumbent, polish=polished(incumbent, wait=False)).run(*engines)
+                Proof(incumbent, polish=polished(incumbent, wait=False)).run(integer=engine)
                 if incumbent.exhausted:
                     # the search looks nowhere else
                     incumbent.close()

@@ -28,6 +28,8 @@ from .shape import Shape, shape_of
 from .single import violated_reruns
 from .trace import Trace, trace
 
+_SMALL = 150
+"""Below so many ops an integer program is solved sooner than a second engine has started."""
 _LP_ROUNDS = 30
 _LP_SHARE = 0.25
 """The share of the remaining time that linear programs may take before the first integer one."""
@@ -87,7 +89,7 @@ class Proof:
         with contextlib.ExitStack() as stack:
             # started before it is needed: the engine's libraries load while linear programs are solved
             integer = integer or stack.enter_context(Engine(self.switches.engine))
-            if self.switches.linear:
+            if self.switches.linear and self.shape.ops >= _SMALL:
                 linear = linear or stack.enter_context(Engine("highs"))
                 self._linear(linear)
             while not self.incumbent.stopped():
