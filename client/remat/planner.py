@@ -364,8 +364,8 @@ def plan_or_raise(answer: Answer) -> Answer:
         return answer
     known = f"; {answer.least_budget_bytes} bytes are known to do" if answer.least_budget_bytes else ""
     if answer.status is Status.INFEASIBLE:
-        raise BudgetTooSmall((answer.message or "No plan fits the budget.") + known, answer)
-    raise NothingFound((answer.message or f"The solve ended {answer.status.value}.") + known, answer)
+        raise BudgetTooSmall((answer.message or "No plan fits the budget").rstrip(".") + known, answer)
+    raise NothingFound((answer.message or f"The solve ended {answer.status.value}").rstrip(".") + known, answer)
 
 
 def _with_fallbacks(first: list[Planner], strict: bool, *, local: bool) -> list[Planner]:

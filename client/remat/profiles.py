@@ -56,7 +56,8 @@ class DiskProfiles:
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """Write what is new; what now stands. A folder that cannot be written leaves the caller's own standing."""
         stands: dict[str, Profile] = {}
-        for signature, profile in sorted(profiles.items()):
+        for signature, offered in sorted(profiles.items()):
+            profile = Profile(*offered)
             known = self._read(device, signature)
             if known is None:
                 self._write(device, signature, profile)
@@ -128,7 +129,7 @@ class SharedProfiles:
         except ServiceError as error:
             log.warning("the profile table is out of reach, this machine's own is used: %s", error)
             return self.disk.put(device, profiles)
-        return {signature: stands.get(signature, profile) for signature, profile in profiles.items()}
+        return {signature: stands.get(signature) or Profile(*offered) for signature, offered in profiles.items()}
 
 
 class MemoryProfiles:
@@ -143,7 +144,7 @@ class MemoryProfiles:
 
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """Keep what is new; what now stands."""
-        return {s: self._table.setdefault((device, s), profile) for s, profile in sorted(profiles.items())}
+        return {s: self._table.setdefault((device, s), Profile(*offered)) for s, offered in sorted(profiles.items())}
 
 
 def valid(profile: Profile) -> bool:

@@ -1,0 +1,372 @@
+"""The whole way, once: two real models train at half their activation memory, planned by the service, step for step.
+
+`python -m benchmarks.demo` starts the service on a free port with a SQLite file, captures and profiles a GPT-2 of six
+layers and a ResNet50 from transformers configs with random weights, POSTs each at half its plain activation memory,
+trains three steps plainly and by the plan, and prints one table. It then does it again against the same store, which
+profiles nothing and is served from the cache. Pictures of memory over the steps go to `demo-out/`.
+
+Exit code 1: a measured peak above the budget, a gradient that differs, or a second run that was not served from the
+store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import remat
+from benchmarks.serve import serving
+from remat.budget import readable
+from remat.measure import differences, loss_of, outcome, peak_memory, training_step
+from remat.planner import Planner, planner_for
+from remat.settings import settings
+from remat.show import percent
+from remat_ir import Progress, plain_peak
+
+OUT = Path("demo-out")
+STEPS = 3
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to train: what makes it, one batch, and how its loss is found."""
+
+    name: str
+    model: nn.Module
+    inputs: dict[str, torch.Tensor]
+
+
+@dataclass
+class Result:
+    """One row of the table for one model; bytes are above the fixed ones: parameters, buffers and inputs."""
+
+    name: str
+    budget: int
+    predicted: int
+    measured: int
+    plain_predicted: int
+    plain_measured: int
+    plain_seconds: float
+    plan_seconds: float
+    overhead: float
+    differing: list[str]
+    answer: remat.Answer
+    kernels: int
+    shared: int
+    profile_seconds: float
+    plan_wait_seconds: float
+
+    @property
+    def fine(self) -> bool:
+        """Whether the plan keeps its word."""
+        return self.measured <= self.budget and not self.differing
+
+
+def gpt2() -> Subject:
+    """GPT-2 with six layers, 8 × 128 tokens, dropout as in its config."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(SEED)
+    sizes = {"n_layer": 6, "n_embd": 256, "n_head": 8, "vocab_size": 2048, "n_positions": 128}
+    config = GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    tokens = torch.randint(0, config.vocab_size, (8, 128))
+    return Subject("GPT-2, 6 layers", GPT2LMHeadModel(config).train(), {"input_ids": tokens, "labels": tokens})
+
+
+def resnet50() -> Subject:
+    """ResNet50 with BatchNorm in train mode, 12 images of 128 × 128."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(SEED)
+    config = ResNetConfig(num_labels=100)
+    images, labels = torch.randn(12, 3, 128, 128), torch.randint(0, 100, (12,))
+    model = ResNetForImageClassification(config).train()
+    return Subject("ResNet50", model, {"pixel_values": images, "labels": labels})
+
+
+def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Callable[[Progress], None]) -> Any:
+    """The module that trains by its plan at half the plain activation memory."""
+    return remat.optimize(
+        subject.model,
+        (),
+        subject.inputs,
+        budget=remat.Fraction(0.5),
+        planner=planner,
+        time_limit_s=time_limit_s,
+        on_progress=report,
+    )
+
+
+def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callable[[str], None]) -> Result:
+    """Plan a model, train it plainly and by the plan, and measure both."""
+    line = ProgressLine(subject.name)
+    start = time.perf_counter()
+    module = planned(subject, planner, time_limit_s, line.report)
+    waited = time.perf_counter() - start
+    line.end()
+    plan = module.plan_for((), subject.inputs)
+    graph, answer = plan.step.graph, plan.answer
+    profiled = plan.step.profiled
+    say(
+        f"  captured, profiled {profiled.signatures - profiled.shared} of {profiled.signatures} kernels "
+        f"({profiled.seconds:.0f} s) and planned in {waited:.0f} s"
+    )
+    say(f"  {graph.ops} ops; {answer.status.value}, gap {percent(answer.gap or 0.0)}, cache {answer.cache}")
+
+    start = time.perf_counter()
+    twin = copy.deepcopy(subject.model)
+    differing = train_both(module, twin, subject.inputs)
+    plain_step = training_step(twin, (), subject.inputs, loss_of)
+    plan_step = training_step(module, (), subject.inputs, loss_of)
+    plain_seconds, plan_seconds = timed_in_pairs((twin, plain_step), (module, plan_step))
+    peaks = []
+    for trained, step in ((twin, plain_step), (module, plan_step)):
+        trained.zero_grad(set_to_none=True)
+        peaks.append(peak_memory(step).peak_bytes)
+    result = Result(
+        name=subject.name,
+        budget=answer.budget_bytes - graph.fixed_bytes,
+        predicted=plan.activation_bytes,
+        measured=peaks[1],
+        plain_predicted=plain_peak(graph) - graph.fixed_bytes,
+        plain_measured=peaks[0],
+        plain_seconds=plain_seconds,
+        plan_seconds=plan_seconds,
+        overhead=answer.overhead or 0.0,
+        differing=differing,
+        answer=answer,
+        kernels=plan.step.profiled.signatures,
+        shared=plan.step.profiled.shared,
+        profile_seconds=plan.step.profiled.seconds,
+        plan_wait_seconds=waited,
+    )
+    say(f"  trained and measured in {time.perf_counter() - start:.0f} s")
+    draw(subject, plan, result, (twin, plain_step), (module, plan_step))
+    return result
+
+
+def train_both(module: nn.Module, twin: nn.Module, inputs: dict[str, torch.Tensor]) -> list[str]:
+    """Train both for a few steps from the same seeds; the names of gradients, buffers and weights that differ."""
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (twin, module)]
+    found: list[str] = []
+    for number in range(STEPS):
+        ended = [outcome(part, training_step(part, (), inputs, loss_of), SEED + number) for part in (twin, module)]
+        found += [f"step {number + 1}: {name}" for name in differences(*ended)]
+        for optimizer in optimizers:
+            optimizer.step()
+    weights = zip(twin.parameters(), module.parameters(), strict=True)
+    found += [f"weight {i}" for i, (a, b) in enumerate(weights) if not torch.equal(a, b)]
+    for part in (twin, module):
+        part.zero_grad(set_to_none=True)
+    return found
+
+
+def timed_in_pairs(
+    plain: tuple[nn.Module, Callable[[], Any]], plan: tuple[nn.Module, Callable[[], Any]], pairs: int = 3
+) -> tuple[float, float]:
+    """Median seconds of a step of each, measured one beside the other."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(pairs):
+        for times, (module, step) in zip(taken, (plain, plan), strict=True):
+            module.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - start)
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
+    """Bytes above the start after each of the allocator's events."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from remat import _compat
+
+    module.zero_grad(set_to_none=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    curve, now = [0], 0
+    for _, size in _compat.memory_events(profiler):
+        now += size
+        curve.append(now)
+    module.zero_grad(set_to_none=True)
+    return curve
+
+
+def draw(subject: Subject, plan: Any, result: Result, plain_pair: Any, plan_pair: Any) -> None:
+    """The picture: predicted memory over the plan's steps, and what the allocator saw, each with the budget line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from remat.plot import memory_curve, plain_curve
+
+    graph = plan.step.graph
+    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    sides = (
+        ("predicted, op by op", plain_curve(graph), memory_curve(graph, plan.answer.plan), graph.fixed_bytes),
+        ("measured, allocation by allocation", measured_curve(*plain_pair), measured_curve(*plan_pair), 0),
+    )
+    for axes, (title, plain, rematerialized, fixed) in zip(figure.subplots(1, 2, sharey=True), sides, strict=True):
+        for name, curve, color in (("plain", plain, "0.65"), ("by the plan", rematerialized, "tab:blue")):
+            place = [i / max(1, len(curve) - 1) for i in range(len(curve))]
+            axes.plot(place, [(size - fixed) / 2**20 for size in curve], color=color, label=name, linewidth=1.1)
+        axes.axhline(result.budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
+        axes.set(title=title, xlabel="through the training step", ylim=(0, None))
+        axes.grid(alpha=0.25)
+    figure.axes[0].set_ylabel("activation memory in MiB")
+    figure.axes[0].legend(frameon=False)
+    figure.suptitle(subject.name)
+    OUT.mkdir(exist_ok=True)
+    figure.savefig(picture_of(subject.name), dpi=120)
+
+
+def picture_of(name: str) -> Path:
+    """Where a model's picture goes."""
+    return OUT / ("memory-" + "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-") + ".png")
+
+
+class ProgressLine:
+    """Incumbent, bound and gap on one line of a terminal, or on few lines of a log."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.live, self.last = name, sys.stderr.isatty(), 0.0
+
+    def report(self, progress: Progress) -> None:
+        """Show an improvement."""
+        if not self.live and time.monotonic() - self.last < 5.0:
+            return
+        self.last = time.monotonic()
+        if progress.cost_ns is None:
+            text = "waiting for a first plan"
+        else:
+            bound = progress.bound_ns or 0
+            gap = percent((progress.cost_ns - bound) / max(1, progress.cost_ns))
+            text = f"incumbent {progress.cost_ns / 1e6:.2f} ms, bound {bound / 1e6:.2f} ms, gap {gap}"
+        line = f"  {self.name}: {progress.seconds:5.1f} s, {text}"
+        print(f"\r\033[K{line}" if self.live else line, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave the line clean."""
+        if self.live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def table_of(results: list[Result]) -> Table:
+    """The one table: a column for each model."""
+    table = Table(title="Three training steps at half the plain activation memory", title_justify="left")
+    table.add_column("activation memory, times, gradients")
+    for result in results:
+        table.add_column(result.name, justify="right")
+    rows: list[tuple[str, Callable[[Result], str]]] = [
+        ("budget", lambda r: readable(r.budget)),
+        ("peak predicted", lambda r: readable(r.predicted)),
+        ("peak measured", lambda r: readable(r.measured)),
+        ("within the budget", lambda r: "yes" if r.measured <= r.budget else "NO"),
+        ("plain peak measured", lambda r: readable(r.plain_measured)),
+        ("plain step", lambda r: f"{1000 * r.plain_seconds:.0f} ms"),
+        ("step by the plan", lambda r: f"{1000 * r.plan_seconds:.0f} ms"),
+        ("overhead predicted", lambda r: percent(r.overhead)),
+        ("overhead measured", lambda r: percent(r.plan_seconds / r.plain_seconds - 1)),
+        ("gradients equal, bit for bit", lambda r: "NO" if r.differing else "yes"),
+        ("the solve ended", lambda r: r.answer.status.value + (f" ({r.answer.limit})" if r.answer.limit else "")),
+        ("gap", lambda r: percent(r.answer.gap or 0.0)),
+        ("kernels profiled, of all", lambda r: f"{r.kernels - r.shared}, {r.kernels}"),
+        ("captured, profiled, planned in", lambda r: f"{r.plan_wait_seconds:.1f} s"),
+        ("picture", lambda r: str(picture_of(r.name))),
+    ]
+    for name, text in rows:
+        table.add_row(name, *(text(result) for result in results))
+    return table
+
+
+def first_run(url: str, limit_s: float, console: Console) -> list[Result]:
+    """Plan, train and measure both models."""
+    results = []
+    for make in (gpt2, resnet50):
+        subject = make()
+        console.print(f"{subject.name}: capturing, profiling, planning", highlight=False)
+        with tempfile.TemporaryDirectory() as empty:
+            planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
+            results.append(compare(subject, planner, limit_s, lambda text: console.print(text, highlight=False)))
+    return results
+
+
+def second_run(url: str, limit_s: float, console: Console) -> bool:
+    """The same problems from a client that knows nothing, against the same store: whether all came from there."""
+    fine = True
+    for make in (gpt2, resnet50):
+        subject = make()
+        with tempfile.TemporaryDirectory() as empty:
+            planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
+            start = time.perf_counter()
+            plan = planned(subject, planner, limit_s, lambda _: None).plan_for((), subject.inputs)
+        profiled = plan.step.profiled.signatures - plan.step.profiled.shared
+        served = plan.answer.cache == "hit" and profiled == 0
+        fine = fine and served
+        console.print(
+            f"{subject.name}, again: profiled {profiled} of {plan.step.profiled.signatures} kernels, "
+            f"{'served from the cache' if plan.answer.cache == 'hit' else f'cache {plan.answer.cache}'}, "
+            f"{time.perf_counter() - start:.1f} s" + ("" if served else "  ← NOT from the store"),
+            highlight=False,
+        )
+    return fine
+
+
+def quieten() -> None:
+    """Send what the libraries print below Python to a file, so that the progress line stays one line."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"torch\b")
+    OUT.mkdir(exist_ok=True)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    with (OUT / "libraries.log").open("wb") as log:
+        os.dup2(log.fileno(), 2)
+
+
+def main() -> int:
+    """Run the demo; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--store", type=Path, help="the service's SQLite file; kept, so that a later run finds it")
+    parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for each solve (default 30)")
+    parser.add_argument("--once", action="store_true", help="leave the second run out")
+    given = parser.parse_args()
+    quieten()
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    console = Console(width=None if sys.stdout.isatty() else 110)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        store = (given.store or Path(folder) / "store.sqlite").resolve()
+        known = store.exists()
+        with serving(store) as url:
+            console.print(f"service at {url}, store {store}{' (known)' if known else ''}", highlight=False)
+            results = first_run(url, given.time_limit, console)
+        again = True
+        if not given.once:
+            with serving(store) as url:  # another process: what it knows, it has from the store
+                again = second_run(url, given.time_limit, console)
+    console.print(table_of(results))
+    for result in results:
+        for name in result.differing[:5]:
+            console.print(f"{result.name}: differs in {name}", style="red", highlight=False)
+    console.print(f"done in {time.perf_counter() - start:.0f} s", highlight=False)
+    return 0 if again and all(result.fine for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
