@@ -33,7 +33,7 @@ from torch import nn
 import remat
 from benchmarks.serve import serving
 from remat.budget import readable
-from remat.measure import differences, loss_of, outcome, peak_memory, training_step
+from remat.measure import differences, loss_of, outcome, training_step
 from remat.planner import Planner, planner_for
 from remat.settings import settings
 from remat.show import percent
@@ -136,17 +136,14 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     plain_step = training_step(twin, (), subject.inputs, loss_of)
     plan_step = training_step(module, (), subject.inputs, loss_of)
     plain_seconds, plan_seconds = timed_in_pairs((twin, plain_step), (module, plan_step))
-    peaks = []
-    for trained, step in ((twin, plain_step), (module, plan_step)):
-        trained.zero_grad(set_to_none=True)
-        peaks.append(peak_memory(step).peak_bytes)
+    curves = measured_curve(twin, plain_step), measured_curve(module, plan_step)
     result = Result(
         name=subject.name,
         budget=answer.budget_bytes - graph.fixed_bytes,
         predicted=plan.activation_bytes,
-        measured=peaks[1],
+        measured=max(curves[1]),
         plain_predicted=plain_peak(graph) - graph.fixed_bytes,
-        plain_measured=peaks[0],
+        plain_measured=max(curves[0]),
         plain_seconds=plain_seconds,
         plan_seconds=plan_seconds,
         overhead=answer.overhead or 0.0,
@@ -158,7 +155,7 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
         plan_wait_seconds=waited,
     )
     say(f"  trained and measured in {time.perf_counter() - start:.0f} s")
-    draw(subject, plan, result, (twin, plain_step), (module, plan_step))
+    draw(subject, plan, result, *curves)
     return result
 
 
@@ -193,7 +190,7 @@ def timed_in_pairs(
 
 
 def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
-    """Bytes above the start after each of the allocator's events."""
+    """Bytes above the start after each of the allocator's own events, over one step."""
     from torch.profiler import ProfilerActivity, profile
 
     from remat import _compat
@@ -209,7 +206,7 @@ def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
     return curve
 
 
-def draw(subject: Subject, plan: Any, result: Result, plain_pair: Any, plan_pair: Any) -> None:
+def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], plan_seen: list[int]) -> None:
     """The picture: predicted memory over the plan's steps, and what the allocator saw, each with the budget line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -221,7 +218,7 @@ def draw(subject: Subject, plan: Any, result: Result, plain_pair: Any, plan_pair
     FigureCanvasAgg(figure)
     sides = (
         ("predicted, op by op", plain_curve(graph), memory_curve(graph, plan.answer.plan), graph.fixed_bytes),
-        ("measured, allocation by allocation", measured_curve(*plain_pair), measured_curve(*plan_pair), 0),
+        ("measured, allocation by allocation", plain_seen, plan_seen, 0),
     )
     for axes, (title, plain, rematerialized, fixed) in zip(figure.subplots(1, 2, sharey=True), sides, strict=True):
         for name, curve, color in (("plain", plain, "0.65"), ("by the plan", rematerialized, "tab:blue")):
@@ -331,7 +328,7 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
 
 def quieten() -> None:
     """Send what the libraries print below Python to a file, so that the progress line stays one line."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", module=r"torch\b")
     OUT.mkdir(exist_ok=True)
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
@@ -347,7 +344,6 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="leave the second run out")
     given = parser.parse_args()
     quieten()
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
     console = Console(width=None if sys.stdout.isatty() else 110)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
