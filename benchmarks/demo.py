@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import os
 import statistics
 import sys
@@ -349,13 +348,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         store = (given.store or Path(folder) / "store.sqlite").resolve()
         known = store.exists()
-        with serving(store) as url:
+        with serving(store) as served:
+            url = served.url
             console.print(f"service at {url}, store {store}{' (known)' if known else ''}", highlight=False)
             results = first_run(url, given.time_limit, console)
         again = True
         if not given.once:
-            with serving(store) as url:  # another process: what it knows, it has from the store
-                again = second_run(url, given.time_limit, console)
+            with serving(store) as served:  # another process: what it knows, it has from the store
+                again = second_run(served.url, given.time_limit, console)
     console.print(table_of(results))
     for result in results:
         for name in result.differing[:5]:

@@ -12,13 +12,21 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 READY = re.compile(r"ready on (http://\S+)")
 
 
+class Served(NamedTuple):
+    """A running service: its URL and its process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
 @contextmanager
-def serving(store: Path, *, patience_s: float = 90.0, workers: int | None = None) -> Iterator[str]:
-    """Start the service, yield its URL, and end it with the block.
+def serving(store: Path, *, port: int = 0, patience_s: float = 90.0, workers: int | None = None) -> Iterator[Served]:
+    """Start the service and end it, its children included, with the block.
 
     Raises:
         RuntimeError: it did not say that it is ready; its last lines are in the message.
@@ -29,7 +37,7 @@ def serving(store: Path, *, patience_s: float = 90.0, workers: int | None = None
         "remat_service.cli",
         "serve",
         "--port",
-        "0",
+        str(port),
         "--database-url",
         f"sqlite:///{store}",
     ]
@@ -62,7 +70,7 @@ def serving(store: Path, *, patience_s: float = 90.0, workers: int | None = None
         ready.wait(patience_s)
         if not found:
             raise RuntimeError("the service did not start:\n" + "\n".join(lines))
-        yield found[0]
+        yield Served(found[0], process)
     finally:
         process.terminate()
         deadline = time.monotonic() + 15.0

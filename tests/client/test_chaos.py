@@ -1,0 +1,159 @@
+"""The client against a real service process that is killed, stalled, restarted or plugged in without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.instances import instance
+from benchmarks.serve import Served, serving
+from starlette.testclient import TestClient
+
+from remat import service
+from remat.errors import ServiceError, Unreachable
+from remat.http import Timeouts
+from remat.planner import ChainPlanner, Planner, ServicePlanner, planner_for
+from remat.profiles import Profile
+from remat.settings import settings
+from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, verify
+from remat_service.app import create_app
+from remat_service.settings import Settings
+
+QUICK = Timeouts(connect=2.0, read=2.0, write=5.0)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "store.sqlite") as running:
+        yield running
+
+
+@pytest.fixture
+def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where only the thin client is installed: the fallback is the greedy plan."""
+    monkeypatch.setattr("remat.planner.entry_points", lambda **_: [])
+
+
+def problem(name: str = "gpt-2-whole", fraction: float = 0.92) -> Problem:
+    graph = instance(name)
+    return Problem(graph, budget_at(graph, fraction))
+
+
+def hard() -> Problem:
+    """One that no method settles in the seconds that these tests have."""
+    return problem("random-125", 0.5)
+
+
+def asking(url: str, folder: Path, **more: Any) -> Planner:
+    here = settings(cache_dir=folder, environ={})
+    return planner_for(url, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 5.0), **more)
+
+
+def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served, tmp_path: Path) -> None:
+    asked = problem()
+    first = asking(served.url, tmp_path / "one", strict=True).plan(asked, time_limit_s=10)
+    verify(asked, first.plan, cost_ns=first.cost_ns, peak_bytes=first.peak_bytes)
+    second = asking(served.url, tmp_path / "two", strict=True).plan(asked, time_limit_s=10)
+    assert (second.cache, second.cost_ns, second.plan) == ("hit", first.cost_ns, first.plan)
+    assert second.id != first.id
+
+
+def test_killed_while_it_solves_the_job_goes_on(served: Served, tmp_path: Path, no_solver: None) -> None:
+    asked = hard()
+    planner = asking(served.url, tmp_path)
+    timer = threading.Timer(1.5, served.process.kill)
+    timer.start()
+    answer = planner.plan(asked, time_limit_s=60)
+    timer.cancel()
+    assert answer.plan is not None
+    verify(asked, answer.plan)
+
+
+def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_path: Path, no_solver: None) -> None:
+    asked = problem()
+    planner = asking(served.url, tmp_path, patience_s=1.0)
+    os.kill(served.process.pid, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        answer = planner.plan(asked, time_limit_s=2.0)
+        assert time.monotonic() - start < 60
+        assert answer.method == "greedy"
+        verify(asked, answer.plan)
+        with pytest.raises(ServiceError):
+            asking(served.url, tmp_path, patience_s=1.0, strict=True).plan(asked, time_limit_s=1.0)
+    finally:
+        os.kill(served.process.pid, signal.SIGCONT)
+    again = asking(served.url, tmp_path, patience_s=60.0).plan(asked, time_limit_s=10.0)
+    assert again.id is not None
+    assert again.method == "auto"
+
+
+def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite"
+    asked = problem()
+    with serving(store) as running:
+        planner = ServicePlanner(running.url, timeouts=QUICK)
+        first = planner.plan(asked, time_limit_s=10)
+        port = int(running.url.rpartition(":")[2])
+    with pytest.raises(Unreachable):
+        service.poll(planner.http, str(first.id))
+    with serving(store, port=port):
+        found = service.poll(planner.http, str(first.id))
+    assert found.plan == first.plan
+
+
+def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
+    def table(name: str) -> Any:
+        planner = asking(served.url, tmp_path / name)
+        assert isinstance(planner, ChainPlanner)
+        return planner.profiles
+
+    assert table("a").put("cpu/test", {"k1": Profile(10, 0), "k2": Profile(20, 4)})["k1"] == Profile(10, 0)
+    assert table("b").put("cpu/test", {"k1": Profile(99, 9)}) == {"k1": Profile(10, 0)}
+    assert table("c").get("cpu/test", ["k1", "k2", "k3"]) == {"k1": Profile(10, 0), "k2": Profile(20, 4)}
+
+
+def test_progress_cancel_and_attach_on_a_real_solve(served: Served, tmp_path: Path) -> None:
+    asked = hard()
+    planner = ServicePlanner(served.url, timeouts=QUICK)
+    answer = service.submit(planner.http, asked, method="auto", time_limit_s=120, max_gap=0.0)
+    assert not answer.status.ended
+    seen: list[Progress] = []
+    box: list[Answer] = []
+    waiting = threading.Thread(target=lambda: box.append(planner.wait(str(answer.id), on_progress=seen.append)))
+    waiting.start()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not any(progress.cost_ns is not None for progress in seen):
+        time.sleep(0.1)
+    command = [sys.executable, "-m", "remat", "cancel", str(answer.id), "--base-url", served.url, "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    waiting.join(60)
+    assert ran.returncode in (0, 4), ran.stderr
+    assert json.loads(ran.stdout)["id"] == answer.id
+    assert box
+    assert box[0].status in (Status.CANCELLED, Status.FEASIBLE, Status.OPTIMAL, Status.NOTHING_FOUND)
+    command = [sys.executable, "-m", "remat", "ls", "--base-url", served.url, "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert [row["id"] for row in json.loads(ran.stdout)] == [answer.id]
+
+
+def test_the_real_application_can_be_plugged_in_without_a_network(tmp_path: Path) -> None:
+    app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'store.sqlite'}"))
+    asked = problem()
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        here = settings(cache_dir=tmp_path, environ={})
+        planner = planner_for("http://127.0.0.1", strict=True, given=here, transport=client._transport)
+        answer = planner.plan(asked, time_limit_s=10)
+        graph: Graph = asked.graph
+        tight = Problem(graph, graph.fixed_bytes + 1)
+        assert planner.plan(tight, time_limit_s=10).status is Status.INFEASIBLE
+    verify(asked, answer.plan, cost_ns=answer.cost_ns)
