@@ -31,9 +31,9 @@ from remat_service.settings import Settings
 QUICK = Timeouts(connect=2.0, read=2.0, write=5.0)
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path / "store.sqlite") as running:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("service") / "store.sqlite") as running:
         yield running
 
 
@@ -67,19 +67,20 @@ def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served
     assert second.id != first.id
 
 
-def test_killed_while_it_solves_the_job_goes_on(served: Served, tmp_path: Path, no_solver: None) -> None:
+def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None) -> None:
     asked = hard()
-    planner = asking(served.url, tmp_path)
-    timer = threading.Timer(1.5, served.process.kill)
-    timer.start()
-    answer = planner.plan(asked, time_limit_s=60)
-    timer.cancel()
+    with serving(tmp_path / "store.sqlite") as served:
+        planner = asking(served.url, tmp_path)
+        timer = threading.Timer(1.5, served.process.kill)
+        timer.start()
+        answer = planner.plan(asked, time_limit_s=60)
+        timer.cancel()
     assert answer.plan is not None
     verify(asked, answer.plan)
 
 
 def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_path: Path, no_solver: None) -> None:
-    asked = problem()
+    asked = problem(fraction=0.91)  # nobody has asked for it before
     planner = asking(served.url, tmp_path, patience_s=1.0)
     os.kill(served.process.pid, signal.SIGSTOP)
     try:
@@ -143,7 +144,7 @@ def test_progress_cancel_and_attach_on_a_real_solve(served: Served, tmp_path: Pa
     assert box[0].status in (Status.CANCELLED, Status.FEASIBLE, Status.OPTIMAL, Status.NOTHING_FOUND)
     command = [sys.executable, "-m", "remat", "ls", "--base-url", served.url, "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert [row["id"] for row in json.loads(ran.stdout)] == [answer.id]
+    assert answer.id in [row["id"] for row in json.loads(ran.stdout)]
 
 
 def test_the_real_application_can_be_plugged_in_without_a_network(tmp_path: Path) -> None:
