@@ -224,9 +224,9 @@ def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], pla
             place = [i / max(1, len(curve) - 1) for i in range(len(curve))]
             axes.plot(place, [(size - fixed) / 2**20 for size in curve], color=color, label=name, linewidth=1.1)
         axes.axhline(result.budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
-        axes.set(title=title, xlabel="through the training step", ylim=(0, None))
+        axes.set(title=title, xlabel="through the training step")
         axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("activation memory in MiB")
+    figure.axes[0].set(ylabel="activation memory in MiB", ylim=(0, None))
     figure.axes[0].legend(frameon=False)
     figure.suptitle(subject.name)
     OUT.mkdir(exist_ok=True)
