@@ -29,7 +29,7 @@ def test_a_budget_for_everything_is_settled_at_once(graph: Graph) -> None:
     assert answer.cost_ns == graph.total_cost_ns
 
 
-@settings(deadline=None, derandomize=True, max_examples=10)
+@settings(deadline=None, derandomize=True, max_examples=6)
 @given(problems(most_ops=6))
 def test_answers_agree_with_brute_force(problem: Problem) -> None:
     answer = solve(problem, time_limit_s=20, max_gap=0)
@@ -53,21 +53,36 @@ def hard() -> Problem:
 
 def test_progress_only_improves_and_ends_in_the_answer() -> None:
     news: list[Progress] = []
-    answer = solve(hard(), time_limit_s=4, max_gap=0, on_progress=news.append)
-    assert answer.limit == "time"
+    answer = solve(
+        hard(),
+        time_limit_s=200,
+        max_gap=0,
+        on_progress=news.append,
+        cancelled=lambda: len({n.source for n in news}) > 1,
+    )
     costs = [one.cost_ns for one in news if one.cost_ns is not None]
     bounds = [one.whole_bound_ns for one in news if one.whole_bound_ns is not None]
     assert costs == sorted(costs, reverse=True)
     assert bounds == sorted(bounds)
     assert answer.cost_ns == costs[-1]
-    assert {one.source for one in news} >= {"greedy"}
+    assert news[0].source == "greedy"
+
+
+def test_a_limit_of_time_ends_it() -> None:
+    answer = solve(hard(), time_limit_s=0.5, max_gap=0)
+    assert answer.limit == "time"
+    assert answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND)
 
 
 def test_a_cancelled_solve_returns_its_best_and_leaves_no_process() -> None:
     told = threading.Event()
-    timer = threading.Timer(2.0, told.set)
-    timer.start()
-    answer = solve(hard(), time_limit_s=120, max_gap=0, cancelled=told.is_set)
+    answer = solve(
+        hard(),
+        time_limit_s=200,
+        max_gap=0,
+        on_progress=lambda news: told.set() if news.cost_ns is not None else None,
+        cancelled=told.is_set,
+    )
     assert answer.status is Status.CANCELLED
     assert answer.plan is not None
     assert not [child for child in psutil.Process().children() if "remat_solver" in " ".join(child.cmdline())]
