@@ -38,15 +38,20 @@ BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet"
 
 
 class Settings(NamedTuple):
-    """Seconds for one solve, budgets per network, and the methods to measure, None for all."""
+    """Seconds for one solve, budgets per network, and the methods and networks to measure, None for all."""
 
     seconds: float
     points: int
     methods: frozenset[str] | None = None
+    networks: frozenset[str] | None = None
 
-    def wants(self, method: str) -> bool:
-        """Whether a method is to be measured."""
-        return self.methods is None or method in self.methods
+    def wants(self, network: str, method: str) -> bool:
+        """Whether a method is to be measured on a network."""
+        return (self.networks is None or network in self.networks) and (self.methods is None or method in self.methods)
+
+    def wanted(self, network: str, methods: Iterable[str]) -> list[str]:
+        """Those of the methods that are to be measured on a network."""
+        return [method for method in methods if self.wants(network, method)]
 
 
 def budgets_of(graph: Graph, points: int) -> list[int]:
@@ -77,7 +82,7 @@ def ratios(plan: Settings) -> Iterator[Row]:
 
 def _over_budgets(plan: Settings, name: str, graph: Graph, methods: Iterable[str]) -> Iterator[Row]:
     budgets = budgets_of(graph, plan.points)
-    for method in filter(plan.wants, methods):
+    for method in plan.wanted(name, methods):
         if method == BEST:
             for answer in sweep(graph, budgets, method=BEST, time_limit_s=plan.seconds):
                 yield _row(name, graph, answer)
@@ -98,7 +103,7 @@ def batches(plan: Settings) -> Iterator[Row]:
         graph, image = training_graph(network, 1), FLOAT * prod(network.shape)
         for reading, memory, charged in readings:
             subject = graph if charged else graph.with_fixed(graph.fixed_bytes - image)
-            for method in filter(plan.wants, ("checkpoint-all", *baselines_of(graph), BEST)):
+            for method in plan.wanted(name, ("checkpoint-all", *baselines_of(graph), BEST)):
                 found = max_batch(
                     subject,
                     memory,
@@ -123,7 +128,7 @@ def times(plan: Settings) -> Iterator[Row]:
     for name in ("vgg16", "unet", "fcn8", "segnet", "mobilenet", "resnet50"):
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
         budget = budgets_of(graph, 3)[1]
-        for method in filter(plan.wants, ("milp", "milp-tight", BEST)):
+        for method in plan.wanted(name, ("milp", "milp-tight", BEST)):
             yield _row(name, graph, solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds))
 
 
@@ -156,7 +161,7 @@ def measure(name: str, folder: Path, plan: Settings) -> None:
     """Run one measurement and write its CSV row by row, so that an interrupted run leaves what it had."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.part"
-    kept = [row for row in rows_of(folder, name) if not plan.wants(row["method"])]
+    kept = [row for row in rows_of(folder, name) if not plan.wants(row["network"], row["method"])]
     with part.open("w", newline="") as file:
         writer = None
         for row in chain(kept, MEASURES[name](plan)):
@@ -179,11 +184,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="time limit of one solve")
     parser.add_argument("--points", type=int, default=10, help="budgets per network")
     parser.add_argument("--methods", nargs="+", help="measure only these")
+    parser.add_argument("--networks", nargs="+", help="measure only these")
     given = parser.parse_args()
-    methods = None if given.methods is None else frozenset(given.methods)
+    methods, networks = (None if these is None else frozenset(these) for these in (given.methods, given.networks))
     for name in MEASURES:
         if given.what in (name, "all"):
-            measure(name, given.out, Settings(given.seconds, given.points, methods))
+            measure(name, given.out, Settings(given.seconds, given.points, methods, networks))
     draw(given.out)
 
 

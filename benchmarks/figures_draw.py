@@ -125,12 +125,12 @@ def page(folder: Path) -> str:
 
 
 def rows_of(folder: Path, name: str) -> Rows:
-    """The rows of one CSV file; none if it is not there."""
+    """The rows of one CSV file, network by network; none if it is not there."""
     path = folder / f"{name}.csv"
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        return sorted(csv.DictReader(file), key=lambda row: list(NAMES).index(row["network"]))
 
 
 def _overhead(row: dict[str, str]) -> float | None:
@@ -265,6 +265,7 @@ def _geometric(ratios: Sequence[float]) -> float:
 def _draw_times(rows: Rows, path: Path) -> None:
     figure, axes = _figure(1)
     for method, points in _by(rows, "method").items():
+        points = sorted(points, key=lambda row: int(row["ops"]))
         colour, marker = STYLES[method]
         sizes, seconds = [int(row["ops"]) for row in points], [float(row["seconds"]) for row in points]
         axes[0][0].plot(sizes, seconds, marker=marker, color=colour, label=method)

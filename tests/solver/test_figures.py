@@ -69,14 +69,15 @@ def test_measurements_are_merged_by_method(tmp_path: Path, monkeypatch: pytest.M
     """A second run for some methods replaces their rows and leaves the others."""
 
     def rows(plan: Settings) -> list[dict[str, object]]:
-        return [row(method, plan.points, plan.seconds) for method in ("auto", "milp") if plan.wants(method)]
+        return [row(method, plan.points, plan.seconds) for method in ("auto", "milp") if plan.wants("unet", method)]
 
     monkeypatch.setitem(MEASURES, "times", rows)
     measure("times", tmp_path, Settings(2.5, 7))
     measure("times", tmp_path, Settings(3.5, 8, frozenset({"auto"})))
+    measure("times", tmp_path, Settings(9, 9, None, frozenset({"vgg16"})))
+    assert (tmp_path / "times.txt").read_text().startswith("at most 9 s a solve")
     found = [(r["method"], r["cost"], r["bound"]) for r in rows_of(tmp_path, "times")]
     assert found == [("milp", "7", "2.5"), ("auto", "8", "3.5")]
-    assert (tmp_path / "times.txt").read_text().startswith("at most 3.5 s a solve")
 
 
 def test_the_committed_page_is_that_of_the_committed_files() -> None:
