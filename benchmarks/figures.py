@@ -125,6 +125,8 @@ def batches(plan: Settings) -> Iterator[Row]:
 
 def times(plan: Settings) -> Iterator[Row]:
     """Solve time against graph size, halfway between the least need and the plain peak."""
+    small = training_graph(ARCHITECTURES["vgg16"](), 1)
+    solve(Problem(small, budgets_of(small, 3)[1]), method=BEST, time_limit_s=120.0)  # compiles, once per installation
     for name in ("vgg16", "unet", "fcn8", "segnet", "mobilenet", "resnet50"):
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
         budget = budgets_of(graph, 3)[1]
@@ -164,13 +166,14 @@ def measure(name: str, folder: Path, plan: Settings) -> None:
     kept = [row for row in rows_of(folder, name) if not plan.wants(row["network"], row["method"])]
     with part.open("w", newline="") as file:
         writer = None
-        for row in chain(kept, MEASURES[name](plan)):
+        for count, row in enumerate(chain(kept, MEASURES[name](plan))):
             if writer is None:
                 writer = csv.DictWriter(file, row.keys(), lineterminator="\n")
                 writer.writeheader()
             writer.writerow(row)
             file.flush()
-            print(*row.values(), flush=True)
+            if count >= len(kept):
+                print(*row.values(), flush=True)
     part.replace(folder / f"{name}.csv")
     machine = f"{os.cpu_count()} {platform.machine()} cores, load average {os.getloadavg()[2]:.1f} at the end"
     (folder / f"{name}.txt").write_text(f"at most {plan.seconds:g} s a solve, {machine}\n")
