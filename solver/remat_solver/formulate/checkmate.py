@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..program import Builder, Floats, Term
+from ..program import Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
     add_keeping_needs_computing,
@@ -200,13 +200,13 @@ def add_memory(
     return memory
 
 
-def _has_next(slots: np.ndarray, op: Index) -> np.ndarray:
+def _has_next(slots: Booleans, op: Index) -> Booleans:
     """[stages, …] whether the stage has a slot after each op's."""
     wider = np.hstack((slots, np.zeros((len(slots), 1), dtype=np.bool_)))
     return np.asarray(wider[:, op + 1])
 
 
-def _freed(table: Tables, matrices: Matrices) -> tuple[np.ndarray, np.ndarray]:
+def _freed(table: Tables, matrices: Matrices) -> tuple[Booleans, Booleans]:
     """[stages, uses] and [stages, values]: FREE of a plan's matrices."""
     after = matrices.retained[1:]
     runs = matrices.computed[:, table.use_op]
@@ -225,7 +225,7 @@ def _freed(table: Tables, matrices: Matrices) -> tuple[np.ndarray, np.ndarray]:
     return runs & ~needed_later, own
 
 
-def _memory_of(table: Tables, matrices: Matrices, freed: np.ndarray, freed_own: np.ndarray) -> Floats:
+def _memory_of(table: Tables, matrices: Matrices, freed: Booleans, freed_own: Booleans) -> Floats:
     """[stages, ops] U of a plan's matrices in bytes, without workspaces, fixed bytes and kept values."""
     change = np.zeros((len(matrices.computed), table.ops + 1))
     change[:, 0] = (matrices.retained[:-1] & ~table.kept) @ table.size

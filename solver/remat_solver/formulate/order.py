@@ -18,7 +18,7 @@ import numpy as np
 from remat_ir import Graph, Plan, Problem, plan_of
 
 from ..bounds import pinned_ops
-from ..program import INFINITY, Builder, Floats, Term
+from ..program import INFINITY, Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
     add_keeping_needs_computing,
@@ -26,11 +26,8 @@ from .columns import (
     stage_columns,
 )
 from .formulation import Formulation, cost_units
-from .schedule import Matrices, Stages, matrices_of, stages, without_spurious
-from .tables import tables
-from .tight import (
-    add_exclusive,
-    add_memory,
+from .memory import add_memory
+from .residency import (
     add_residency_chain,
     add_retention_of_residents,
     add_start_of_residency,
@@ -38,6 +35,9 @@ from .tight import (
     residency_columns,
     residents,
 )
+from .schedule import Matrices, Stages, matrices_of, stages, without_spurious
+from .tables import tables
+from .tight import add_exclusive
 
 
 class OrderFormulation(Formulation):
@@ -102,14 +102,14 @@ def any_order(graph: Graph, budget_bytes: int) -> OrderFormulation:
     return OrderFormulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
-def add_each_runs(builder: Builder, columns: Columns, pinned: np.ndarray) -> None:
+def add_each_runs(builder: Builder, columns: Columns, pinned: Booleans) -> None:
     """Σ over the stages of R[s,i] ≥ 1, and = 1 for ops that run exactly once; in place of (1d)."""
     stages_, ops = columns.compute.shape
     row = np.broadcast_to(np.arange(ops), (stages_, ops))
     builder.add_rows(ops, [Term(row, columns.compute)], lower=np.ones(ops), upper=np.where(pinned, 1.0, INFINITY))
 
 
-def add_staying(builder: Builder, columns: Columns, kept: np.ndarray) -> None:
+def add_staying(builder: Builder, columns: Columns, kept: Booleans) -> None:
     """S[s+1,v] ≥ MADE[s,v] + S[s,v] for values that stay to the end once made; after the last stage all do."""
     for stage in range(len(columns.compute)):
         value = np.flatnonzero(kept)

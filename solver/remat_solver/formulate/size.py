@@ -18,12 +18,13 @@ def entries(table: Tables, *, sweeps: int = 1, first: int = 0, pairs: bool = Fal
     Each stage of frontier f has rows for the uses by ops up to f, the values of ops before f, and the ops up to f:
     about 8, 5 and 3 coefficients for each. The paper's rows 7b and 7c also have one for each pair of uses of a value.
     """
-    frontier = np.arange(first, table.ops)[:, None]
-    total = 8 * int((table.use_op <= frontier).sum()) + 5 * int((table.maker < frontier).sum())
-    total += 3 * int((np.arange(table.ops) <= frontier).sum())
-    if pairs:
-        position = np.arange(table.uses) - table.first_use[table.use_value] if table.uses else np.zeros(0)
-        total += 2 * int(((table.use_op <= frontier) * position).sum())
+    # in how many stages each is there: those whose frontier is its op or later
+    of_use = table.ops - np.maximum(table.use_op, first)
+    of_value = table.ops - np.maximum(table.maker + 1, first)
+    of_op = table.ops - np.maximum(np.arange(table.ops), first)
+    total = 8 * int(of_use.sum()) + 5 * int(of_value.sum()) + 3 * int(of_op.sum())
+    if pairs and table.uses:
+        total += 2 * int((of_use * (np.arange(table.uses) - table.first_use[table.use_value])).sum())
     return total * sweeps
 
 
