@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
+    "SideEffects",
     "aot_backend",
     "boxed",
     "compile_joint",
@@ -59,6 +61,10 @@ __all__ = [
     "strict_graph",
     "version",
 ]
+
+
+class SideEffects(Exception):
+    """The module's code changes Python state that lives on after the call; a graph would not."""
 
 
 def missing() -> list[str]:
@@ -89,8 +95,23 @@ def strict_graph(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
 ) -> torch.nn.Module:
     """The module as one graph by Dynamo, its parameters under their own names; `ignored` are logging functions."""
-    with _dynamo_config.patch(ignore_logging_functions=set(ignored)):
-        return dynamo_graph_capture_for_export(module)(*args, **kwargs)  # type: ignore[no-any-return]
+    with warnings.catch_warnings(record=True) as caught, _dynamo_config.patch(ignore_logging_functions=set(ignored)):
+        warnings.simplefilter("always")
+        graph = dynamo_graph_capture_for_export(module)(*args, **kwargs)
+    for warning in caught:
+        text = str(warning.message)
+        if "side effects happened" in text:
+            sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
+            if sources:
+                raise SideEffects(", ".join(sources))
+            continue
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return graph  # type: ignore[no-any-return]
+
+
+def _harmless(source: str) -> bool:
+    """State that the call itself puts back: transformers' collector of hidden states."""
+    return "__import_transformers_dot_utils_dot_output_capturing" in source
 
 
 def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:

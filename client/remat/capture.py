@@ -52,6 +52,11 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         with contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
             descriptor = _compat.export_joint(stack, graph, args, kwargs)
+    except _compat.SideEffects as error:
+        raise CaptureError(
+            f"{type(module).__name__} changes Python state when it is called, which a captured step would not repeat: "
+            f"{error}; update buffers in place (self.count.add_(1), not self.count += 1)"
+        ) from error
     except Exception as error:
         raise CaptureError(f"{type(module).__name__} cannot be captured as one graph: {_first_line(error)}") from error
     finally:

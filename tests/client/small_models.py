@@ -352,7 +352,7 @@ def buffer_that_is_read_and_overwritten() -> Case:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = self.inner(x).sin() * self.mean.exp()
             self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
-            self.count += 1
+            self.count.add_(1)
             return y.sin() * self.mean
 
     return Case(Averaged(), (numbers(4, 16),), {}, mean_square)
