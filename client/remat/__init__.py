@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .inplace import disable, enable
     from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
     from .profiles import Profile, ProfileTable
+    from .report import explain
     from .settings import Settings
     from .training import optimize
 
@@ -22,6 +23,7 @@ _HOMES = {
     "Fraction": "budget",
     "Planned": "execute",
     "Rematerialized": "execute",
+    "explain": "report",
     "optimize": "training",
     "GreedyPlanner": "planner",
     "LocalPlanner": "planner",
@@ -59,6 +61,7 @@ __all__ = [
     "backend",
     "disable",
     "enable",
+    "explain",
     "optimize",
     "planner_for",
     "profile_table",

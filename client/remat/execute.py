@@ -75,7 +75,7 @@ class Rematerialized(nn.Module):
         for name in _SHARED:
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["original"] = module
-        self.__dict__["plans"] = {}
+        self.__dict__["_plans"] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
         self.training = module.training
@@ -98,7 +98,7 @@ class Rematerialized(nn.Module):
             PlanningError: there is no plan.
         """
         kwargs = kwargs or {}
-        plans: dict[Any, Planned | None] = self.__dict__["plans"]
+        plans: dict[Any, Planned | None] = self.__dict__["_plans"]
         key = kind_of_call(self.__dict__["original"], args, kwargs)
         if key in plans:
             return plans[key]
@@ -112,6 +112,11 @@ class Rematerialized(nn.Module):
             log.warning("training runs without a plan: %s", error)
             plans[key] = None
         return plans[key]
+
+    @property
+    def plans(self) -> Mapping[Any, Planned | None]:
+        """The plans so far by kind of call; None where one runs plainly."""
+        return self.__dict__["_plans"]  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> Rematerialized:
         """Set the train mode, the original's too."""
