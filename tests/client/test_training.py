@@ -1,0 +1,209 @@
+"""`remat.optimize` from the caller's side: the same module, its own plan for each kind of call, or an error by name."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from client.small_models import Mlp, numbers
+from remat import measure
+from remat.budget import budget_bytes, bytes_of, readable
+from remat.errors import BudgetTooSmall, CaptureError
+from remat.training import carry_out, optimizer_state
+from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, graph_of, plain_plan, verify
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)])
+        self.norm = nn.BatchNorm1d(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.body(x)).square().mean()
+
+
+@pytest.fixture(autouse=True)
+def quiet(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):  # type: ignore[no-untyped-def]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        torch.manual_seed(0)
+        return remat.optimize(Net(), (numbers(512, 64),), budget=remat.Fraction(0.7), planner="greedy")
+
+
+def test_it_trains_like_the_original_inside_the_budget(trained) -> None:  # type: ignore[no-untyped-def]
+    x = (numbers(512, 64),)
+    original = trained.original
+    state = {name: t.clone() for name, t in original.state_dict().items()}
+    plain = measure.outcome(original, measure.training_step(original, x))
+    original.load_state_dict(state)
+    planned = measure.outcome(trained, measure.training_step(trained, x))
+    assert measure.differences(plain, planned) == []
+    original.load_state_dict(state)
+    trained.zero_grad()
+    peak = measure.peak_memory(measure.training_step(trained, x)).peak_bytes
+    found = trained.plan_for(x)
+    assert peak == pytest.approx(found.activation_bytes, rel=0.01)
+    assert found.predicted_bytes <= found.answer.budget_bytes
+    assert peak < 0.75 * measure.peak_memory(measure.training_step(original, x)).peak_bytes
+
+
+def test_it_is_the_same_module_to_whoever_saves_moves_or_reads_it(trained) -> None:  # type: ignore[no-untyped-def]
+    original = trained.original
+    assert list(trained.state_dict()) == list(original.state_dict())
+    assert [n for n, _ in trained.named_parameters()] == [n for n, _ in original.named_parameters()]
+    assert trained.norm is original.norm
+    trained.eval()
+    assert not original.body[0].training
+    trained.train()
+    assert original.norm.training
+    with torch.no_grad():
+        assert torch.isfinite(trained(numbers(3, 64)))
+
+
+def test_another_kind_of_call_gets_a_plan_of_its_own(trained, caplog) -> None:  # type: ignore[no-untyped-def]
+    before = len(trained.plans)
+    with caplog.at_level(logging.INFO, "remat"):
+        found = trained.plan_for((numbers(256, 64),))
+    assert found is not trained.plan_for((numbers(512, 64),))
+    assert len(trained.plans) == before + 1
+    assert "arguments" in caplog.text
+    out = trained(numbers(256, 64))
+    out.backward()
+
+
+def test_explain_names_modules_bytes_and_what_is_computed_again(trained) -> None:  # type: ignore[no-untyped-def]
+    text = remat.explain(trained)
+    assert "body.0" in text
+    assert "where the bytes go" in text
+    assert "computed again" in text
+
+
+def test_a_budget_below_the_least_says_what_would_do() -> None:
+    with pytest.raises(BudgetTooSmall, match="bytes"):
+        remat.optimize(Mlp(), (numbers(16, 32),), budget=remat.Fraction(0.01), planner="greedy")
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Mlp(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        return y * 2 if y.sum().item() > 0 else y
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = Mlp(16), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x) * self.calls
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[0]
+
+
+@pytest.mark.parametrize(("make", "reason"), [(Branching, "item"), (Counting, "Python state")])
+def test_what_cannot_be_captured_is_refused_by_name(make, reason: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(CaptureError, match=reason):
+        remat.optimize(make(), (numbers(4, 16),), budget=remat.Fraction(0.5), planner="greedy")
+
+
+def test_a_recurrent_network_is_refused_or_exact_but_never_silently_plain() -> None:
+    module, x = Recurrent(), (numbers(4, 5, 16),)
+    with pytest.raises(CaptureError):
+        remat.optimize(module, x, budget=remat.Fraction(1), planner="greedy")
+
+
+def test_on_failure_plain_runs_the_original_and_says_so(caplog) -> None:  # type: ignore[no-untyped-def]
+    module = Branching()
+    with caplog.at_level(logging.WARNING, "remat"):
+        made = remat.optimize(
+            module, (numbers(4, 16),), budget=remat.Fraction(0.5), planner="greedy", on_failure="plain"
+        )
+    assert "without a plan" in caplog.text
+    made(numbers(4, 16)).sum().backward()
+    assert module.inner.layers[0].weight.grad is not None
+
+
+def test_nothing_to_train_is_an_error() -> None:
+    with pytest.raises(CaptureError, match="grad"):
+        remat.optimize(Mlp(16).requires_grad_(False), (numbers(4, 16),), budget=remat.Fraction(0.5), planner="greedy")
+
+
+def test_a_plan_of_another_graph_is_never_run(trained) -> None:  # type: ignore[no-untyped-def]
+    found = trained.plan_for((numbers(512, 64),))
+    other = plain_plan(graph_of([1] * 3, [1] * 3, [(), (0,), (1,)]))
+    problem = Problem(found.step.graph, found.answer.budget_bytes)
+    verdict = verify(problem, found.answer.plan)
+    with pytest.raises(InvalidPlan):
+        carry_out(found.step, problem, _answer(problem, other, verdict.cost_ns, verdict.peak_bytes))
+    with pytest.raises(InvalidPlan, match="claimed"):
+        carry_out(found.step, problem, _answer(problem, found.answer.plan, verdict.cost_ns - 1, verdict.peak_bytes))
+
+
+def _answer(problem: Problem, plan: Plan, cost_ns: int, peak_bytes: int) -> Answer:
+    from remat_ir import Status
+
+    return Answer(Status.FEASIBLE, "auto", problem.budget_bytes, cost_ns=cost_ns, peak_bytes=peak_bytes, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("12GiB", 12 * 2**30), ("1.5 GB", 1_500_000_000), ("4096", 4096), (7, 7), ("3 kib", 3072)]
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+@pytest.mark.parametrize("wrong", ["12 GiBs", "many", "-1", -1, "", "1e9"])
+def test_what_is_no_size(wrong: str | int) -> None:
+    with pytest.raises(InvalidData, match="budget"):
+        bytes_of(wrong)
+
+
+def test_budgets_count_the_fixed_bytes_once() -> None:
+    graph = graph_of([1, 1], [100, 50], [(), (0,)], fixed_bytes=1000)
+    assert budget_bytes("2000", graph) == 2000
+    assert budget_bytes(2000, graph, slack=1.25) == 1600
+    assert budget_bytes(remat.ActivationBytes(80), graph) == 1080
+    assert budget_bytes(remat.Fraction(0.5), graph) == 1075
+    assert readable(3 * 2**20) == "3.0 MiB"
+    for wrong in (2.5, None, True, ["1GiB"]):
+        with pytest.raises(InvalidData):
+            budget_bytes(wrong, graph)  # type: ignore[arg-type]
+    for fraction in (-0.1, 1.5, "half"):
+        with pytest.raises(InvalidData):
+            remat.Fraction(fraction)  # type: ignore[arg-type]
+
+
+def test_optimizer_state_is_counted_before_it_exists() -> None:
+    module = Mlp(16)
+    size = sum(p.numel() * 4 for p in module.parameters())
+    adam = torch.optim.AdamW(module.parameters())
+    assert optimizer_state(adam) == 2 * size
+    assert optimizer_state(torch.optim.SGD(module.parameters(), lr=0.1)) == 0
+    assert optimizer_state(torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)) == size
+    module(numbers(2, 16)).sum().backward()
+    adam.step()
+    assert 2 * size <= optimizer_state(adam) <= 2 * size + 64
+    assert optimizer_state(None) == 0
