@@ -9,6 +9,7 @@ from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
     from .budget import ActivationBytes, Fraction
+    from .chain_training import checkpoint_sequential, optimize_chain
     from .dynamo import backend
     from .execute import Planned, Rematerialized
     from .inplace import disable, enable
@@ -35,6 +36,8 @@ _HOMES = {
     "ProfileTable": "profiles",
     "Settings": "settings",
     "backend": "dynamo",
+    "checkpoint_sequential": "chain_training",
+    "optimize_chain": "chain_training",
     "disable": "inplace",
     "enable": "inplace",
 }
@@ -59,10 +62,12 @@ __all__ = [
     "ServicePlanner",
     "Settings",
     "backend",
+    "checkpoint_sequential",
     "disable",
     "enable",
     "explain",
     "optimize",
+    "optimize_chain",
     "planner_for",
     "profile_table",
     "verify",

@@ -24,16 +24,22 @@ class ChainedModule(nn.Module):
 
     A stage may be any module of one tensor that gives one tensor: any Python inside it, dropout, batch normalization,
     hooks. When it runs again it draws the same random numbers and sees the buffers as they were; what it would write to
-    them is thrown away. Gradients of parameters appear once, in the nested backward pass of their stage. A stage must not
-    overwrite its input.
+    them is thrown away. Gradients of parameters appear once, in the nested backward pass of their stage. A stage must
+    not overwrite its input.
 
     Args:
         stages: the modules, in order; their parameters are shared, under the names of a ModuleList called `stages`.
         plan: a plan of `chain`, which the judge has passed.
+        graded: stages (from 1) that must run with grad even where no tape is kept, to compute the same bits.
     """
 
     def __init__(
-        self, stages: Sequence[nn.Module], chain: Chain, plan: ChainPlan, answer: Answer | None = None
+        self,
+        stages: Sequence[nn.Module],
+        chain: Chain,
+        plan: ChainPlan,
+        answer: Answer | None = None,
+        graded: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         if chain.stages != len(stages):
@@ -42,7 +48,7 @@ class ChainedModule(nn.Module):
         if wrong is not None:
             raise InvalidPlan(f"{wrong.verb.value} {wrong.stage}: transfers are not executed here")
         self.stages = nn.ModuleList(stages)
-        self.chain, self.plan, self.answer = chain, plan, answer
+        self.chain, self.plan, self.answer, self.graded = chain, plan, answer, graded
         turn = next(i for i, s in enumerate(plan.steps) if s.verb is Verb.B)
         self._forward_steps, self._backward_steps = plan.steps[:turn], plan.steps[turn:]
         self._times = Counter(s.stage for s in plan.steps if s.verb in _FORWARD)
@@ -55,7 +61,7 @@ class ChainedModule(nn.Module):
             return x
         # the function must have an input that requires gradients, or autograd never calls its backward pass
         anchor = torch.empty(0, device=x.device).requires_grad_()
-        result: torch.Tensor = _Chained.apply(self, x, anchor)
+        result: torch.Tensor = _Chained.apply(self, x, anchor)  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, steps: Any, state: _State) -> None:
@@ -74,6 +80,7 @@ class _State:
 
     stored: dict[int, torch.Tensor]
     autocast: Any
+    graded: frozenset[int]
     tapes: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     first: dict[int, _Circumstances] = field(default_factory=dict)
     gradient: torch.Tensor | None = None
@@ -86,16 +93,20 @@ class _State:
             self.first[stage] = _Circumstances(module, x.device)
         with self.first[stage].restored() if again else contextlib.nullcontext(), self.autocast():
             if verb is Verb.F_ALL:
-                with torch.enable_grad():
-                    leaf = x.detach().requires_grad_((stage > 1 or x.requires_grad) and x.is_floating_point())
-                    y = module(leaf)
-                self.tapes[stage] = (leaf, y)
-                self.stored[stage] = y.detach()
+                self.tapes[stage] = self._with_grad(module, stage, x)
+                self.stored[stage] = self.tapes[stage][1].detach()
+            elif stage in self.graded:
+                self.stored[stage] = self._with_grad(module, stage, x)[1].detach()
             else:
                 with torch.no_grad():
                     self.stored[stage] = module(x)
         if verb is Verb.F_NONE:
             del self.stored[stage - 1]
+
+    def _with_grad(self, module: nn.Module, stage: int, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_((stage > 1 or x.requires_grad) and x.is_floating_point())
+            return leaf, module(leaf)
 
     def backward(self, stage: int) -> None:
         """B of a stage: from the gradient of its output to that of its input, and its parameters' on the way."""
@@ -105,7 +116,7 @@ class _State:
             self.stored.pop(stage - 1, None)
         given, self.gradient = self.gradient, None
         if y.requires_grad and given is not None:
-            torch.autograd.backward(y, given)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(y, given)
             self.gradient = leaf.grad
 
 
@@ -140,9 +151,11 @@ class _Circumstances:
 
 
 class _Chained(torch.autograd.Function):
+    boxed_grads_call = True  # where torch knows it, the incoming gradient comes in a list, and can be freed on the way
+
     @staticmethod
     def forward(ctx: Any, module: ChainedModule, x: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        state = _State({0: x.detach().requires_grad_(x.requires_grad)}, _autocast(x.device))
+        state = _State({0: x.detach().requires_grad_(x.requires_grad)}, _autocast(x.device), module.graded)
         module._run(module._forward_steps, state)
         ctx.module, ctx.state = module, state
         return state.stored[module.chain.stages].view_as(state.stored[module.chain.stages])
@@ -152,7 +165,7 @@ class _Chained(torch.autograd.Function):
         state, ctx.state = ctx.state, None
         if state is None:
             raise RuntimeError("a chain's backward pass runs once: retain_graph and double backward are not supported")
-        state.gradient = gradients[0]
+        state.gradient = gradients[0].pop() if isinstance(gradients[0], list) else gradients[0]
         del gradients
         ctx.module._run(ctx.module._backward_steps, state)
         return None, state.gradient, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,9 +18,25 @@ from .chain import check_stage
 from .profile import rounded
 
 REPETITIONS = 3
+COLUMNS = (
+    "forward_ns",
+    "backward_ns",
+    "forward_workspace_bytes",
+    "backward_workspace_bytes",
+    "tape_bytes",
+    "activation_bytes",
+    "gradient_bytes",
+)
 
 
-def chain_of(stages: Sequence[nn.Module], x: torch.Tensor) -> Chain:
+class ProfiledChain(NamedTuple):
+    """The chain, and the stages (from 1) that compute other bits without grad than with it: LSTM's kernels do."""
+
+    chain: Chain
+    graded: frozenset[int]
+
+
+def chain_of(stages: Sequence[nn.Module], x: torch.Tensor) -> ProfiledChain:
     """Rotor's chain of a list of stages: one stage at a time runs, forward and backward, on a copy of its module.
 
     Needs the memory of the largest stage and of all activations between stages. Neither parameters, buffers, gradients
@@ -31,27 +47,43 @@ def chain_of(stages: Sequence[nn.Module], x: torch.Tensor) -> Chain:
         CaptureError: a stage that the executor cannot run.
     """
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
-    columns: dict[str, list[int]] = {
-        name: [] for name in Chain.__dataclass_fields__ if not name.startswith(("link", "host"))
-    }
+    columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
     columns["activation_bytes"].append(_size(x))
     columns["gradient_bytes"].append(_size(x) if x.requires_grad else 0)
+    graded: set[int] = set()
     try:
         for position, stage in enumerate(stages, 1):
-            x = _measure(copy.deepcopy(stage), position, x, columns)
+            if _differs(stage, x):
+                graded.add(position)
+            x = _measure(copy.deepcopy(stage), position, x, columns, position in graded)
     finally:
         torch.set_rng_state(states[0])
         if len(states) > 1:
             torch.cuda.set_rng_state_all(states[1:])
-    return Chain(**{name: tuple(column) for name, column in columns.items()})
+    arrays = {name: tuple(columns[name]) for name in COLUMNS}
+    return ProfiledChain(Chain(**arrays), frozenset(graded))  # type: ignore[arg-type]
 
 
-def _measure(stage: nn.Module, position: int, x: torch.Tensor, columns: dict[str, list[int]]) -> torch.Tensor:
+def _differs(stage: nn.Module, x: torch.Tensor) -> bool:
+    """Whether a stage gives other bits under no_grad; a copy of it runs each time, from the same random numbers."""
+    found = []
+    with torch.random.fork_rng():
+        for grad in (False, True):
+            torch.manual_seed(0)
+            with torch.set_grad_enabled(grad):
+                found.append(copy.deepcopy(stage)(x.detach().clone()))
+    one, other = found
+    return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
+
+
+def _measure(
+    stage: nn.Module, position: int, x: torch.Tensor, columns: dict[str, list[int]], graded: bool
+) -> torch.Tensor:
     needs = x.is_floating_point() and (position > 1 or x.requires_grad)
     given = x.detach()
     version = given._version
     with torch.no_grad():
-        y = stage(given)
+        y: torch.Tensor = stage(given)
     check_stage(stage, position, given, y, version)
     gradient = torch.ones_like(y)
 
@@ -61,7 +93,7 @@ def _measure(stage: nn.Module, position: int, x: torch.Tensor, columns: dict[str
 
     def backward(tape: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor | None:
         if tape[1].requires_grad:
-            torch.autograd.backward(tape[1], gradient)  # type: ignore[no-untyped-call]
+            torch.autograd.backward(tape[1], gradient)
         return tape[0].grad
 
     for _ in range(2):  # makes the gradients that the measured passes add to
@@ -74,7 +106,9 @@ def _measure(stage: nn.Module, position: int, x: torch.Tensor, columns: dict[str
     columns["activation_bytes"].append(made)
     columns["gradient_bytes"].append(made)
     columns["tape_bytes"].append(max(made, sizes["tape"]))
-    columns["forward_workspace_bytes"].append(max(0, sizes["forward_peak"] - max(made, sizes["tape"])))
+    # a stage that runs with grad where its tape is not kept makes and drops one
+    kept = made if graded else max(made, sizes["tape"])
+    columns["forward_workspace_bytes"].append(max(0, sizes["forward_peak"] - kept))
     into = _size(x) if needs else 0
     columns["backward_workspace_bytes"].append(max(0, sizes["backward_peak"] - into))
     return y

@@ -16,6 +16,7 @@ from .capture import refuse
 from .codegen import boxed_function
 from .dataflow import Dataflow, dataflow
 from .errors import CaptureError
+from .group import groups
 from .lower import lower
 from .operations import operations, to_graph
 from .planner import Planner, plan_or_raise, planner_for, profile_table
@@ -74,7 +75,7 @@ class Backend:
         """An AOTAutograd partition: the joint graph as a forward and a backward graph that follow a verified plan."""
         refuse(joint)
         flow = dataflow(joint, num_fwd_outputs)
-        step = operations(flow)
+        step = operations(flow, groups(flow))
         # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
             profiled = profile_kernels(flow.kernels, self.table)
