@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from remat_ir import Graph, plain_peak, plain_plan, replay
 
 from ..backends import Engine
 from ..incumbent import Incumbent
-from ..search import Search, await_compiled, compiling, greedy, least_memory
+from ..search import Search, await_compiled, compiling, first_plan, least_memory
 from ..staged.prove import Proof
 from .staged import polished
 from .structured import run_linear, run_structured
@@ -42,7 +43,7 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     with contextlib.ExitStack() as stack:
         # the engine loads its libraries while the first plan is made
         engine = stack.enter_context(Engine("cpsat")) if options.proof else None
-        _first_plan(incumbent)
+        first_plan(incumbent)
         if options.search:
             # not before: it holds the interpreter's lock
             compiling()
@@ -53,8 +54,8 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         try:
             if options.proof:
                 Proof(incumbent, polish=polished(incumbent, wait=False)).run(integer=engine)
-                if incumbent.exhausted:
-                    # the search looks nowhere else
+                if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
+                    # the search looks nowhere else, or would never end
                     incumbent.close()
         except BaseException:
             incumbent.close()
@@ -73,14 +74,6 @@ def _keep_everything(incumbent: Incumbent) -> bool:
         return False
     incumbent.offer(plain_plan(graph), "checkpoint-all")
     return True
-
-
-def _first_plan(incumbent: Incumbent) -> None:
-    """A plan at once, by eviction."""
-    problem = incumbent.problem
-    plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
-    if plan is not None:
-        incumbent.offer(plan, "greedy")
 
 
 def _search(incumbent: Incumbent, seed: int) -> None:

@@ -106,7 +106,7 @@ class Proof:
                 # what floats call infeasible is left to whole numbers to judge
                 return
             units = outcome.bound / balance_of(round_.program)
-            self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, exact=False), self.source)
+            self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, whole=False), self.source)
             over = excesses(self.shape, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed() or not over:
                 return

@@ -38,17 +38,19 @@ class Scale:
         """The right side of a memory row in units, rounded down."""
         return float(signed_bytes // self.bytes)
 
-    def bound_ns(self, shape: Shape, units: float, *, exact: bool) -> int:
+    def bound_ns(self, shape: Shape, units: float, *, exact: bool = False, whole: bool = True) -> int:
         """A bound on the total cost in ns from a bound on the program's objective in units.
 
-        `exact` says that the objective takes whole numbers only, so that the bound may be rounded up; a millionth of a
-        unit is forgiven to floats. Without it the result is rounded down.
+        Of a program in whole numbers the bound may be rounded up to one: a millionth of a unit is forgiven to an
+        engine that counts in whole numbers itself (`exact`), and to one in floating point a millionth of the bound, its
+        tolerance. A linear program's bound (`whole` false) is rounded down.
         """
         total = int(shape.cost.sum())
         if not math.isfinite(units):
             return total
-        whole = math.ceil(units - 1e-6) if exact else units
-        return total + max(0, math.floor(whole * self.cost_ns))
+        if not whole:
+            return total + max(0, math.floor(units * self.cost_ns))
+        return total + max(0, math.ceil(units - (1e-6 if exact else 1e-6 * (1.0 + abs(units)))) * self.cost_ns)
 
 
 def scale_of(shape: Shape) -> Scale:
