@@ -42,10 +42,17 @@ def root(
     Exit codes: 0 a plan, 2 bad input, 3 infeasible, 4 nothing found in time, 5 the service could not be reached or
     failed.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="remat: %(message)s", stream=sys.stderr, force=True
-    )
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    log = logging.getLogger("remat")
+    log.handlers = [Lines()]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+class Lines(logging.Handler):
+    """What the client has to say while it works, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        print(f"remat: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -67,6 +67,7 @@ def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served
     assert second.id != first.id
 
 
+@pytest.mark.slow
 def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None) -> None:
     asked = hard()
     with serving(tmp_path / "store.sqlite") as served:
@@ -79,6 +80,7 @@ def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None)
     verify(asked, answer.plan)
 
 
+@pytest.mark.slow
 def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_path: Path, no_solver: None) -> None:
     asked = problem(fraction=0.91)  # nobody has asked for it before
     planner = asking(served.url, tmp_path, patience_s=1.0)
@@ -98,6 +100,7 @@ def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_pat
     assert again.method == "auto"
 
 
+@pytest.mark.slow
 def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
     store = tmp_path / "store.sqlite"
     asked = problem()
@@ -123,6 +126,7 @@ def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
     assert table("c").get("cpu/test", ["k1", "k2", "k3"]) == {"k1": Profile(10, 0), "k2": Profile(20, 4)}
 
 
+@pytest.mark.slow
 def test_progress_cancel_and_attach_on_a_real_solve(served: Served, tmp_path: Path) -> None:
     asked = hard()
     planner = ServicePlanner(served.url, timeouts=QUICK)

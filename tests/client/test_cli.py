@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from benchmarks.instances import instance
 
 from client.liar import Said, in_turn, lying
 from remat.cli import main
-from remat.cli_app import ORDER, app
+from remat.cli_app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
 from remat.greedy import greedy_answer
+from remat.settings import NAMES
 from remat_ir import Answer, Chain, Graph, Join, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
 
 
@@ -33,7 +36,7 @@ class Ran:
 
 
 @pytest.fixture
-def remat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def remat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "120")
@@ -42,10 +45,10 @@ def remat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
     def run(*words: object) -> Ran:
         monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), said.out, said.err)
+        return Ran(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
     return run
 
@@ -365,3 +368,13 @@ def test_as_a_process(tmp_path: Path) -> None:
     ran = subprocess.run([*command[:4], str(file)], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr == "remat: a budget is needed: --budget 4GiB or --budget-fraction 0.5\n"
+
+
+def test_the_page_lists_every_command_setting_and_exit_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for name in ORDER:
+        assert f"`remat {name}" in page
+    for name in NAMES:
+        assert f"`{name}`" in page
+    for code in (0, BAD_INPUT, INFEASIBLE, NOTHING_FOUND, SERVICE, INTERRUPTED):
+        assert f"| {code} |" in page
