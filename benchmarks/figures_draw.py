@@ -270,7 +270,7 @@ def _say_ratios(rows: Rows) -> str:
             mean = f"{_geometric(over):.3f}, {len(over)} of {len(best)}" if over else "–"
             line.append(f"{mean} ({paper})")
         gaps = [int(row["cost"]) / int(row["bound"] or row["once"]) for row in best.values()]
-        body.append([*line, f"{_geometric(gaps):.4f}"])
+        body.append([*line, f"{_geometric(gaps):.4f}" if gaps else "–"])
     return text + _table(["network", *APPROXIMATIONS, "best / bound"], body)
 
 
