@@ -141,7 +141,16 @@ def test_the_hosts_limit_is_checked_not_optimized() -> None:
 def test_auto_takes_the_link_into_account() -> None:
     chain = linked_chain(16, seed=6)
     problem = Problem(chain, budget_at(chain, 0.4))
-    auto, moved = solve(problem, method="auto", time_limit_s=3), solve(problem, method="pofo")
+    seen: list[str] = []
+    auto = solve(
+        problem,
+        method="auto",
+        time_limit_s=200,
+        on_progress=lambda progress: seen.append(progress.source),
+        cancelled=lambda: "pofo" in seen,
+    )
+    moved = solve(problem, method="pofo")
+    assert seen[:2] == ["rotor", "pofo"]
     assert auto.cost_ns is not None
     assert moved.cost_ns is not None
     assert auto.cost_ns <= moved.cost_ns
