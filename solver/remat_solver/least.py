@@ -30,7 +30,11 @@ Prover = Callable[[Problem, float, Callable[[], bool]], Answer]
 is a yes; status infeasible without a restriction is a no; anything else says nothing."""
 
 _FIRST_TRY_S = 0.25
-"""Seconds for the first attempts at a plan; proofs have four times as many; both double from round to round."""
+"""Seconds for the first attempts at a plan, doubled from round to round."""
+_PROOF = 12.0
+"""How many times as long a proof may take as an attempt at a plan."""
+_FAILURES = 2
+"""Proofs of one round that may come to nothing: each one asks for less, and most of the time would go into them."""
 
 
 def staged_prover(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> Answer:
@@ -66,7 +70,7 @@ def least_budget(
     while not look.over():
         look.seek(seconds)
         if prover is not None:
-            look.certify(prover, 4 * seconds)
+            look.certify(prover, _PROOF * seconds)
         seconds *= 2
     return look.answer()
 
@@ -119,7 +123,8 @@ class _Look:
     def certify(self, prover: Prover, seconds: float) -> None:
         """Bisect by certificates; where one fails to come ask for an easier one, of a smaller budget."""
         ceiling = self.high  # the smallest budget of which no more is known than that it may suffice
-        while not self.over() and self.low < ceiling:
+        failures = 0
+        while not self.over() and self.low < ceiling and failures < _FAILURES:
             middle = (self.low + ceiling - 1) // 2
             spare = max(1e-3, min(seconds, self.deadline.remaining()))
             answer = prover(Problem(self.graph, middle), spare, self.cancelled)
@@ -130,6 +135,7 @@ class _Look:
                 self.low = max(middle + 1, answer.least_budget_bound_bytes or 0)
             else:
                 ceiling = middle
+                failures += 1
 
     def answer(self) -> Answer:
         """What was found and proved."""
