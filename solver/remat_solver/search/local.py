@@ -16,7 +16,7 @@ from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of,
 
 SLICE = 8192
 """Moves between two looks at the clock: 10 to 100 ms."""
-_HOT, _WARM, _COOL, _COLD = 2.0, 0.6, 0.1, 0.01
+_HOT, _WARM, _COOL, _COOLEST, _COLD = 2.0, 0.6, 0.1, 0.02, 0.002
 """Temperatures in mean op costs: where cycles from nothing start, where others start, where all end."""
 _POOL = 3
 _FIRST_CYCLE = 8
@@ -24,10 +24,10 @@ _FIRST_CYCLE = 8
 _GROWTH = 1.3
 _LONGEST_CYCLE = 2500
 _ATTEMPT = 2 * SLICE
-_PRESSURE = 1000.0
+_PRESSURE = 100.0
 """Factor on the price of memory while there is no schedule within the budget: by trial on budgets near the least."""
-_MOVES_FROM_NOTHING = 400
-"""Moves per op below which a cycle from nothing can't compete with one from the best schedule."""
+_LONG = 400
+"""Moves per op below which what a warm cycle breaks is not mended by its end."""
 
 
 class Search:
@@ -48,7 +48,7 @@ class Search:
         self._profile: Ints = profile_of(graph, budget_bytes, seed)
         self._mean_cost = max(1.0, graph.total_cost_ns / graph.ops)
         mean_size = max(1.0, sum(graph.value_bytes) / max(1, graph.values))
-        self._weight = self._usual_weight = 0.3 * self._mean_cost / mean_size
+        self._weight = self._usual_weight = 3.0 * self._mean_cost / mean_size
         self._plain = keys_of(graph, range(graph.ops))
         load(self._profile, self._plain)
         note_loaded(self._profile, self._plain)
@@ -146,15 +146,21 @@ class Search:
             if isinstance(plan, Plan) and cost is not None and (own is None or cost < own):
                 self.adopt(plan.computes)
             moves = int(length) if left is None else min(int(length), left)
-            from_nothing = number % 3 == 1 and moves >= _MOVES_FROM_NOTHING * self.graph.ops
-            if from_nothing:
+            if self.cost_ns is None and number % 2:
+                # the plan that is known has no equal among schedules
+                self.seek(courier.check, moves)
+                moves = 0
+            if moves < _LONG * self.graph.ops:
+                hot = (_COOL, _COOLEST)[number % 2]
+            else:
+                hot = (_COOL, _HOT, _WARM)[number % 3]
+            if hot == _HOT:
                 self.restart()
             else:
                 self.resume_best()
-            hot = _HOT if from_nothing else (_WARM, _HOT, _COOL)[number % 3]
             self.cycle(moves, hot, courier.check)
             courier.deliver()
-            left = None if left is None else left - moves
+            left = None if iterations is None else iterations - self.moves
             number, length = number + 1, min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
 
 
