@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from remat_ir import InvalidData, InvalidPlan
@@ -20,7 +21,7 @@ from .body import BodyLimits
 from .callers import Callers
 from .contract import describe
 from .dispatch import Dispatcher
-from .errors import ServiceError
+from .errors import ServiceError, Unavailable
 from .keep import housekeeping
 from .outside import Outside
 from .problems import problem_response, refusal_of, validation_refusal
@@ -45,6 +46,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(ServiceError, _refuse)
     app.add_exception_handler(InvalidData, _refuse)
     app.add_exception_handler(InvalidPlan, _refuse)
+    app.add_exception_handler(OperationalError, _refuse_for_now)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)
@@ -81,6 +83,10 @@ def _hosts(settings: Settings) -> frozenset[str]:
 
 def _refuse(request: Request, error: Exception) -> Response:
     return problem_response(error)
+
+
+def _refuse_for_now(request: Request, error: Exception) -> Response:
+    return problem_response(Unavailable("the database does not answer", retry_after_s=2))
 
 
 def _refuse_parameters(request: Request, error: Exception) -> Response:

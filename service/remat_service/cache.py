@@ -105,11 +105,11 @@ class Cache:
         self, connection: AsyncConnection, keys: Keys, problem: Problem, method_key: str | None, broken: list[str]
     ) -> StoredPlan | None:
         found = await self._store.best_plan(connection, keys.graph, problem.budget_bytes, method_key)
-        if found is None or await self._judge.plan(keys.graph, problem, found.data, found.claimed) is not None:
+        if found is None or await self._judge.passes(keys.graph, problem, found.data, found.claimed):
             return found
         broken.append(found.id)
         for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
-            if await self._judge.plan(keys.graph, problem, other.data, other.claimed) is not None:
+            if await self._judge.passes(keys.graph, problem, other.data, other.claimed):
                 return other
             broken.append(other.id)
         return None

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, Problem, Status, gap_of, overhead_of, problem_digest
+from remat_ir import Answer, Problem, Status, problem_digest
 from remat_solver.bounds import least_need
 
-from .answers import document, sentence
+from .answers import document
 from .asks import Ask
 from .cache import Known, answer_of, is_final
+from .endings import end_request, leave
 from .errors import Conflict, Invalid, NotFound, Unavailable
 from .identity import Caller, Keys, keys_of, method_key_of, new_id
 from .judge import Judge
 from .quotas import check_quota
 from .room import Room
-from .store import names
 from .subjects import net_of
 from .tables import now, requests, solves
 
@@ -46,8 +47,16 @@ async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None
         Unavailable: the queue is full.
         TooMany: the tenant's quota is used up.
     """
-    if retry is not None and (earlier := await _earlier(room, caller, retry)) is not None:
+    try:
+        return await _earlier(room, caller, retry) or await _take_in(room, caller, ask, retry, group_id)
+    except IntegrityError:  # the same request came twice at once, and the other was quicker
+        earlier = await _earlier(room, caller, retry)
+        if earlier is None:
+            raise
         return earlier
+
+
+async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None) -> str:
     net = net_of(ask.problem)
     if net is None:
         return await _hopeless(room, caller, ask, retry, group_id)
@@ -63,7 +72,9 @@ async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None
     return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
 
 
-async def _earlier(room: Room, caller: Caller, retry: Retry) -> str | None:
+async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | None:
+    if retry is None:
+        return None
     async with room.database.read() as connection:
         row = (
             await connection.execute(
@@ -258,6 +269,7 @@ async def _new_solve(
             method_key=keys.method,
             options=ask.options,
             start_plan_id=start,
+            forced=ask.force,
             state=_QUEUED,
             priority=ask.priority,
             queued_at=now(),
@@ -305,30 +317,6 @@ async def view(room: Room, caller: Caller, request_id: str) -> Any:
     return row
 
 
-def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, status: Status | None = None) -> Answer:
-    """The answer so far of a request that has not ended, in net bytes."""
-    cost, bound = row.cost_ns, row.bound_ns
-    running = row.state == _RUNNING
-    seconds = row.spent_s
-    if running and row.started_at is not None:
-        seconds = max(seconds, min(row.time_limit_s, (now() - row.started_at).total_seconds()))
-    answer = Answer(
-        status=status or (Status.RUNNING if running else Status.QUEUED),
-        method=row.method,
-        budget_bytes=row.budget_bytes,
-        cost_ns=cost,
-        bound_ns=bound,
-        overhead=None if cost is None or total_cost_ns is None else overhead_of(cost, total_cost_ns),
-        gap=None if cost is None or bound is None else gap_of(cost, bound),
-        peak_bytes=peak_bytes,
-        seconds=round(seconds, 3),
-        restricted_to=names(row.restricted_to or ""),
-        digest=row.digest,
-        message="" if status else ("Solving." if running else "Waiting for a free solver."),
-    )
-    return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
-
-
 async def cancel(room: Room, caller: Caller, request_id: str) -> None:
     """Detach a request from its solve; its answer becomes the best incumbent. The solve ends with its last request."""
     row = await view(room, caller, request_id)
@@ -339,52 +327,3 @@ async def cancel(room: Room, caller: Caller, request_id: str) -> None:
         await end_request(room, connection, request_id, Status.CANCELLED, "cancel")
         await leave(connection, row.solve_id)
     room.bells.ring(request_id, row.solve_id)
-
-
-async def leave(connection: AsyncConnection, solve_id: str) -> None:
-    """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
-    left = await connection.scalar(
-        select(func.count()).select_from(requests).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
-    )
-    if not left:
-        await connection.execute(
-            update(solves)
-            .where(solves.c.id == solve_id, solves.c.state == _QUEUED)
-            .values(state=_ENDED, ended_at=now(), revision=solves.c.revision + 1)
-        )
-
-
-async def end_request(
-    room: Room, connection: AsyncConnection, request_id: str, status: Status, limit: str | None, message: str = ""
-) -> None:
-    """End a request with what its solve has found so far; one that has ended already stays as it is."""
-    row = (
-        await connection.execute(
-            select(requests, solves.c.state, solves.c.cost_ns, solves.c.bound_ns, solves.c.restricted_to,
-                   solves.c.spent_s, solves.c.plan_id.label("best_plan_id"), solves.c.started_at)
-            .join(solves, solves.c.id == requests.c.solve_id)
-            .where(requests.c.id == request_id, requests.c.ended.is_(False))
-        )
-    ).first()  # fmt: skip
-    if row is None:
-        return
-    plan = None if row.best_plan_id is None else await room.store.plan(connection, row.best_plan_id)
-    total = await room.store.total_cost(connection, row.graph_key)
-    answer = running_answer(row, total, None if plan is None else plan.peak_bytes, status)
-    least, enough = await room.store.floor(connection, row.graph_key)
-    answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
-    await write_ending(connection, row, answer, row.best_plan_id)
-
-
-async def write_ending(connection: AsyncConnection, row: Any, answer: Answer, plan_id: str | None) -> None:
-    """Write a request's final answer, given in net bytes."""
-    await connection.execute(
-        update(requests)
-        .where(requests.c.id == row.id, requests.c.ended.is_(False))
-        .values(
-            ended=True,
-            ended_at=now(),
-            plan_id=plan_id,
-            answer=document(answer, row.fixed_bytes, id=row.id, cache=row.cache),
-        )
-    )

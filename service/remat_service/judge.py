@@ -57,6 +57,12 @@ class Judge:
             self.rejections += 1
             return None
 
+    async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
+        """Whether the plan of a row may be served for the problem; quick for bytes judged before."""
+        if self._passes((graph_key, checksum(packed)), problem, claimed):
+            return True
+        return await self.plan(graph_key, problem, packed, claimed) is not None
+
     async def text(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bytes | None:
         """The plan as JSON text, under the same condition; texts lately served are kept in memory."""
         digest = checksum(packed)

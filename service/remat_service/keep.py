@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Status
 
-from .desk import end_request, leave
+from .endings import end_request, leave
 from .room import Room
 from .tables import graphs, groups, now, plans, requests, solves
 

@@ -15,6 +15,7 @@ from . import desk
 from .answers import document, rendered
 from .bells import heard
 from .cache import answer_of
+from .endings import running_answer
 from .errors import Gone, NotFound
 from .identity import Caller, Keys
 from .keep import pin
@@ -69,7 +70,7 @@ async def so_far(room: Room, row: Any) -> dict[str, Any]:
         async with room.database.read() as connection:
             total = await room.store.total_cost(connection, row.graph_key)
             peak = await connection.scalar(select(plans.c.peak_bytes).where(plans.c.id == row.best_plan_id))
-    answer = desk.running_answer(row, total, peak)
+    answer = running_answer(row, total, peak)
     return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
 
 
@@ -168,7 +169,7 @@ async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dic
         if row.ended:
             data = dict(row.answer)
         else:
-            answer = desk.running_answer(row, row.total_cost_ns, row.peak_bytes)
+            answer = running_answer(row, row.total_cost_ns, row.peak_bytes)
             data = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
         data |= {"ops": row.ops, "joined": max(0, row.joined - 1), "created_at": row.created_at.isoformat()}
         found.append(data)

@@ -210,6 +210,7 @@ solves = Table(
     Column("method_key", String(100), nullable=False),
     Column("options", JSON, nullable=False),
     Column("start_plan_id", _ID),
+    Column("forced", Boolean, nullable=False, server_default=text("false")),
     Column("state", String(10), nullable=False),
     Column("priority", Integer, nullable=False, server_default="0"),
     Column("attempt", Integer, nullable=False, server_default="0"),

@@ -145,7 +145,7 @@ async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[st
     """Solves of a tenant written as a server writes them."""
     from remat_service import desk
     from remat_service.asks import Ask
-    from remat_service.execute import caller_of
+    from remat_service.claim import caller_of
 
     room.enqueue = cluster.enqueue
     async with room.database.write() as connection:
@@ -182,21 +182,22 @@ async def test_delivered_twice_writes_once(tmp_path: Path, url: str) -> None:
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
     """A worker that was thought dead comes back: its writes are refused by the fencing token."""
-    from remat_service.execute import Execution, LostClaim, _claim
+    from remat_service.claim import LostClaim, claim_solve
+    from remat_service.rounds import Rounds
 
     room = await _room(url)
     try:
         (solve_id,) = await _queued(room, "default", 1)
-        old = await _claim(room, solve_id)
+        old = await claim_solve(room, solve_id)
         assert old is not None
         async with room.database.write() as connection:
             await connection.execute(text("UPDATE solves SET heartbeat_at = now() - interval '1 hour'"))
-        new = await _claim(room, solve_id)
+        new = await claim_solve(room, solve_id)
         assert new is not None
         assert new.attempt == old.attempt + 1
         with pytest.raises(LostClaim):
             async with room.database.write() as connection:
-                await Execution(room, old)._write(connection, {"cost_ns": 1})
+                await Rounds(room, old)._write(connection, {"cost_ns": 1})
         async with room.database.read() as connection:
             assert await connection.scalar(select(solves.c.cost_ns)) is None
     finally:

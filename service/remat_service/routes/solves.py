@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import time
@@ -32,6 +33,8 @@ EVENT = {
 }
 
 router = APIRouter(prefix="/v1/solves", tags=["solves"])
+
+_BIG_BYTES = 50_000  # larger bodies are read off the event loop
 
 SolveId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a request.")]
 Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to hold the reply until the solve has ended.")]
@@ -92,7 +95,10 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     """
     room: Room = request.app.state.room
     raw = await request.body()
-    ask = read_ask(json_body(raw), room.settings)
+    if len(raw) > _BIG_BYTES:
+        ask = await asyncio.to_thread(lambda: read_ask(json_body(raw), room.settings))
+    else:
+        ask = read_ask(json_body(raw), room.settings)
     retry = None
     key = request.headers.get("idempotency-key")
     if key is not None:
