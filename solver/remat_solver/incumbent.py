@@ -59,6 +59,8 @@ class Incumbent:
         """
         verdict = verify(self.problem, plan)
         with self._lock:
+            if self._closed:
+                return False
             if self.cost_ns is not None and verdict.cost_ns >= self.cost_ns:
                 return False
             self.plan, self.cost_ns, self.peak_bytes = plan, verdict.cost_ns, verdict.peak_bytes
@@ -70,6 +72,8 @@ class Incumbent:
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:
         """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds."""
         with self._lock:
+            if self._closed:
+                return
             if within:
                 if bound_ns > self._restricted.get(within, -1):
                     self._restricted[within] = bound_ns
@@ -135,7 +139,10 @@ class Incumbent:
         return self._exhausted is not None
 
     def close(self) -> None:
-        """Have everybody who works on this incumbent stop: there is nothing left to do, or something broke."""
+        """Have everybody who works on this incumbent stop: there is nothing left to do, or something broke.
+
+        Plans and bounds that still come are not taken.
+        """
         with self._lock:
             self._closed = True
 

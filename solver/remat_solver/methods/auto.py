@@ -47,7 +47,6 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         if options.search:
             # not before: it holds the interpreter's lock
             compiling()
-        run_linear(incumbent)
         if incumbent.stopped():
             return
         search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
@@ -79,6 +78,7 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
+    run_linear(incumbent)
     if incumbent.plan is None:
         plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
         peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
@@ -110,7 +110,15 @@ class _Beside:
             self._incumbent.close()
 
     def join(self) -> None:
-        """Wait for the end, and raise what the thread raised."""
-        self._thread.join()
+        """Wait for the end, and raise what the thread raised.
+
+        A thread that does not come back within half a second of a reason to stop (a compiler can't be interrupted) is
+        left behind, and nothing that it may still find is taken.
+        """
+        while self._thread.is_alive() and not self._incumbent.stopped():
+            self._thread.join(0.05)
+        self._thread.join(0.5)
+        if self._thread.is_alive():
+            self._incumbent.close()
         if self._failure is not None:
             raise self._failure
