@@ -113,7 +113,19 @@ class WithLoss(nn.Module):
         return self.loss(self.inner(*args, **kwargs))
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+QUICK = (
+    "attention_with_dropout",
+    "batch_norm_used_twice",
+    "buffer_that_is_read_and_overwritten",
+    "custom_autograd_function",
+    "loss_and_unused_output",
+    "outputs_that_alias",
+    "random_numbers_of_all_kinds",
+    "tied_weights",
+)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CASES)])
 def test_every_plan_trains_exactly(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
@@ -123,7 +135,7 @@ def test_every_plan_trains_exactly(name: str) -> None:
         assert measure.differences(plain, outcome(case, callable_of(case, step, plan))) == []
 
 
-@pytest.mark.parametrize("name", ["attention_with_dropout", "batch_norm_and_dropout", "in_place_ops", "tied_weights"])
+@pytest.mark.parametrize("name", ["batch_norm_and_dropout", pytest.param("tied_weights", marks=pytest.mark.slow)])
 def test_the_peak_is_the_predicted_one(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()

@@ -11,10 +11,13 @@ from torch import nn
 import remat
 from client.small_models import Mlp, numbers
 from remat import measure
+from remat._compat import FakeTensor, FakeTensorMode
 from remat.budget import budget_bytes, bytes_of, readable
 from remat.errors import BudgetTooSmall, CaptureError
+from remat.greedy import greedy_answer
+from remat.step import training_step
 from remat.training import carry_out, optimizer_state
-from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, graph_of, plain_plan, verify
+from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
 
 
 class Net(nn.Module):
@@ -207,3 +210,32 @@ def test_optimizer_state_is_counted_before_it_exists() -> None:
     adam.step()
     assert 2 * size <= optimizer_state(adam) <= 2 * size + 64
     assert optimizer_state(None) == 0
+
+
+def test_a_model_that_is_never_allocated_is_captured_profiled_and_planned() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(256, 1024), nn.Linear(1024, 256), nn.LayerNorm(256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+    class Tall(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x.square().mean()
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module, x = Tall(), torch.randn(2048, 256)
+    assert all(isinstance(p, FakeTensor) for p in module.parameters())
+    step = training_step(module, (x,), {})
+    assert step.graph.fixed_bytes == sum(p.numel() * 4 for p in module.parameters()) + 2048 * 256 * 4
+    assert step.profiled.signatures < step.graph.ops
+    answer = greedy_answer(Problem(step.graph, budget_at(step.graph, 0.6)), time_limit_s=10, max_gap=0.01)
+    assert isinstance(answer.plan, Plan)
