@@ -63,41 +63,29 @@ def greedy_answer(
     """
     start = time.monotonic()
     subject = problem.subject
-    best: Found | None = None
     if isinstance(subject, Join):
-        graph, floor, known = None, 0, plain_peak(subject)
-        best = _judged(problem, plain_plan_of(subject), best)
+        looked = Looked(_judged(problem, plain_plan_of(subject), None), plain_peak(subject), 0)
     else:
-        graph = subject.to_graph() if isinstance(subject, Chain) else subject
-        floor_op, floor = least_need(graph)
-        if isinstance(subject, Chain) and subject.link_bytes_per_s is not None:
-            floor = 0  # what is offloaded needs no memory here: the lift's floor is none of the chain's
-        if floor > problem.budget_bytes:
-            known, _ = _least_fitting(graph, floor, start + look_s)
-            why = f"No plan fits: {graph.op_label(floor_op)} alone needs {floor} bytes, "
-            why += f"and the budget is {problem.budget_bytes}."
-            return _answer(problem, Status.INFEASIBLE, start, why, least=known, floor=floor)
-        for plan in _candidates(graph, problem.budget_bytes, start + time_limit_s):
-            better = _judged(problem, _returned(subject, plan), best)
-            if better is not best and better is not None and on_progress is not None:
+
+        def tell(found: Found) -> None:
+            if on_progress is not None:
                 bound = subject.total_cost_ns
-                on_progress(Progress(time.monotonic() - start, better.cost_ns, bound, "greedy", better.plan))
-            best = better
-            if best is not None and gap_of(best.cost_ns, subject.total_cost_ns) <= max_gap:
-                break
-        if best is None:
-            known, least = _least_fitting(graph, floor, time.monotonic() + look_s)
-            best = _judged(problem, _returned(subject, least), best)
+                on_progress(Progress(time.monotonic() - start, found.cost_ns, bound, "greedy", found.plan))
+
+        looked = _walked(problem, subject, max_gap, tell, until=start + time_limit_s, look_s=look_s)
+    best = looked.best
     if best is None:
-        why = f"The greedy plan does not fit {problem.budget_bytes} bytes; it is known to fit {known}."
-        return _answer(problem, Status.NOTHING_FOUND, start, why, least=known, floor=floor)
+        why = (
+            looked.reason
+            or f"The greedy plan does not fit {problem.budget_bytes} bytes; {looked.known} are known to do."
+        )
+        status = Status.INFEASIBLE if looked.reason else Status.NOTHING_FOUND
+        return _answer(problem, status, start, why, least=looked.known, floor=looked.floor)
     done = best.cost_ns == subject.total_cost_ns
     why = "No plan costs less." if done else "A greedy plan; nothing is proved about it but that it is valid."
-    answer = _answer(
-        problem, Status.OPTIMAL if done else Status.FEASIBLE, start, why, least=best.peak_bytes, floor=floor
-    )
+    status = Status.OPTIMAL if done else Status.FEASIBLE
     return replace(
-        answer,
+        _answer(problem, status, start, why, least=best.peak_bytes, floor=looked.floor),
         cost_ns=best.cost_ns,
         bound_ns=subject.total_cost_ns,
         overhead=overhead_of(best.cost_ns, subject.total_cost_ns),
@@ -113,6 +101,48 @@ class Found(NamedTuple):
     plan: AnyPlan
     cost_ns: int
     peak_bytes: int
+
+
+class Looked(NamedTuple):
+    """What the walks came to: the best plan, a budget known to do, one needed at least, and why none can fit."""
+
+    best: Found | None
+    known: int
+    floor: int
+    reason: str = ""
+
+
+def _walked(
+    problem: Problem,
+    subject: Graph | Chain,
+    max_gap: float,
+    tell: Callable[[Found], None],
+    *,
+    until: float,
+    look_s: float,
+) -> Looked:
+    """The best of the walks through a graph, or through the graph that a chain lifts to."""
+    graph = subject.to_graph() if isinstance(subject, Chain) else subject
+    op, floor = least_need(graph)
+    if isinstance(subject, Chain) and subject.link_bytes_per_s is not None:
+        floor = 0  # what is offloaded needs no memory here: the lift's floor is none of the chain's
+    if floor > problem.budget_bytes:
+        known, _ = _least_fitting(graph, floor, time.monotonic() + look_s)
+        why = f"No plan fits: {graph.op_label(op)} alone needs {floor} bytes, and the budget is {problem.budget_bytes}."
+        return Looked(None, known, floor, why)
+    best: Found | None = None
+    for plan in _candidates(graph, problem.budget_bytes, until):
+        better = _judged(problem, _returned(subject, plan), best)
+        if better is not None and better is not best:
+            best = better
+            tell(best)
+        if best is not None and gap_of(best.cost_ns, subject.total_cost_ns) <= max_gap:
+            break
+    known = problem.budget_bytes
+    if best is None:
+        known, least = _least_fitting(graph, floor, time.monotonic() + look_s)
+        best = _judged(problem, _returned(subject, least), best)
+    return Looked(best, known, floor)
 
 
 def _judged(problem: Problem, plan: AnyPlan, best: Found | None) -> Found | None:
