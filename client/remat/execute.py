@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -39,12 +40,14 @@ class Planned:
         answer: the planner's answer, verified on `step.graph`.
         run: the step by the plan, a function of (parameters, buffers, arguments).
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
+        better: the plan that is still being looked for, where training started on a quick one; None in it: none was.
     """
 
     step: TrainingStep
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
+    better: Future[Planned | None] | None = field(default=None, repr=False)
 
     @property
     def activation_bytes(self) -> int:
@@ -101,6 +104,7 @@ class Rematerialized(nn.Module):
         plans: dict[Any, Planned | None] = self.__dict__["_plans"]
         key = kind_of_call(self.__dict__["original"], args, kwargs)
         if key in plans:
+            plans[key] = _latest(plans[key])
             return plans[key]
         if plans:
             log.info("a new kind of call gets a plan of its own: %s", _what_changed(key, next(reversed(plans))))
@@ -137,6 +141,21 @@ class Rematerialized(nn.Module):
         captured = planned.step.captured
         for name in (*captured.params, *captured.buffers):
             yield captured.constants[name] if name in captured.constants else _tensor(self, name)
+
+
+def _latest(planned: Planned | None) -> Planned | None:
+    """The better plan once it is there. A step that has begun ends by the plan that it began with."""
+    if planned is None or planned.better is None or not planned.better.done():
+        return planned
+    found = None
+    try:
+        found = planned.better.result()
+    except Exception as error:  # the planner's trouble is no reason to stop training
+        log.warning("no better plan came, training goes on by the quick one: %s", error)
+    if found is None:
+        return replace(planned, better=None)
+    log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
+    return found
 
 
 def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

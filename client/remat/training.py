@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,9 +14,9 @@ from remat_ir import Answer, InvalidPlan, Plan, Problem, Progress, verify
 
 from .budget import Budget, budget_bytes
 from .execute import OnFailure, Planned, Rematerialized
-from .planner import Planner, plan_or_raise, planner_for, profile_table
+from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
-from .step import existing_gradients, running_peak, training_step
+from .step import TrainingStep, existing_gradients, running_peak, training_step
 
 OnProgress = Callable[[Progress], None]
 
@@ -28,6 +31,7 @@ def optimize(
     method: str = "auto",
     time_limit_s: float = 60.0,
     max_gap: float = 0.001,
+    wait: bool = True,
     optimizer: Any = None,
     slack: float = 1.0,
     on_failure: OnFailure = "raise",
@@ -44,6 +48,8 @@ def optimize(
             its fixed bytes, or `remat.ActivationBytes("2GiB")`.
         planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
             "local", "greedy", or any object with the method `plan`.
+        wait: False starts training on the client's quick greedy plan; the planner's takes over at the start of a later
+            step, once it is there.
         optimizer: counted with the state that its first step will make.
         slack: bytes reserved over bytes allocated, where a budget is bytes of a device.
         on_failure: what to do where a step cannot be captured: "raise", or train "plain" and say so in the log.
@@ -63,6 +69,7 @@ def optimize(
         method=method,
         time_limit_s=time_limit_s,
         max_gap=max_gap,
+        wait=wait,
         optimizer=optimizer,
         slack=slack,
         on_failure=on_failure,
@@ -108,14 +115,39 @@ def plan_step(
     slack: float = 1.0,
     extra_fixed_bytes: int = 0,
     on_progress: OnProgress | None = None,
+    wait: bool = True,
 ) -> Planned:
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it."""
     step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes)
     problem = Problem(step.graph, budget_bytes(budget, step.graph, slack))
-    answer = plan_or_raise(
-        planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
-    )
-    return carry_out(step, problem, answer)
+
+    def ask() -> Answer:
+        return planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
+
+    if not wait:
+        quick = GreedyPlanner().plan(problem, time_limit_s=time_limit_s, max_gap=max_gap)
+        if isinstance(quick.plan, Plan):
+            return replace(carry_out(step, problem, quick), better=_later(step, problem, quick, ask))
+    return carry_out(step, problem, plan_or_raise(ask()))
+
+
+def _later(step: TrainingStep, problem: Problem, quick: Answer, ask: Callable[[], Answer]) -> Future[Planned | None]:
+    """The planner's plan, when it comes, if it costs less than the quick one.
+
+    It is asked in a thread of its own, which does not keep the process; the plan is compiled there, too.
+    """
+    found: Future[Planned | None] = Future()
+
+    def work() -> None:
+        try:
+            answer = ask()
+            less = answer.plan is not None and (answer.cost_ns or 0) < (quick.cost_ns or 0)
+            found.set_result(carry_out(step, problem, answer) if less else None)
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="remat-planner", daemon=True).start()
+    return found
 
 
 def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +16,10 @@ from remat import measure
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.budget import budget_bytes, bytes_of, readable
 from remat.errors import BudgetTooSmall, CaptureError
+from remat.execute import Rematerialized
 from remat.greedy import greedy_answer
 from remat.step import training_step
-from remat.training import carry_out, optimizer_state
+from remat.training import _later, carry_out, optimizer_state
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
 
 
@@ -239,3 +242,41 @@ def test_a_model_that_is_never_allocated_is_captured_profiled_and_planned() -> N
     assert step.profiled.signatures < step.graph.ops
     answer = greedy_answer(Problem(step.graph, budget_at(step.graph, 0.6)), time_limit_s=10, max_gap=0.01)
     assert isinstance(answer.plan, Plan)
+
+
+class Slow:
+    """A planner that has its answer when it is told to."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def plan(self, problem: Problem, **asking) -> Answer:  # type: ignore[no-untyped-def]
+        assert self.go.wait(60)
+        plan = plain_plan(problem.graph)
+        verdict = verify(Problem(problem.graph, 2**50), plan)
+        return _answer(problem, plan, verdict.cost_ns, verdict.peak_bytes)
+
+
+def test_a_better_plan_takes_over_between_steps() -> None:
+    torch.manual_seed(0)
+    x, planner = (numbers(512, 64),), Slow()
+    module = Net()
+    step = training_step(module, x, {})
+    problem = Problem(step.graph, budget_at(step.graph, 0.7))
+    quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
+    whole = Problem(step.graph, budget_at(step.graph, 1))
+    found = replace(carry_out(step, problem, quick), better=_later(step, whole, quick, lambda: planner.plan(whole)))
+    trained = Rematerialized(module, lambda args, kwargs: found)
+    assert trained.plan_for(x) is found
+    loss = trained(*x)
+    planner.go.set()
+    assert found.better is not None
+    assert found.better.result(60) is not None
+    loss.backward()
+    later = trained.plan_for(x)
+    assert later is not None
+    assert later is not found
+    assert later.answer.cost_ns < found.answer.cost_ns
+    trained.zero_grad()
+    trained(*x).backward()
+    assert all(p.grad is not None for p in trained.parameters())
