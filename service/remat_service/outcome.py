@@ -71,7 +71,12 @@ class Outcome:
     def final(self, reason: str | None, out_of_time: bool) -> Answer:
         """The answer of the round: the child's own, or what its end means where it gave none."""
         if self.answer is not None:
-            return replace(self.answer, digest=self._digest)
+            answer = replace(self.answer, digest=self._digest)
+            if reason is None or answer.limit != "cancel":
+                return answer
+            # told to stop by the watchdog, at its deadline: no person has cancelled anything
+            status = Status.NOTHING_FOUND if answer.cost_ns is None else Status.FEASIBLE
+            return replace(answer, status=status, limit=_REASONS[reason], message="")
         if self.kind == "memory":
             return self.partial("memory")
         if self.kind is not None:
