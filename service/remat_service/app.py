@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 from remat_ir import InvalidData, InvalidPlan
@@ -47,6 +48,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(InvalidData, _refuse)
     app.add_exception_handler(InvalidPlan, _refuse)
     app.add_exception_handler(OperationalError, _refuse_for_now)
+    app.add_exception_handler(PoolTimeout, _refuse_for_now)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)

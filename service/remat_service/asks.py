@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from remat_ir import InvalidData, Problem, Subject
-from remat_ir.read import integer, kind, members
+from remat_ir.read import integer, kind, members, parse
 from remat_solver import METHODS
 from remat_solver.lift import runner_of
 
-from .errors import Invalid, TooLarge
+from .errors import BadRequest, Invalid, TooLarge
+from .identity import Digests, digests_of
 from .settings import Settings
-from .subjects import size_of
+from .subjects import net_of, size_of
 
 LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
 HIGHEST_PRIORITY = 100
+_BIG_BYTES = 50_000  # larger bodies are read off the event loop
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,64 @@ class Ask:
     queue_limit_s: float | None = None
     start: str | None = None
     force: bool = False
+
+    @cached_property
+    def net(self) -> Problem | None:
+        """The problem without its fixed bytes; None where the budget does not even cover them."""
+        return net_of(self.problem)
+
+    @cached_property
+    def digests(self) -> Digests | None:
+        """The digests of the net problem."""
+        return None if self.net is None else digests_of(self.net)
+
+
+class Readings:
+    """Bodies read lately, by their SHA-256: every rank of a job, and every retry, sends the same bytes."""
+
+    def __init__(self, most_ops: int = 400_000, most_asks: int = 256) -> None:
+        self._asks: OrderedDict[bytes, Ask] = OrderedDict()
+        self._ops, self._most_ops, self._most_asks = 0, most_ops, most_asks
+
+    async def read(self, raw: bytes, settings: Settings) -> Ask:
+        """The request in a body; large ones are read off the event loop.
+
+        Raises:
+            BadRequest: not JSON. Otherwise as `read_ask`.
+        """
+        digest = hashlib.sha256(raw).digest()
+        ask = self._asks.get(digest)
+        if ask is not None:
+            self._asks.move_to_end(digest)
+            return ask
+        big = len(raw) > _BIG_BYTES
+        ask = await asyncio.to_thread(_read_whole, raw, settings) if big else _read_whole(raw, settings)
+        if digest not in self._asks:
+            self._ops += size_of(ask.problem.subject)[0]
+        self._asks[digest] = ask
+        while len(self._asks) > 1 and (self._ops > self._most_ops or len(self._asks) > self._most_asks):
+            self._ops -= size_of(self._asks.popitem(last=False)[1].problem.subject)[0]
+        return ask
+
+
+def json_body(raw: bytes) -> Any:
+    """The JSON value of a body.
+
+    Raises:
+        BadRequest: there is none, or it is not JSON.
+    """
+    if not raw:
+        raise BadRequest("the request has no body")
+    try:
+        return parse(raw)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _read_whole(raw: bytes, settings: Settings) -> Ask:
+    ask = read_ask(json_body(raw), settings)
+    _ = ask.digests  # made here, off the event loop where the body is large
+    return ask
 
 
 def read_ask(data: object, settings: Settings) -> Ask:

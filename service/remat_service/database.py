@@ -24,7 +24,12 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = driver_url(url)
         self.is_sqlite = self.url.startswith("sqlite")
-        more: dict[str, Any] = {} if self.is_sqlite else {"pool_pre_ping": True, "pool_size": 10, "max_overflow": 20}
+        # a burst waits for a connection rather than failing
+        more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
+        if not self.is_sqlite:
+            more |= {"pool_pre_ping": True, "max_overflow": 20}
+        elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
+            more = {}
         self.engine: AsyncEngine = create_async_engine(self.url, **more)
         self._writing = asyncio.Lock()
         if self.is_sqlite:

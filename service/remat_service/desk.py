@@ -22,12 +22,10 @@ from .identity import Caller, Keys, keys_of, method_key_of, new_id
 from .judge import Judge
 from .quotas import check_quota
 from .room import Room
-from .subjects import net_of
 from .tables import now, requests, solves
 
 _QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
 _ACTIVE = (_QUEUED, _RUNNING)
-_BIG_OPS = 2_000  # digests of larger subjects are taken off the event loop
 
 
 @dataclass(frozen=True)
@@ -57,19 +55,25 @@ async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None
 
 
 async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None) -> str:
-    net = net_of(ask.problem)
-    if net is None:
+    net, digests = ask.net, ask.digests
+    if net is None or digests is None:
         return await _hopeless(room, caller, ask, retry, group_id)
     method_key = method_key_of(ask.method, ask.options, ask.start)
-    big = len(getattr(net.subject, "op_cost_ns", ())) > _BIG_OPS
-    keys = await asyncio.to_thread(keys_of, caller, net, method_key) if big else keys_of(caller, net, method_key)
+    keys = keys_of(caller, digests, method_key)
     known = Known()
-    if not ask.force:
+    if not ask.force and not await _under_way(room, keys):
         known = await room.cache.known(caller, keys, net)
         if is_final(known, net, ask.max_gap, ask.time_limit_s):
             return await _hit(room, caller, ask, net, keys, known, retry, group_id)
     start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
     return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
+
+
+async def _under_way(room: Room, keys: Keys) -> bool:
+    """Whether there is a solve to join: it has all that the store has, and more to come."""
+    async with room.database.read() as connection:
+        query = select(solves.c.id).where(solves.c.flight_key == keys.flight, solves.c.state.in_(_ACTIVE))
+        return await connection.scalar(query) is not None
 
 
 async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | None:

@@ -12,7 +12,7 @@ from .asks import Ask
 from .cache import Known, best_bound, is_final
 from .identity import Caller, Keys, keys_of, method_key_of
 from .room import Room
-from .subjects import costs_of, net_of, size_of
+from .subjects import costs_of, size_of
 from .tables import graphs, requests
 
 _RECENT = 20
@@ -20,10 +20,10 @@ _RECENT = 20
 
 async def explain(room: Room, caller: Caller, ask: Ask) -> dict[str, Any]:
     """What the store has for a request: `result`, and `reasons` in sentences."""
-    net = net_of(ask.problem)
-    if net is None:
+    net, digests = ask.net, ask.digests
+    if net is None or digests is None:
         return {"result": "hit", "digest": "", "reasons": ["The budget does not cover the fixed bytes: infeasible."]}
-    keys = keys_of(caller, net, method_key_of(ask.method, ask.options, ask.start))
+    keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start))
     known = await room.cache.known(caller, keys, net)
     final = is_final(known, net, ask.max_gap, ask.time_limit_s)
     reasons = _parts(known, net, ask)

@@ -20,6 +20,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from remat_ir import Problem, graph_digest, problem_digest, structure_digest
 from remat_solver import METHODS
@@ -66,15 +67,27 @@ class Keys:
     flight: str
 
 
-def keys_of(caller: Caller, problem: Problem, method_key: str) -> Keys:
-    """Every key of a problem; linear in the graph."""
-    digest = problem_digest(problem)
-    key = caller.key(digest)
+class Digests(NamedTuple):
+    """The digests of a problem, its subject, and its subject without costs."""
+
+    problem: str
+    graph: str
+    structure: str
+
+
+def digests_of(problem: Problem) -> Digests:
+    """What the keys are made of; linear in the subject."""
+    return Digests(problem_digest(problem), graph_digest(problem.subject), structure_digest(problem.subject))
+
+
+def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
+    """Every key of a problem for a caller."""
+    key = caller.key(digests.problem)
     return Keys(
-        digest=digest,
+        digest=digests.problem,
         problem=key,
-        graph=caller.key(graph_digest(problem.graph)),
-        structure=caller.key(structure_digest(problem.graph)),
+        graph=caller.key(digests.graph),
+        structure=caller.key(digests.structure),
         method=method_key,
         flight=hashlib.sha256(f"{caller.tenant_id}:{key}:{method_key}".encode()).hexdigest(),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from .asks import Readings
 from .bells import Bells
 from .cache import Cache
 from .database import Database
@@ -40,6 +41,7 @@ class Room:
     warden: Warden
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
+    readings: Readings = field(default_factory=Readings)
     stopping: bool = False
 
 

@@ -22,7 +22,18 @@ import psutil
 from .child import LONGEST_FRAME
 from .settings import Settings
 
-_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_KEPT_VARIABLES = (
+    "PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "NUMBA_CACHE_DIR",
+)
 _MEMORY_CHECK_S = 0.25
 
 

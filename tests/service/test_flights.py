@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+import pytest
 
 from remat_ir import Problem, budget_at, plain_peak
 from service.serving import Service, checked, eventually, hard_graph, training_graph
@@ -60,6 +61,7 @@ def test_cancel_detaches_and_the_last_one_ends_the_solve(service: Service) -> No
     assert service.get(second["id"], 0)[0] == 200
 
 
+@pytest.mark.slow
 def test_cancel_returns_the_best_incumbent(service: Service) -> None:
     """What was reported before the cancel is in the answer, with its plan."""
     problem = _long(2)
@@ -103,6 +105,7 @@ def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
     assert second.bound_ns >= first.bound_ns  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_priority_goes_first(service: Service) -> None:
     """With both solvers busy, the more urgent of two queued solves is started first."""
     busy = [service.post(_long(10 + i), wait=0, method="staged", time_limit_s=30, max_gap=0)[1] for i in range(2)]

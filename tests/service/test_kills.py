@@ -108,6 +108,7 @@ def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
     eventually(lambda: not nursery.children())
 
 
+@pytest.mark.slow
 def test_memory_watchdog(tmp_path: Path) -> None:
     """Over its memory a solve's group is killed at once; the answer says so."""
     with serving(tmp_path, workers=1, solver_memory_bytes=2**26) as own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from remat_ir import Problem, budget_at, plain_peak, problem_digest
+from remat_ir import Chain, Join, Problem, budget_at, plain_peak, problem_digest
 from service.serving import Service, checked, example, training_graph
 
 
@@ -102,3 +102,28 @@ def test_cancel_after_the_end_changes_nothing(service: Service) -> None:
     _, first = service.post(Problem(graph, plain_peak(graph)), time_limit_s=5)
     reply = service.http.post(f"/v1/solves/{first['id']}/cancel")
     assert (reply.status_code, reply.json()) == (200, first)
+
+
+def test_chains_and_joins_travel_the_same_way(service: Service) -> None:
+    """A chain and a join are solved, stored, served and verified like a graph; a method that can't says so."""
+    chain = Chain(
+        forward_ns=(5, 7, 3),
+        backward_ns=(9, 11, 4),
+        forward_workspace_bytes=(0, 1, 0),
+        backward_workspace_bytes=(2, 0, 0),
+        tape_bytes=(30, 40, 10),
+        activation_bytes=(100, 10, 20, 5),
+        gradient_bytes=(10, 10, 20, 5),
+    )
+    join = Join(lengths=(3, 2), forward_ns=4, backward_ns=6, turn_ns=1, slots=12)
+    for subject in (chain, join):
+        problem = Problem(subject, plain_peak(subject))
+        for cache in ("miss", "hit"):
+            status, data = service.post(problem, time_limit_s=120)  # a kernel may have to be compiled first
+            while status == 202:
+                status, data = service.get(data["id"])
+            assert (status, data["cache"]) == (200, cache), data
+            checked(problem, data)
+        assert Problem.from_json(service.http.get(f"/v1/solves/{data['id']}/problem").json()) == problem
+    status, data = service.post(Problem(join, plain_peak(join)), method="chen-sqrt")
+    assert (status, data["pointer"]) == (422, "/method")

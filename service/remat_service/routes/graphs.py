@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from remat_ir import Problem, graph_digest, plain_peak, structure_digest
 from remat_solver.bounds import least_need
 
-from ..asks import model_entries, read_ask, read_problem
+from ..asks import json_body, model_entries, read_ask, read_problem
 from ..callers import caller_with
 from ..documents import ExplainDocument, SolveRequest, ValidateDocument, ValidateRequest
 from ..explain import explain
@@ -19,7 +19,6 @@ from ..room import Room
 from ..settings import Settings
 from ..subjects import size_of
 from .describe import body, examples, refusals
-from .solves import json_body
 
 router = APIRouter(tags=["graphs"])
 

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
 from .. import groups
+from ..asks import json_body
 from ..callers import caller_with
 from ..documents import BatchDocument, BatchRequest, SweepDocument, SweepRequest
 from ..identity import Caller
 from ..room import Room
 from .describe import body, examples, link, refusals
-from .solves import Wait, json_body, preferred_wait
+from .solves import Wait, preferred_wait
 
 router = APIRouter(tags=["groups"])
 

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
+from ..asks import json_body
 from ..callers import caller_with
 from ..documents import ProfileLookup, ProfileTable, ProfileUpload
 from ..identity import Caller
 from ..profiles import look_up, put, read_lookup, read_upload
 from ..room import Room
 from .describe import body, examples, refusals
-from .solves import json_body
 
 router = APIRouter(tags=["profiles"])
 

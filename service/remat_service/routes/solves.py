@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import time
@@ -11,10 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from remat_ir.read import parse
-
 from .. import desk, events, shelf
-from ..asks import read_ask
 from ..callers import caller_with
 from ..documents import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest
 from ..errors import BadRequest
@@ -34,25 +30,9 @@ EVENT = {
 
 router = APIRouter(prefix="/v1/solves", tags=["solves"])
 
-_BIG_BYTES = 50_000  # larger bodies are read off the event loop
-
 SolveId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a request.")]
 Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to hold the reply until the solve has ended.")]
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d+)?)")
-
-
-def json_body(raw: bytes) -> Any:
-    """The JSON value of a body.
-
-    Raises:
-        BadRequest: there is none, or it is not JSON.
-    """
-    if not raw:
-        raise BadRequest("the request has no body")
-    try:
-        return parse(raw)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
 
 
 def preferred_wait(request: Request) -> float:
@@ -95,10 +75,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     """
     room: Room = request.app.state.room
     raw = await request.body()
-    if len(raw) > _BIG_BYTES:
-        ask = await asyncio.to_thread(lambda: read_ask(json_body(raw), room.settings))
-    else:
-        ask = read_ask(json_body(raw), room.settings)
+    ask = await room.readings.read(raw, room.settings)
     retry = None
     key = request.headers.get("idempotency-key")
     if key is not None:
