@@ -11,7 +11,7 @@ from ..budget import Budget
 from ..inplace import disable, enable
 
 
-class RematCallback(Callback):  # type: ignore[misc]
+class RematCallback(Callback):
     """Trains `module.<part>` by plans, in place, while `fit` runs.
 
     Works as `Trainer(callbacks=[RematCallback(budget="12GiB", part="model")])`. What is planned is the `forward` of the

@@ -11,7 +11,7 @@ from ..budget import Budget
 from ..inplace import disable, enable
 
 
-class RematCallback(TrainerCallback):  # type: ignore[misc]
+class RematCallback(TrainerCallback):
     """Trains the Trainer's model by plans, in place, from the first step to the last.
 
     Works as `Trainer(…, callbacks=[RematCallback(budget="12GiB")])`. The key–value cache is switched off while
