@@ -94,7 +94,7 @@ def resnet50() -> Subject:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(SEED)
-    config = ResNetConfig(num_labels=100)
+    config = ResNetConfig(num_labels=100, problem_type="single_label_classification")
     images, labels = torch.randn(12, 3, 128, 128), torch.randint(0, 100, (12,))
     model = ResNetForImageClassification(config).train()
     return Subject("ResNet50", model, {"pixel_values": images, "labels": labels})
