@@ -220,6 +220,7 @@ async def identical(folder: Path, options: argparse.Namespace) -> None:
     async with client(processes.port, 1000) as http:
         found = await asyncio.gather(*(ask(http, body, f"same{i}") for i in range(options.identical)))
         seconds = time.perf_counter() - begun
+    async with client(processes.port) as http:  # the server may have closed idle connections of the crowd
         metrics = (await http.get("/metrics")).text
     processes.close()
     judged(problem, found[0])
