@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 import pytest
 from benchmarks.instances import instance
 
+import remat.cli
 from client.liar import Said, in_turn, lying
-from remat.cli import main
 from remat.cli_app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
 from remat.greedy import greedy_answer
 from remat.settings import NAMES
@@ -44,11 +42,15 @@ def remat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
-        out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            main()
-        return Ran(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        # a process of its own: its streams are nobody else's, and the exit code is the one that a shell sees
+        done = subprocess.run(
+            [sys.executable, "-m", "remat", *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
 
