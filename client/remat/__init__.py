@@ -11,15 +11,25 @@ if TYPE_CHECKING:
     from .budget import ActivationBytes, Fraction
     from .chain_training import checkpoint_sequential, optimize_chain
     from .dynamo import backend
+    from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
     from .execute import Planned, Rematerialized
     from .inplace import disable, enable
     from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
     from .profiles import Profile, ProfileTable
+    from .ranks import RankPlanner, RanksDiffer
     from .report import explain
     from .settings import Settings
     from .training import optimize
 
 _HOMES = {
+    "BudgetTooSmall": "errors",
+    "CaptureError": "errors",
+    "NothingFound": "errors",
+    "PlanningError": "errors",
+    "RanksDiffer": "ranks",
+    "RankPlanner": "ranks",
+    "RematError": "errors",
+    "ServiceError": "errors",
     "ActivationBytes": "budget",
     "Fraction": "budget",
     "Planned": "execute",
@@ -48,17 +58,25 @@ A public name must not be that of a module here: importing the module would hide
 __all__ = [
     "ActivationBytes",
     "Answer",
+    "BudgetTooSmall",
+    "CaptureError",
     "Fraction",
     "Graph",
     "GreedyPlanner",
     "LocalPlanner",
+    "NothingFound",
     "Plan",
     "Planned",
     "Planner",
+    "PlanningError",
     "Problem",
     "Profile",
     "ProfileTable",
+    "RankPlanner",
+    "RanksDiffer",
+    "RematError",
     "Rematerialized",
+    "ServiceError",
     "ServicePlanner",
     "Settings",
     "backend",

@@ -58,7 +58,9 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             f"{error}; update buffers in place (self.count.add_(1), not self.count += 1)"
         ) from error
     except Exception as error:
-        raise CaptureError(f"{type(module).__name__} cannot be captured as one graph: {_first_line(error)}") from error
+        raise CaptureError(
+            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
+        ) from error
     finally:
         _restore(generator_states)
     joint = _compat.joint_graph(descriptor)
@@ -127,6 +129,13 @@ def _restore(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state_all(states[1:])
+
+
+def _advice(module: nn.Module, error: Exception) -> str:
+    """What to do about the commonest reason, a transformers model that returns its key–value cache."""
+    if "Cache" in str(error) and getattr(getattr(module, "config", None), "use_cache", False):
+        return "set model.config.use_cache = False, since training needs no key–value cache. "
+    return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -153,3 +153,13 @@ def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None
     from remat.inplace import plans_of
 
     assert len(plans_of(planned).plans) == 1
+
+
+def test_a_cache_in_the_output_says_what_to_do() -> None:
+    """The commonest reason why a transformers model cannot be captured comes with its remedy."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8, bos_token_id=1, eos_token_id=2)
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with pytest.raises(remat.CaptureError, match=r"config\.use_cache = False"):
+        remat.optimize(GPT2LMHeadModel(config), (tokens,), {"labels": tokens}, budget="1GiB", planner="greedy")
