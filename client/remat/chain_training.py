@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from .chain_profile import chain_of
 from .errors import CaptureError
 from .planner import Planner, plan_or_raise, planner_for
 from .step import existing_gradients
+
+log = logging.getLogger("remat")
 
 
 def optimize_chain(
@@ -62,7 +65,29 @@ def carry_out_chain(
     if not isinstance(answer.plan, ChainPlan) or not isinstance(problem.subject, Chain):
         raise InvalidPlan(f"a list of stages needs a plan of its chain, not {type(answer.plan).__name__}")
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    held = _inputs_held(answer.plan)
+    if held:
+        log.warning(
+            "the plan frees the inputs of stages %s early, but autograd has saved them: the peak may "
+            'be over the prediction by %d bytes; method="rotor" has no such plans',
+            ", ".join(map(str, held)),
+            sum(problem.subject.activation_bytes[stage - 1] for stage in held),
+        )
     return ChainedModule(modules, problem.subject, answer.plan, answer, graded)
+
+
+def _inputs_held(plan: ChainPlan) -> list[int]:
+    """Stages whose input the plan frees while their tape, which refers to it, lives on."""
+    taped: set[int] = set()
+    held: list[int] = []
+    for step in plan.steps:
+        if step.verb is Verb.F_ALL:
+            taped.add(step.stage)
+        elif step.verb is Verb.B:
+            taped.discard(step.stage)
+        elif step.verb is Verb.FREE and step.stage + 1 in taped:
+            held.append(step.stage + 1)
+    return held
 
 
 def checkpoint_sequential(

@@ -14,9 +14,9 @@ from client.small_models import numbers
 from remat import measure
 from remat.chain import ChainedModule
 from remat.chain_profile import chain_of
-from remat.chain_training import optimize_chain, segments_plan
+from remat.chain_training import carry_out_chain, optimize_chain, segments_plan
 from remat.errors import CaptureError
-from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, verify
+from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Problem, Status, verify
 from remat_ir.chain_plan import ChainStep, Verb, plain_chain_plan
 from remat_ir.problem import plain_peak
 
@@ -113,7 +113,10 @@ def test_chain_plans_train_exactly_with_one_hook_call_a_gradient(name: str) -> N
 @pytest.mark.parametrize("tenths", [4, 6, 8])
 def test_the_peak_of_a_chain_is_the_predicted_one(tenths: int) -> None:
     stages, x = convolutions(), numbers(16, 3, 32, 32)
-    trained = optimize_chain(stages, x, budget=remat.Fraction(tenths / 10), planner="greedy")
+    # a persistent plan: one that frees the input of a live tape is held up by autograd, which has saved that input
+    trained = optimize_chain(stages, x, budget=remat.Fraction(tenths / 10), planner="local", method="rotor")
+    assert trained.answer is not None
+    assert trained.answer.method == "rotor"
 
     def run() -> None:
         trained(x).mean().backward()
@@ -122,8 +125,7 @@ def test_the_peak_of_a_chain_is_the_predicted_one(tenths: int) -> None:
     measured = measure.peak_memory(run).peak_bytes
     assert trained.answer is not None
     predicted = trained.answer.peak_bytes - trained.chain.fixed_bytes
-    # costs are measured, so the plan differs from run to run; some plans hold one activation longer than predicted
-    assert measured <= predicted * 1.01 + max(trained.chain.activation_bytes)
+    assert measured <= predicted * 1.01
     assert measured >= predicted * 0.93
     assert predicted <= plain_peak(trained.chain) - trained.chain.fixed_bytes
 
@@ -177,3 +179,16 @@ def test_random_chain_plans_train_exactly() -> None:
         fresh = copy.deepcopy(stages)
         found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, graded=graded), x)
         assert measure.differences(plain[0], found[0]) == []
+
+
+def test_a_plan_that_autograd_holds_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Freeing the input of a live tape frees nothing, since autograd has saved it: the caller hears of it."""
+    stages, x = convolutions()[:2], numbers(4, 3, 16, 16)
+    chain, graded = chain_of(stages, x)
+    steps = [(Verb.F_CK, 1), (Verb.F_ALL, 2), (Verb.FREE, 1), (Verb.F_ALL, 1), (Verb.B, 2), (Verb.B, 1)]
+    plan = ChainPlan(tuple(ChainStep(verb, stage) for verb, stage in steps))
+    problem = Problem(chain, 2**50)
+    verdict = verify(problem, plan)
+    answer = Answer(Status.FEASIBLE, "auto", 2**50, cost_ns=verdict.cost_ns, peak_bytes=verdict.peak_bytes, plan=plan)
+    carry_out_chain(stages, problem, answer, graded)
+    assert "autograd has saved them" in caplog.text
