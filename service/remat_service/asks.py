@@ -14,7 +14,7 @@ from typing import Any
 from remat_ir import InvalidData, Problem, Subject
 from remat_ir.read import integer, kind, members, parse
 from remat_solver import METHODS
-from remat_solver.lift import runner_of
+from remat_solver.methods import runner_of
 
 from .errors import BadRequest, Invalid, TooLarge
 from .identity import Digests, digests_of

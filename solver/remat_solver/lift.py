@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from remat_ir import AnyPlan, Chain, ChainPlan, InvalidData, Plan, Problem, Verb, lifted_plan, lowered_plan
+from remat_ir import AnyPlan, Chain, ChainPlan, Plan, Problem, Verb, lifted_plan, lowered_plan
 
 from .incumbent import Incumbent
 from .restrictions import NO_TRANSFERS
 
-if TYPE_CHECKING:
-    from .methods import Method
-
 _TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
-
-
-def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], None]:
-    """What runs a method on a problem: the method itself, or the method on the lift of a chain.
-
-    Raises:
-        InvalidData: the method takes no such problem.
-    """
-    if problem.kind in method.takes:
-        return method.run
-    if problem.kind == "chain" and "graph" in method.takes:
-        return lambda incumbent, options: method.run(LiftedIncumbent(incumbent), options)
-    raise InvalidData(f"method {method.name!r} takes no {problem.kind}; it takes: {', '.join(method.takes)}", "/method")
 
 
 class LiftedIncumbent(Incumbent):

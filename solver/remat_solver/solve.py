@@ -11,8 +11,7 @@ from .bounds import least_need
 from .deadline import Deadline
 from .incumbent import Incumbent
 from .known import known_budget
-from .lift import runner_of
-from .methods import method_named
+from .methods import method_named, runner_of
 
 
 def solve(

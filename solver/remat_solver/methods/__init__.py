@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, Problem
 
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
+from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, offload_all, pofo, save_on_cpu
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 from .auto import AutoOptions, run_auto
@@ -134,3 +135,16 @@ def method_named(name: str) -> Method:
     if name not in METHODS:
         raise InvalidData(f"unknown method {name!r}; there are: {', '.join(METHODS)}", "/method")
     return METHODS[name]
+
+
+def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], None]:
+    """What runs a method on a problem: the method itself, or the method on the lift of a chain.
+
+    Raises:
+        InvalidData: the method takes no such problem.
+    """
+    if problem.kind in method.takes:
+        return method.run
+    if problem.kind == "chain" and "graph" in method.takes:
+        return lambda incumbent, options: method.run(LiftedIncumbent(incumbent), options)
+    raise InvalidData(f"method {method.name!r} takes no {problem.kind}; it takes: {', '.join(method.takes)}", "/method")
