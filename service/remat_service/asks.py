@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +37,7 @@ class Ask:
         queue_limit_s: seconds to wait in the queue before giving up; None waits for ever.
         start: id of an ended solve whose plan to start from.
         force: solve anew even where the store has an answer.
+        body: SHA-256 of the body that it was read from; empty where it was made otherwise.
     """
 
     problem: Problem
@@ -49,6 +49,7 @@ class Ask:
     queue_limit_s: float | None = None
     start: str | None = None
     force: bool = False
+    body: bytes = b""
 
     @cached_property
     def net(self) -> Problem | None:
@@ -68,19 +69,18 @@ class Readings:
         self._asks: OrderedDict[bytes, Ask] = OrderedDict()
         self._ops, self._most_ops, self._most_asks = 0, most_ops, most_asks
 
-    async def read(self, raw: bytes, settings: Settings) -> Ask:
-        """The request in a body; large ones are read off the event loop.
+    async def read(self, raw: bytes, digest: bytes, settings: Settings) -> Ask:
+        """The request in a body of this SHA-256; large ones are read off the event loop.
 
         Raises:
             BadRequest: not JSON. Otherwise as `read_ask`.
         """
-        digest = hashlib.sha256(raw).digest()
         ask = self._asks.get(digest)
         if ask is not None:
             self._asks.move_to_end(digest)
             return ask
         big = len(raw) > _BIG_BYTES
-        ask = await asyncio.to_thread(_read_whole, raw, settings) if big else _read_whole(raw, settings)
+        ask = await asyncio.to_thread(_read_whole, raw, digest, settings) if big else _read_whole(raw, digest, settings)
         if digest not in self._asks:
             self._ops += size_of(ask.problem.subject)[0]
         self._asks[digest] = ask
@@ -103,8 +103,8 @@ def json_body(raw: bytes) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def _read_whole(raw: bytes, settings: Settings) -> Ask:
-    ask = read_ask(json_body(raw), settings)
+def _read_whole(raw: bytes, digest: bytes, settings: Settings) -> Ask:
+    ask = replace(read_ask(json_body(raw), settings), body=digest)
     _ = ask.digests  # made here, off the event loop where the body is large
     return ask
 

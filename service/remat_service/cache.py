@@ -16,6 +16,10 @@ It is put together from parts, each true on its own:
                 bound L (whole space, at this budget or a larger one) ΣC′ + r · (L − ΣC) with r = min c′_i / c_i is
                 proved, since cost′ − ΣC′ = Σ c′_i (n_i − 1) ≥ r Σ c_i (n_i − 1) ≥ r (L − ΣC) when op i runs n_i times.
                 `auto` only, as its plan may come from anywhere
+A hit that was put together once is given again from memory for the same body (`recall.py`), on one condition that is
+looked at every time: each row named above is what it was, the plan's stored bytes included, byte for byte. So what goes
+out has been judged, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's row is a
+miss as before. What is not read again is the graph: the memory holds for the body as sent, which is the graph.
 What does not make a hit still starts the next solve: the plan as its incumbent, the bound as its bound.
 """
 

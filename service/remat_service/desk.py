@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -18,22 +17,14 @@ from .asks import Ask
 from .cache import Known, answer_of, is_final
 from .endings import end_request, leave
 from .errors import Conflict, Invalid, NotFound, Unavailable
-from .identity import Caller, Keys, keys_of, method_key_of, new_id
+from .glance import Footing
+from .identity import Caller, Keys, Retry, keys_of, method_key_of, new_id
 from .judge import Judge
 from .quotas import check_quota
 from .room import Room
-from .tables import now, requests, solves
+from .tables import ACTIVE, now, requests, solves
 
-_QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
-_ACTIVE = (_QUEUED, _RUNNING)
-
-
-@dataclass(frozen=True)
-class Retry:
-    """What makes a repeated POST the same one: the client's key, and the hash of the body it came with."""
-
-    key: str
-    body_hash: str
+_QUEUED = "queued"
 
 
 async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None) -> str:
@@ -61,10 +52,11 @@ async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, gr
     method_key = method_key_of(ask.method, ask.options, ask.start)
     keys = keys_of(caller, digests, method_key)
     known = Known()
+    footing = await room.glance.footing(keys, net.budget_bytes) if ask.body and not ask.force else None
     if not ask.force and not await _under_way(room, keys):
         known = await room.cache.known(caller, keys, net)
         if is_final(known, net, ask.max_gap, ask.time_limit_s):
-            return await _hit(room, caller, ask, net, keys, known, retry, group_id)
+            return await _hit(room, caller, ask, net, keys, known, footing, retry, group_id)
     start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
     return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
 
@@ -72,13 +64,15 @@ async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, gr
 async def _under_way(room: Room, keys: Keys) -> bool:
     """Whether there is a solve to join: it has all that the store has, and more to come."""
     async with room.database.read() as connection:
-        query = select(solves.c.id).where(solves.c.flight_key == keys.flight, solves.c.state.in_(_ACTIVE))
+        query = select(solves.c.id).where(solves.c.flight_key == keys.flight, ACTIVE)
         return await connection.scalar(query) is not None
 
 
 async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | None:
     if retry is None:
         return None
+    if room.behind.holds_key(caller.tenant_id, retry.key):
+        await room.behind.settle()
     async with room.database.read() as connection:
         row = (
             await connection.execute(
@@ -144,8 +138,8 @@ async def _hopeless(room: Room, caller: Caller, ask: Ask, retry: Retry | None, g
 
 
 async def _hit(
-    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, retry: Retry | None,
-    group_id: str | None,
+    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, footing: Footing | None,
+    retry: Retry | None, group_id: str | None,
 ) -> str:  # fmt: skip
     result = "near" if known.carried else "hit"
     answer = answer_of(known, net, ask.method, ask.max_gap, keys.digest)
@@ -165,6 +159,8 @@ async def _hit(
             row["plan_id"] = await _keep_near(room, connection, keys, net, known)
         await connection.execute(requests.insert().values(row))
         await room.store.touch(connection, keys.graph, row["plan_id"])
+    if footing is not None and result == "hit":
+        room.recall.keep_posted(caller, ask.body, keys, row, known.plan, footing)
     room.metrics.cache.labels(result).inc()
     return str(row["id"])
 
@@ -185,6 +181,8 @@ async def _keep_near(room: Room, connection: AsyncConnection, keys: Keys, net: P
 
 async def _start_plan(room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
     """The plan of the solve that was named as a start, judged on this problem and kept under it."""
+    if room.behind.holds(ask.start or ""):
+        await room.behind.settle()
     async with room.database.read() as connection:
         row = (
             await connection.execute(
@@ -246,7 +244,7 @@ async def _queue(
 async def _join(connection: AsyncConnection, flight_key: str, ask: Ask) -> str | None:
     """The solve of this flight, locked so that it can't end before the request is written; urgency is inherited."""
     solve_id: str | None = await connection.scalar(
-        select(solves.c.id).where(solves.c.flight_key == flight_key, solves.c.state.in_(_ACTIVE)).with_for_update()
+        select(solves.c.id).where(solves.c.flight_key == flight_key, ACTIVE).with_for_update()
     )
     if solve_id is not None:
         await connection.execute(
@@ -298,6 +296,8 @@ async def view(room: Room, caller: Caller, request_id: str) -> Any:
     Raises:
         NotFound: there is none.
     """
+    if room.behind.holds(request_id):
+        await room.behind.settle()
     async with room.database.read() as connection:
         row = (
             await connection.execute(

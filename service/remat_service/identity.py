@@ -56,6 +56,14 @@ class Caller:
 
 
 @dataclass(frozen=True)
+class Retry:
+    """What makes a repeated POST the same one: the client's key, and the hash of the body it came with."""
+
+    key: str
+    body_hash: str
+
+
+@dataclass(frozen=True)
 class Keys:
     """The keys of one problem and method for one caller."""
 

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Subject, Verdict, graph_digest, read_plan, verify
 
+from .lru import Lru
 from .packing import checksum, unpack
 
 P = ParamSpec("P")
@@ -28,9 +29,8 @@ class Judge:
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
         self._graphs: OrderedDict[str, Subject] = OrderedDict()
         self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
-        self._texts: OrderedDict[str, bytes] = OrderedDict()
-        self._text_bytes = 0
-        self._most_graphs, self._most_verdicts, self._most_text_bytes = most_graphs, most_verdicts, most_plan_bytes
+        self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
+        self._most_graphs, self._most_verdicts = most_graphs, most_verdicts
         self.rejections = 0
 
     async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
@@ -68,17 +68,17 @@ class Judge:
         digest = checksum(packed)
         held = self._texts.get(digest)
         if held is not None and self._passes((graph_key, digest), problem, claimed):
-            self._texts.move_to_end(digest)
             return held
         plan = await self.plan(graph_key, problem, packed, claimed)
         if plan is None:
             return None
         text = await _run(len(packed), _plan_text, plan)
-        self._text_bytes += len(text) - len(self._texts.pop(digest, b""))
-        self._texts[digest] = text
-        while self._text_bytes > self._most_text_bytes and len(self._texts) > 1:
-            self._text_bytes -= len(self._texts.popitem(last=False)[1])
+        self._texts.put(digest, text, len(text))
         return text
+
+    def held(self, digest: str) -> bytes | None:
+        """The text of packed bytes of this SHA-256, where it is in memory: only for who knows that they were judged."""
+        return self._texts.get(digest)
 
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
         """A plan that has not been judged, on any problem, yet; None where its bytes are damaged."""

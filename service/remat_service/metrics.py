@@ -22,6 +22,10 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.cache = Counter("remat_cache_results", "Lookups by result", ("result",), registry=registry)
+        self.recalls = Counter(
+            "remat_recalls", "Answers given from memory: to a body posted before, or under an id", ("by",),
+            registry=registry,
+        )  # fmt: skip
         self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)
         self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
         self.queue_seconds = Histogram(

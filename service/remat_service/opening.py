@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 from sqlalchemy import update
+from sqlalchemy.exc import SQLAlchemyError
 
 from . import migrations
 from .database import Database
@@ -42,6 +43,9 @@ async def opened(room: Room) -> AsyncIterator[None]:
                 yield
         finally:
             await room.warden.close()
+            with contextlib.suppress(SQLAlchemyError):
+                await room.behind.close()
+            room.glance.close()
             await room.database.close()
 
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .asks import Readings
+from .behind import Behind
 from .bells import Bells
 from .cache import Cache
 from .database import Database
+from .glance import Glance
 from .judge import Judge
 from .metrics import Metrics
+from .recall import Recall
 from .settings import Settings
 from .store import Store
 from .warden import Warden
@@ -36,6 +39,9 @@ class Room:
     store: Store
     judge: Judge
     cache: Cache
+    glance: Glance
+    behind: Behind
+    recall: Recall
     bells: Bells
     metrics: Metrics
     warden: Warden
@@ -52,7 +58,8 @@ def room_of(settings: Settings) -> Room:
         ValueError: a cluster without PostgreSQL.
     """
     database, judge = Database(settings.database_url.get_secret_value()), Judge()
-    store = Store(database)
+    store, glance = Store(database), Glance(database)
+    behind = Behind(database, store)
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     return Room(
@@ -61,6 +68,9 @@ def room_of(settings: Settings) -> Room:
         store=store,
         judge=judge,
         cache=Cache(database, store, judge),
+        glance=glance,
+        behind=behind,
+        recall=Recall(glance, judge, behind, settings.recall_bytes),
         bells=Bells(),
         metrics=Metrics(),
         warden=Warden(settings),

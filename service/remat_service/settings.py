@@ -81,6 +81,10 @@ class Settings(BaseSettings):
         default=60.0, gt=0, description="Seconds between rounds of eviction and reconciliation."
     )
 
+    recall_bytes: int = Field(
+        default=128 * 2**20, ge=0, description="Bytes of answers lately given that are kept in memory."
+    )
+
     log_level: str = Field(
         default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least severe level to log."
     )

@@ -54,13 +54,17 @@ async def body_of(room: Room, caller: Caller, row: Any) -> tuple[bytes, bool]:
     if not row.ended:
         return rendered(await so_far(room, row), None), False
     if row.plan_id is None:
-        return rendered(row.answer, None), True
+        body = rendered(row.answer, None)
+        await room.recall.keep_given(caller, row, None, body)
+        return body, True
     async with room.database.read() as connection:
         plan = await room.store.plan(connection, row.plan_id)
     text = None if plan is None else await plan_text(room, caller, plan, row.budget_bytes)
-    if text is None:
+    if plan is None or text is None:
         raise Gone("this answer's plan is no longer stored; POST the problem again")
-    return rendered(row.answer, text), True
+    body = rendered(row.answer, text)
+    await room.recall.keep_given(caller, row, plan, body)
+    return body, True
 
 
 async def so_far(room: Room, row: Any) -> dict[str, Any]:
@@ -139,6 +143,7 @@ def _end_point(answer: dict[str, Any]) -> dict[str, Any]:
 
 async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
     """Requests of a tenant, newest first, below the id `after`."""
+    await room.behind.settle()
     other = requests.alias("others")
     joined = (
         select(func.count())

@@ -197,6 +197,9 @@ efforts = Table(
     PrimaryKeyConstraint("graph_key", "budget_bytes", "method_key", "solver"),
 )
 
+ACTIVE = text("solves.state IN ('queued', 'running')")
+"""The condition of the partial index on flights, word for word: a planner can't prove it from bound parameters."""
+
 solves = Table(
     "solves",
     metadata,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 
 from remat_service.app import create_app
 from remat_service.contract import as_yaml
+from remat_service.metrics import Metrics
 from remat_service.settings import Settings
 from service.compatible import breaks
 
@@ -92,6 +94,13 @@ def test_every_route_and_refusal_has_an_example() -> None:
                 if status >= "400":
                     content = response["content"]["application/problem+json"]
                     assert content["example"]["status"] == int(status), (method, path, status)
+
+
+def test_metrics_are_all_listed() -> None:
+    """So has the table of metrics."""
+    text = (COMMITTED.parent / "docs" / "service.md").read_text()
+    names = {family.name for family in Metrics().registry.collect()}
+    assert names == set(re.findall(r"`(remat_[a-z_]+)`", text))
 
 
 def test_settings_are_all_listed() -> None:

@@ -114,7 +114,8 @@ def test_no_hit_and_no_join_across_tenants(anna: Tenant, bert: Tenant) -> None:
     problem = Problem(training_graph(9), plain_peak(training_graph(9)))
     assert anna.post(problem).json()["cache"] == "miss"
     assert bert.post(problem).json()["cache"] == "miss"
-    assert anna.post(problem).json()["cache"] == "hit"
+    assert [anna.post(problem).json()["cache"] for _ in range(3)] == ["hit"] * 3
+    assert bert.post(problem).json()["cache"] == "hit"  # its own
     graph = hard_graph(60, 9)
     long = Problem(graph, int(0.4 * plain_peak(graph)))
     mine = anna.post(long, wait=0, method="staged", max_gap=0).json()
@@ -200,7 +201,9 @@ def test_disowning_an_epoch(locked: Service) -> None:
     """Raised, nothing stored before is found; what is stored after is."""
     tenant = Tenant(locked, cli(locked, "keys", "create", "gina"))
     problem = Problem(training_graph(13), plain_peak(training_graph(13)))
-    assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
+    seen = [tenant.post(problem).json() for _ in range(4)]  # the last ones come from memory
+    assert [data["cache"] for data in seen] == ["miss", "hit", "hit", "hit"]
+    assert [tenant.http.get(f"/v1/solves/{seen[-1]['id']}").status_code for _ in range(2)] == [200, 200]
     cli(locked, "tenants", "disown", "gina")
     time.sleep(2.2)
     assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]

@@ -1,0 +1,42 @@
+"""Memory bounded in bytes (or anything else that is counted): what was used longest ago goes first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Lru(Generic[K, V]):
+    """A mapping that forgets; the newest entry stays, whatever its size."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self.size = 0
+
+    def get(self, key: K) -> V | None:
+        """What is held under a key, used just now."""
+        found = self._held.get(key)
+        if found is None:
+            return None
+        self._held.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Hold a value of some size under a key."""
+        self.drop(key)
+        self._held[key] = value, size
+        self.size += size
+        while self.size > self._most and len(self._held) > 1:
+            self.size -= self._held.popitem(last=False)[1][1]
+
+    def drop(self, key: K) -> None:
+        """Forget what is held under a key, if anything is."""
+        self.size -= self._held.pop(key, (None, 0))[1]
+
+    def __len__(self) -> int:
+        return len(self._held)

@@ -1,0 +1,157 @@
+"""Answers given again from memory: only while every row that they rest on is what it was."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_ir import Graph, Problem, plain_peak
+from remat_service.lru import Lru
+from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of this file's own, whose database its tests may damage; each asks about another structure."""
+    with serving(tmp_path_factory.mktemp("recall"), workers=1) as running:
+        yield running
+
+
+def _recalls(service: Service) -> float:
+    return service.metric("remat_recalls_total")
+
+
+def _post(service: Service, graph: Graph, **more: Any) -> dict[str, Any]:
+    status, data = service.post(Problem(graph, plain_peak(graph)), time_limit_s=10, **more)
+    assert status == 200
+    return data
+
+
+def _warm(service: Service, graph: Graph, **more: Any) -> dict[str, Any]:
+    """Post until an answer comes from memory."""
+    for _ in range(4):
+        before = _recalls(service)
+        data = _post(service, graph, **more)
+        if _recalls(service) == before + 1:
+            assert data["cache"] == "hit"
+            return data
+    raise AssertionError("never from memory")
+
+
+def test_a_recalled_answer_is_a_request_like_any(own: Service) -> None:
+    """A fresh id each time, readable at once, listed, with its problem; the same plan."""
+    graph = training_graph(8, cost=501, fixed=77)
+    first = _post(own, graph)
+    data = _warm(own, graph)
+    again = _warm(own, graph)
+    assert len({first["id"], data["id"], again["id"]}) == 3
+    checked(Problem(graph, plain_peak(graph)), again)
+    assert again["plan"] == first["plan"]
+    assert own.get(again["id"], 0) == (200, again)
+    assert own.get(again["id"], 0) == (200, again)
+    assert again["id"] in [row["id"] for row in own.http.get("/v1/solves").json()["solves"]]
+    assert own.http.get(f"/v1/solves/{again['id']}/problem").status_code == 200
+    last = _warm(own, graph)
+    own.stop()  # what is still on its way is written
+    own.start()
+    assert own.get(last["id"], 0) == (200, last)
+
+
+def test_a_key_makes_it_the_same_request(own: Service) -> None:
+    """An Idempotency-Key used on a recalled answer finds it again, and is refused with another body."""
+    graph = training_graph(10, cost=503)
+    _warm(own, graph)
+    body = {"problem": Problem(graph, plain_peak(graph)).to_json(), "time_limit_s": 10}
+    headers = {"Idempotency-Key": uuid.uuid4().hex, "Prefer": "wait=30"}
+    before = _recalls(own)
+    first = own.http.post("/v1/solves", json=body, headers=headers).json()
+    second = own.http.post("/v1/solves", json=body, headers=headers).json()
+    assert first == second
+    assert _recalls(own) > before
+    assert own.http.post("/v1/solves", json={**body, "max_gap": 0.5}, headers=headers).status_code == 409
+
+
+def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
+    """Each column of a remembered plan damaged in turn, by another process: solved anew, never the damaged plan."""
+    graph = training_graph(6, cost=505)
+    problem = Problem(graph, plain_peak(graph))
+    for damage in (
+        "UPDATE plans SET data = CAST(substr(data, 1, 20) || x'ff' || substr(data, 22) AS BLOB)",
+        "UPDATE plans SET cost_ns = cost_ns - 1",
+        "UPDATE plans SET peak_bytes = peak_bytes - 1",
+        "DELETE FROM plans",
+    ):
+        given = _warm(own, graph)
+        own.get(given["id"], 0)
+        with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
+            assert database.execute(damage).rowcount >= 1
+        database.close()
+        status, _ = own.get(given["id"], 0)
+        assert status == 410, damage
+        again = _post(own, graph)
+        assert again["cache"] == "miss", damage
+        checked(problem, again)
+
+
+def test_a_bound_that_is_gone_is_a_miss(own: Service) -> None:
+    """Not only the plan: what proves its gap is looked at as well."""
+    graph = training_graph(7, cost=507)
+    _warm(own, graph)
+    with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
+        database.execute("DELETE FROM efforts")
+        database.execute("UPDATE bounds SET bound_ns = bound_ns - 1")
+    database.close()
+    before = _recalls(own)
+    checked(Problem(graph, plain_peak(graph)), _post(own, graph))
+    assert _recalls(own) == before
+
+
+def test_a_better_plan_replaces_what_is_remembered(service: Service) -> None:
+    """The same body after a better plan was stored: the better plan."""
+    graph = hard_graph(14, 8)
+    budget = int(0.7 * plain_peak(graph))
+    problem = Problem(graph, budget)
+    ask = {"time_limit_s": 15, "max_gap": 0.99}
+    service.post(problem, method="greedy", **ask)
+    costs = [service.post(problem, **ask)[1]["cost_ns"] for _ in range(4)]
+    _, best = service.post(problem, time_limit_s=15, max_gap=0)
+    _, after = service.post(problem, **ask)
+    assert after["cost_ns"] == best["cost_ns"] <= costs[-1]
+    checked(problem, after)
+
+
+def test_infeasible_is_remembered_too(service: Service) -> None:
+    """An answer without a plan rests on its floor."""
+    graph = training_graph(23, cost=509)
+    problem = Problem(graph, 1900)
+    before = _recalls(service)
+    for _ in range(5):
+        status, data = service.post(problem, time_limit_s=5)
+        assert (status, data["status"]) == (200, "infeasible")
+    assert _recalls(service) > before
+
+
+def test_evicted_is_gone_from_memory(tmp_path: Path) -> None:
+    """What housekeeping has thrown out is not given from memory either."""
+    with serving(tmp_path, workers=1, housekeeping_s=0.2, store_days=2e-5) as own:  # under two seconds
+        graph = training_graph(5, cost=511)
+        given = _post(own, graph)
+        eventually(lambda: own.get(given["id"], 0)[0] in (404, 410), 30)
+        assert _post(own, graph)["cache"] == "miss"
+
+
+def test_lru_is_bounded() -> None:
+    """The oldest goes first; the newest stays, even where it is over the bound by itself."""
+    held: Lru[str, int] = Lru(10)
+    for i, name in enumerate("abc"):
+        held.put(name, i, 4)
+    assert (held.get("a"), held.get("b"), held.size) == (None, 1, 8)
+    held.put("b", 5, 1)
+    assert (held.get("b"), held.size) == (5, 5)
+    held.put("huge", 9, 99)
+    assert (len(held), held.get("huge")) == (1, 9)
