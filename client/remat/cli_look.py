@@ -31,8 +31,8 @@ from remat_ir import (
 from .budget import bytes_of, readable
 from .cli_app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
-from .plot import memory_chart, memory_curve, memory_picture, plain_curve
-from .show import duration, percent
+from .plot import check_picture, memory_chart, memory_curve, memory_picture, plain_curve
+from .show import counted, duration, percent
 
 PlanArgument = Annotated[
     Path | None, typer.Argument(metavar="[PLAN]", help="A plan, or an answer that has one; none means plain training.")
@@ -49,6 +49,7 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Memory over the steps of PLAN on FILE, the plan without recomputation beside it."""
+    check_picture(png)
     subject = read_subject(file)
     plain = plain_curve(subject)
     curve, line = plain, None if budget is None else bytes_of(budget)
@@ -102,9 +103,9 @@ def explain(
     if found["recomputed"]:
         rows = [(f"{row['op']} ×{row['times']}", row["cost_ns"]) for row in found["recomputed"]]
         console.print(_rows("computed again", ("op", "extra cost"), rows[:top], duration))
+        times, ops = sum(row["times"] for row in found["recomputed"]), len(found["recomputed"])
         console.print(
-            f"{sum(row['times'] for row in found['recomputed'])} recomputations of {len(found['recomputed'])} ops, "
-            f"{percent(found['overhead'])} over one pass",
+            f"{counted(times, 'recomputation')} of {counted(ops, 'op')}, {percent(found['overhead'])} over one pass",
             highlight=False,
         )
     return 0

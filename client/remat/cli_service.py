@@ -108,7 +108,7 @@ def _checks(here: Settings) -> list[tuple[str, bool | None, str]]:
         _check_service(here),
         _check_solver(),
         ("torch", None if find_spec("torch") is None else True, _version("torch")),
-        ("pictures", None if find_spec("matplotlib") is None else True, f"matplotlib {_version('matplotlib')}"),
+        ("pictures", None if find_spec("matplotlib") is None else True, _version("matplotlib", "matplotlib ")),
         _check_cache(here),
     ]
 

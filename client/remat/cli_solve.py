@@ -46,7 +46,7 @@ from .cli_app import (
 from .files import check_writable, read_plan_file, read_subject, write_json
 from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner
 from .settings import settings
-from .show import answer_table, duration, percent, progress_line
+from .show import answer_table, counted, duration, percent, progress_line
 
 
 def asked_planner(base_url: str | None, local: bool, options: Mapping[str, object] | None = None) -> Planner:
@@ -162,7 +162,7 @@ def verify_plan(
     again = sum(recomputed(plan, subject.ops)) if isinstance(plan, Plan) and isinstance(subject, Graph) else None
     text = f"valid: cost {duration(verdict.cost_ns)} ({percent(overhead)} over one pass), peak "
     text += f"{readable(verdict.peak_bytes)} of {readable(problem.budget_bytes)}"
-    print(text + ("" if again is None else f", {again} recomputations"))
+    print(text + ("" if again is None else f", {counted(again, 'recomputation')}"))
     return 0
 
 

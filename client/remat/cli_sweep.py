@@ -34,7 +34,7 @@ from .cli_app import (
 from .cli_solve import asked_planner, check_limits, options_of
 from .files import check_writable, read_subject
 from .planner import LocalPlanner, Planner, solver_door
-from .plot import curve_chart, curve_picture
+from .plot import check_picture, curve_chart, curve_picture
 from .show import STYLES, duration, percent
 
 FORMS = "budgets such as 4GiB,6GiB,8GiB or fractions such as 0.3,0.5,0.7"
@@ -71,8 +71,8 @@ def sweep(
         if not quiet:
             print(f"{readable(answer.budget_bytes)}: {_outcome(answer)}", file=sys.stderr, flush=True)
 
-    for written in (png, csv_file):
-        check_writable(written)
+    check_picture(png)
+    check_writable(csv_file)
     if isinstance(planner, LocalPlanner):
         answers = solver_door("sweep")(
             subject, asked, points=points, options=options_of(option) or None, on_answer=tell, **limits

@@ -10,6 +10,7 @@ from typing import Any
 from remat_ir import Answer, AnyPlan, InvalidData, Subject, plain_plan_of, replay_any
 
 from .budget import readable
+from .files import check_writable
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -25,7 +26,7 @@ def memory_curve(subject: Subject, plan: AnyPlan) -> list[int]:
 
 def memory_chart(curve: Sequence[int], budget: int | None, *, width: int = 80, height: int = 12) -> str:
     """Memory over the steps as blocks of text, the budget as a line of dashes."""
-    columns = _squeezed(curve, max(10, width - 12))
+    columns = _fitted(curve, max(20, width - 12))
     top = max(*columns, budget or 0, 1)
     line = None if budget is None else int((budget / top) * height - 1e-9)
     rows = []
@@ -109,12 +110,26 @@ def plain_curve(subject: Subject) -> list[int]:
     return memory_curve(subject, plain_plan_of(subject))
 
 
-def _squeezed(curve: Sequence[int], columns: int) -> list[int]:
-    """The curve in at most so many columns, each the largest of what it stands for."""
+def _fitted(curve: Sequence[int], columns: int) -> list[int]:
+    """The curve in at most so many columns, each the largest of what it stands for; a few ops are drawn broad."""
     if len(curve) <= columns:
-        return list(curve) or [0]
+        return [level for level in curve or [0] for _ in range(min(8, columns // max(1, len(curve))))]
     edges = [i * len(curve) // columns for i in range(columns + 1)]
     return [max(curve[a:b]) for a, b in pairwise(edges)]
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse a picture that could not be written, before hours are spent on what it would show.
+
+    Raises:
+        InvalidData: matplotlib is not installed, it knows no such format, or there is no such folder.
+    """
+    if path is None:
+        return
+    check_writable(path)
+    known = _figure()[0].canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in known:
+        raise InvalidData(f"{path} cannot be drawn: its name must end in one of .{', .'.join(sorted(known))}")
 
 
 def _figure() -> tuple[Any, Any]:
@@ -122,7 +137,7 @@ def _figure() -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidData("pictures need matplotlib; install remat[torch], or leave --png out") from None
+        raise InvalidData("pictures need matplotlib; install remat[plot], or leave --png out") from None
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot()

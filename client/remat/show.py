@@ -78,6 +78,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, in the singular where it is one."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def duration(ns: int) -> str:
     """Nanoseconds for a person."""
     for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):

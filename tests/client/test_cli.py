@@ -308,6 +308,15 @@ def test_sweep_gives_the_curve(remat: Any, graph_file: Path, tmp_path: Path) -> 
     assert remat("sweep", graph_file, "-n", "1").code == 2
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_work(remat: Any, graph_file: Path) -> None:
+    for words in (("sweep", graph_file), ("show", graph_file)):
+        ran = remat(*words, "--png", "curve.docx")
+        assert ran.code == BAD_INPUT
+        assert ran.out == ""
+        assert ran.err.startswith("remat: curve.docx cannot be drawn: its name must end in one of ."), ran.err
+        assert ran.err.count("\n") == 1, "nothing had been solved by then"
+
+
 def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
     ran = remat("max-batch", graph_file, "-b", 40, "-m", "greedy", "--json", "-t", "2", "--total", "20")
     assert ran.code == 0
