@@ -177,6 +177,25 @@ class ProblemOut(BaseModel):
     budget_bytes: int
 
 
+class Curve(BaseModel):
+    """Memory over the steps: when each starts, the bytes while it runs, what it is, and whether it has run before."""
+
+    start_ns: list[int]
+    end_ns: int
+    memory_bytes: list[int]
+    what: list[str]
+    again: list[bool]
+
+
+class TimelineDocument(BaseModel):
+    """The memory curve of a solve's plan, and of training without rematerialization."""
+
+    kind: Literal["graph", "chain", "join"]
+    total_cost_ns: int
+    plain: Curve
+    plan: Curve | None
+
+
 Budgets = Annotated[list[Count], Field(min_length=1, max_length=64)]
 
 

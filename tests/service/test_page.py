@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remat_ir import Problem, budget_at
+from remat_ir import Chain, Join, Problem, budget_at
 from service.serving import Service, serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -158,16 +158,49 @@ def test_a_file_that_is_no_graph_is_refused_in_words(visit: Visit, tmp_path: Pat
     playwright.expect(visit.tab.locator("#notice")).to_contain_text("bad.json is not JSON")
 
 
-def test_the_trade_off_is_drawn(visit: Visit, tmp_path: Path) -> None:
-    """A curve over budgets with a baseline beside it."""
+def test_the_trade_off_is_drawn_and_keeps_its_address(visit: Visit, served: Service, tmp_path: Path) -> None:
+    """A curve over budgets with a baseline beside it, each point a solve; the address brings it back."""
     visit.go("#/sweep")
     tab = visit.tab
     tab.set_input_files("input[type=file]", graph_file(tmp_path, 8))
     tab.fill("input[aria-label=Points]", "3")
     tab.fill("input[aria-label='Seconds a point']", "2")
     tab.click("button[type=submit]")
-    playwright.expect(tab.get_by_text("budgets have a plan")).to_be_visible(timeout=90_000)
-    assert tab.locator(".u-legend").inner_text().count("chen-sqrt") == 1
+    for _ in range(2):
+        playwright.expect(tab.get_by_text("of 3 budgets have a plan; no plan")).to_be_visible(timeout=90_000)
+        assert tab.locator(".u-legend").inner_text().count("chen-sqrt") == 1
+        tab.reload()
+    playwright.expect(tab.locator(".scroll tbody tr")).to_have_count(3)
+    tab.locator(".scroll tbody a").first.click()
+    tab.wait_for_selector("canvas[aria-label^=R]")
+
+
+def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) -> None:
+    """Their plans have curves, recomputed steps and a trace too."""
+    stages = 6
+    chain = Chain(
+        forward_ns=(1000,) * stages,
+        backward_ns=(2000,) * stages,
+        forward_workspace_bytes=(0,) * stages,
+        backward_workspace_bytes=(0,) * stages,
+        tape_bytes=(30,) * stages,
+        activation_bytes=(10,) * (stages + 1),
+        gradient_bytes=(10,) * (stages + 1),
+    )
+    join = Join(lengths=(4, 5), forward_ns=10, backward_ns=10, turn_ns=1, slots=20)
+    tab = visit.tab
+    for subject, budget, step in ((chain, "0.6", "F_"), (join, "0.7", "of branch")):
+        path = tmp_path / "subject.json"
+        path.write_text(json.dumps(subject.to_json()))
+        visit.go()
+        tab.set_input_files("input[type=file]", path)
+        tab.fill("input[aria-label^=Budget]", budget)
+        tab.click("button[type=submit]")
+        playwright.expect(tab.locator("caption", has_text="over one pass")).to_be_visible(timeout=60_000)
+        assert step in tab.locator(".scroll tbody").inner_text()
+        with tab.expect_download() as saved:
+            tab.get_by_text("Trace for Perfetto").click()
+        assert json.loads(Path(saved.value.path()).read_text())["traceEvents"]
 
 
 @pytest.mark.slow

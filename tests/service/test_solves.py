@@ -127,3 +127,17 @@ def test_chains_and_joins_travel_the_same_way(service: Service) -> None:
         assert Problem.from_json(service.http.get(f"/v1/solves/{data['id']}/problem").json()) == problem
     status, data = service.post(Problem(join, plain_peak(join)), method="chen-sqrt")
     assert (status, data["pointer"]) == (422, "/method")
+
+
+def test_a_timeline_is_the_judges_replay(service: Service) -> None:
+    """Peak, cost and recomputations of the curve are those of the answer; without a plan there is the plain one."""
+    graph = training_graph(8)
+    answer = service.post(Problem(graph, budget_at(graph, 0.6)))[1]
+    found = service.http.get(f"/v1/solves/{answer['id']}/timeline").json()
+    assert found["kind"] == "graph"
+    assert max(found["plan"]["memory_bytes"]) == answer["peak_bytes"]
+    assert found["plan"]["end_ns"] == answer["cost_ns"]
+    assert sum(found["plan"]["again"]) == len(found["plan"]["what"]) - graph.ops
+    assert max(found["plain"]["memory_bytes"]) == plain_peak(graph)
+    impossible = service.post(Problem(graph, 1))[1]
+    assert service.http.get(f"/v1/solves/{impossible['id']}/timeline").json()["plan"] is None

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from .. import desk, events, shelf
+from .. import desk, events, shelf, timeline
 from ..callers import caller_with
-from ..documents import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest
+from ..documents import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
 from ..errors import BadRequest
 from ..identity import Caller, Retry
 from ..room import Room
@@ -152,6 +152,19 @@ async def get_problem(
     """What was asked, as stored: no names."""
     text = await shelf.problem_of(request.app.state.room, caller, solve_id)
     return Response(text, media_type="application/json")
+
+
+@router.get(
+    "/{solve_id}/timeline",
+    summary="Memory over the steps of a solve's plan",
+    response_model=TimelineDocument,
+    responses=refusals(404, 410),
+)
+async def get_timeline(
+    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
+) -> Any:
+    """What runs when and what it holds, of any kind of plan, beside training plainly; for pictures."""
+    return await timeline.of_solve(request.app.state.room, caller, solve_id)
 
 
 @router.get(

@@ -80,7 +80,7 @@ window.Remat = window.Remat || {};
     const all = [points, ...others.map((o) => o.points)];
     const xs = [...new Set(all.flat().map((p) => p.budget_bytes))].sort((a, b) => a - b);
     const column = (ps, key) => { const m = new Map(ps.map((p) => [p.budget_bytes, p[key]])); return xs.map((x) => (m.has(x) ? m.get(x) : null)); };
-    const hues = ["#c2410c", "#0f766e", "#7c3aed", "#be185d", "#4d7c0f", "#0369a1", "#a16207", "#475569"];
+    const hues = ["#c2410c", "#7c3aed", "#be185d", "#a16207", "#0e7490", "#475569"];
     const line = (label, stroke, dash) => ({ label, stroke, width: 2, dash, spanGaps: true, points: { show: true, size: 6 }, value: (_, v) => percent(v) });
     return chart(box, {
       height: 340, scales: { x: { time: false } }, axes: axes("budget", "overhead", bytes, percent),

@@ -3,7 +3,7 @@
 window.Remat = window.Remat || {};
 (function (Remat) {
   const { el, bytes, time, percent, seconds, save } = Remat.words;
-  const { replay, plain, resident, recomputed, trace } = Remat.replay;
+  const { replay, plain, resident, recomputed, fromTimeline, at, trace } = Remat.replay;
 
   const SHOWN = 30; // rows of the table of recomputed ops; the JSON has them all
 
@@ -42,19 +42,17 @@ window.Remat = window.Remat || {};
 
   function describe(graph, run, name, out) {
     return (x) => {
-      let lo = 0, hi = run.count - 1;
-      while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (run.rows.start[mid] <= x) lo = mid; else hi = mid - 1; }
-      const held = resident(graph, run, lo), op = run.rows.ops[lo];
+      const lo = at(run, x), held = resident(graph, run, lo), op = run.rows.ops[lo];
       out.textContent = `${name(op)} ${run.rows.again[lo] ? "runs again" : "runs"} at ${time(run.rows.start[lo])}, memory ${bytes(run.rows.memory[lo])}; ` +
         `${held.length} values resident, the largest ${held.slice(0, 4).map((v) => `${bytes(graph.value_bytes[v])} of ${name(graph.value_op[v])}`).join(", ") || "none"}.`;
     };
   }
 
-  function downloads(whole, run) {
+  function downloads(whole, traced) {
     const stem = `remat-${(whole.answer.digest || "plan").slice(0, 12)}`;
     return el("div", { class: "row" },
       el("button", { onclick: () => save(`${stem}.json`, "application/json", JSON.stringify(whole.answer)) }, "Answer as JSON"),
-      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(trace(whole.problem.graph, run, label(whole)))) }, "Trace for Perfetto"),
+      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(traced())) }, "Trace for Perfetto"),
       Remat.service.offline ? null : el("button", { onclick: () => offlineFile(whole).then((html) => save(`${stem}.html`, "text/html", html)) }, "One HTML file"));
   }
 
@@ -72,22 +70,45 @@ window.Remat = window.Remat || {};
       scripts.map((s) => `<script>${s.replace(/<\/script/gi, "<\\/script")}</` + "script>").join("") + `</body></html>`;
   }
 
+  // Chains and joins, whose plans the service has replayed: memory over time and the steps that run again.
+  function steps(box, whole, total) {
+    const { answer, timeline } = whole, run = fromTimeline(timeline.plan), before = fromTimeline(timeline.plain);
+    const hover = el("p", { class: "hover", "aria-live": "off" }, "Point at the curve to see what runs.");
+    const chart = el("div", { role: "img", "aria-label": `Memory over the step: peak ${bytes(run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without recomputation the peak is ${bytes(before.peak)}.` });
+    box.append(el("h2", {}, "Memory over the step"), chart, hover);
+    Remat.draw.memory(chart, run, before, answer.budget_bytes, (x) => {
+      const i = at(run, x);
+      hover.textContent = `${run.rows.what[i]}${run.rows.again[i] ? ", again," : ""} at ${time(run.rows.start[i])}, memory ${bytes(run.rows.memory[i])}.`;
+    });
+    const again = new Map();
+    run.rows.what.forEach((what, i) => { if (run.rows.again[i]) again.set(what, (again.get(what) || 0) + 1); });
+    const rows = [...again].sort((a, b) => b[1] - a[1]);
+    box.append(el("h2", {}, "Recomputed steps"), rows.length ? el("div", { class: "scroll" }, el("table", {},
+      el("caption", { class: "hover" }, `${rows.reduce((n, r) => n + r[1], 0)} recomputations${rows.length > SHOWN ? `; the ${SHOWN} most frequent steps` : ""}, ${percent(answer.cost_ns / total - 1)} over one pass.`),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "step"), el("th", { scope: "col", class: "n" }, "times again"))),
+      el("tbody", {}, rows.slice(0, SHOWN).map(([what, times]) => el("tr", {}, el("td", {}, what), el("td", { class: "n" }, times))))))
+      : el("p", { class: "empty" }, "Nothing is computed twice."),
+      el("h2", {}, "Take it with you"), downloads(whole, () => trace(run, (i) => run.rows.what[i], () => ({}))));
+  }
+
   function show(box, whole) {
-    const { answer } = whole, graph = whole.problem.graph, total = graph.op_cost_ns.reduce((a, b) => a + b, 0), name = label(whole);
+    const { answer } = whole, graph = whole.problem.graph, name = label(whole);
+    const total = graph ? graph.op_cost_ns.reduce((a, b) => a + b, 0) : whole.timeline && whole.timeline.total_cost_ns;
     box.append(facts(answer), el("p", {}, answer.message || ""));
-    if (whole.progress && whole.progress.length) {
+    if (total && whole.progress && whole.progress.length) {
       const bound = el("div");
       box.append(el("h2", {}, "Incumbent and bound"), bound);
       Remat.draw.history(bound, whole.progress, total, answer.seconds);
     }
     if (!answer.plan) return;
+    if (!graph) { steps(box, whole, total); return; }
     const run = replay(graph, answer.plan.steps), before = replay(graph, plain(graph));
     const hover = el("p", { class: "hover", "aria-live": "off" }, "Point at the curve to see what runs and what is resident.");
     const chart = el("div", { role: "img", "aria-label": `Memory over the step: peak ${bytes(run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without recomputation the peak is ${bytes(before.peak)}.` });
     box.append(el("h2", {}, "Memory over the step"), chart, hover);
     Remat.draw.memory(chart, run, before, answer.budget_bytes, describe(graph, run, name, hover));
     box.append(el("h2", {}, "Stages"), matrices(graph, run), el("h2", {}, "Recomputed ops"), table(graph, run, total, name),
-      el("h2", {}, "Take it with you"), downloads(whole, run));
+      el("h2", {}, "Take it with you"), downloads(whole, () => trace(run, (i) => name(run.rows.ops[i]), (i) => ({ op: run.rows.ops[i], stage: run.rows.stage[i] }))));
   }
 
   Remat.plan = { show, facts };

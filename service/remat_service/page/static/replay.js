@@ -74,20 +74,31 @@ window.Remat = window.Remat || {};
       .sort((a, b) => b.cost - a.cost || a.op - b.op);
   }
 
-  // Chrome's trace format, which Perfetto opens: slices for ops, a counter for memory; times in microseconds.
-  function trace(graph, run, label) {
+  // A curve of the service's timeline as a run: the same rows, without values.
+  function fromTimeline({ start_ns, memory_bytes, what, again, end_ns }) {
+    return { rows: { start: start_ns, memory: memory_bytes, what, again }, count: what.length, time: end_ns, peak: memory_bytes.reduce((a, b) => Math.max(a, b), 0) };
+  }
+
+  // The row that runs at a time.
+  function at(run, x) {
+    let lo = 0, hi = run.count - 1;
+    while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (run.rows.start[mid] <= x) lo = mid; else hi = mid - 1; }
+    return lo;
+  }
+
+  // Chrome's trace format, which Perfetto opens: slices for rows, a counter for memory; times in microseconds.
+  function trace(run, label, args) {
     const events = [
       { ph: "M", pid: 1, name: "process_name", args: { name: "remat plan" } },
       { ph: "M", pid: 1, tid: 1, name: "thread_name", args: { name: "first computation" } },
       { ph: "M", pid: 1, tid: 2, name: "thread_name", args: { name: "recomputation" } }];
     for (let i = 0; i < run.count; i++) {
-      const op = run.rows.ops[i], ts = run.rows.start[i] / 1000;
-      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: graph.op_cost_ns[op] / 1000, name: label(op),
-        args: { op, stage: run.rows.stage[i] } });
+      const ts = run.rows.start[i] / 1000, end = (i + 1 < run.count ? run.rows.start[i + 1] : run.time) / 1000;
+      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: end - ts, name: label(i), args: args(i) });
       events.push({ ph: "C", pid: 1, ts, name: "memory", args: { bytes: run.rows.memory[i] } });
     }
     return { traceEvents: events, displayTimeUnit: "ms" };
   }
 
-  Remat.replay = { index, plain, replay, resident, recomputed, trace };
+  Remat.replay = { plain, replay, resident, recomputed, fromTimeline, at, trace };
 })(window.Remat);

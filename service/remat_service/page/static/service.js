@@ -26,16 +26,12 @@ window.Remat = window.Remat || {};
   }
 
   // Names stay in this browser: they are kept beside the digest and never sent.
-  function remember(id, graph) {
-    if (!graph.op_names) return;
-    try { sessionStorage.setItem(`remat-names-${id}`, JSON.stringify(graph.op_names)); } catch { /* storage full: labels fall back to numbers */ }
+  function remember(id, opNames) {
+    if (!opNames) return;
+    try { sessionStorage.setItem(`remat-names-${id}`, JSON.stringify(opNames)); } catch { /* storage full: labels fall back to numbers */ }
   }
   function names(id) {
     try { return JSON.parse(sessionStorage.getItem(`remat-names-${id}`) || "null"); } catch { return null; }
-  }
-  function bare(graph) {
-    const { op_names: _a, value_names: _b, ...rest } = graph;
-    return rest;
   }
 
   const enc = encodeURIComponent;
@@ -44,11 +40,14 @@ window.Remat = window.Remat || {};
     list: (after) => call(`v1/solves?limit=50${after ? `&after=${enc(after)}` : ""}`),
     solve: (id) => call(`v1/solves/${enc(id)}`),
     problem: (id) => call(`v1/solves/${enc(id)}/problem`),
+    timeline: (id) => call(`v1/solves/${enc(id)}/timeline`),
     progress: (id) => call(`v1/solves/${enc(id)}/progress`),
     cancel: (id) => call(`v1/solves/${enc(id)}/cancel`, { method: "POST" }),
     capabilities: () => call("v1/capabilities"),
     post: (body) => call("v1/solves", { method: "POST", headers: { Prefer: "wait=0" }, body }),
-    sweep: (body) => call("v1/sweeps", { method: "POST", body }),
-    remember, names, bare,
+    validate: (subject) => call("v1/graphs:validate", { method: "POST", body: subject.body }),
+    postSweep: (body) => call("v1/sweeps", { method: "POST", body }),
+    sweep: (id, wait) => call(`v1/sweeps/${enc(id)}?wait=${wait}`),
+    remember, names,
   };
 })(window.Remat);

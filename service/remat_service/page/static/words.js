@@ -11,7 +11,7 @@ window.Remat = window.Remat || {};
   const bytes = (b) => scaled(b, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
   const time = (ns) => scaled(ns, ["ns", "µs", "ms", "s"], 1000);
   const percent = (f) => (f === null || f === undefined ? "–" : `${(100 * f).toPrecision(3)} %`);
-  const seconds = (s) => (s === null || s === undefined ? "–" : s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
+  const seconds = (s) => (s === null || s === undefined ? "–" : s < 1 ? `${s.toFixed(2)} s` : s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
 
   // el("td", {class: "n"}, "text", child, …): attributes by name, listeners as functions under on….
   function el(tag, attributes, ...children) {
