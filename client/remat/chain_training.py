@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ from .chain_profile import chain_of
 from .errors import CaptureError
 from .planner import Planner, plan_or_raise, planner_for
 from .step import existing_gradients
-
-log = logging.getLogger("remat")
+from .transfer import bandwidth
 
 
 def optimize_chain(
@@ -32,12 +30,18 @@ def optimize_chain(
     time_limit_s: float = 60.0,
     max_gap: float = 0.001,
     optimizer_bytes: int = 0,
+    offload: bool = False,
+    host_bytes: int | None = None,
 ) -> ChainedModule:
     """Make a module that runs stages one after the other and trains inside a memory budget.
 
     Nothing is captured: each stage is run and measured as it is, so any Python inside a stage will do. The budget is
     that of `remat.optimize`; bytes of the device count parameters, buffers and the gradients of all parameters as
     fixed, and so does the prediction.
+
+    Args:
+        offload: whether values may move to the host and back; the link's bandwidth is measured.
+        host_bytes: what the host may hold at most, or None without a limit.
 
     Raises:
         CaptureError: a stage gives something other than one tensor, or overwrites its input.
@@ -47,7 +51,8 @@ def optimize_chain(
     modules = list(stages)
     if not modules:
         raise CaptureError("there is no stage to train")
-    chain, graded = chain_of(modules, x)
+    link = bandwidth(x.device) if offload else None
+    chain, graded = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
     problem = Problem(chain, _budget(budget, chain, modules, optimizer_bytes))
     asked = planner_for(planner)
     answer = plan_or_raise(asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap))
@@ -65,29 +70,7 @@ def carry_out_chain(
     if not isinstance(answer.plan, ChainPlan) or not isinstance(problem.subject, Chain):
         raise InvalidPlan(f"a list of stages needs a plan of its chain, not {type(answer.plan).__name__}")
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    held = _inputs_held(answer.plan)
-    if held:
-        log.warning(
-            "the plan frees the inputs of stages %s early, but autograd has saved them: the peak may "
-            'be over the prediction by %d bytes; method="rotor" has no such plans',
-            ", ".join(map(str, held)),
-            sum(problem.subject.activation_bytes[stage - 1] for stage in held),
-        )
     return ChainedModule(modules, problem.subject, answer.plan, answer, graded)
-
-
-def _inputs_held(plan: ChainPlan) -> list[int]:
-    """Stages whose input the plan frees while their tape, which refers to it, lives on."""
-    taped: set[int] = set()
-    held: list[int] = []
-    for step in plan.steps:
-        if step.verb is Verb.F_ALL:
-            taped.add(step.stage)
-        elif step.verb is Verb.B:
-            taped.discard(step.stage)
-        elif step.verb is Verb.FREE and step.stage + 1 in taped:
-            held.append(step.stage + 1)
-    return held
 
 
 def checkpoint_sequential(

@@ -1,0 +1,45 @@
+"""What a stage's first run saw, random numbers and buffers, so that every later run of it sees the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+
+class Circumstances:
+    """The generators' states and the buffers before a stage first runs."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self.buffers = [(m, n, b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Everything as it was; afterwards, everything as it is now."""
+        cpu = torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state(self.device) if self.cuda is not None else None
+        now = [(m, n, m._buffers[n]) for m, n, _ in self.buffers]
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+        for module, name, value in self.buffers:
+            module._buffers[name] = value.clone()
+        try:
+            yield
+        finally:
+            for module, name, buffer in now:
+                module._buffers[name] = buffer
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, self.device)
+
+
+def circumstance_bytes(module: nn.Module, device: torch.device) -> int:
+    """The bytes on a device that the circumstances of a module take."""
+    generator = torch.get_rng_state().numel() if device.type == "cpu" else 0
+    return generator + sum(b.numel() * b.element_size() for b in module.buffers())

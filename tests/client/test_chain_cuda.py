@@ -1,0 +1,70 @@
+"""Chain plans on CUDA: recomputation and transfers beside the computation, with plain training's bits and the peak."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from client.small_models import numbers
+from client.test_chain_training import METHODS, MeanSquare, convolutions, outcome
+from remat import measure
+from remat.chain_profile import chain_of
+from remat.chain_training import carry_out_chain
+from remat.planner import LocalPlanner
+from remat.transfer import bandwidth, link_of
+from remat_ir import ChainPlan, Problem, budget_at
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def deterministic() -> None:
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+@pytest.mark.parametrize("tenths", [4, 6, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_plans_on_cuda(method: str, tenths: int) -> None:
+    device = torch.device("cuda")
+    stages = [stage.to(device) for stage in (*convolutions(), MeanSquare())]
+    x = numbers(32, 3, 64, 64).to(device)
+    chain, graded = chain_of(stages, x, link_bytes_per_s=bandwidth(device))
+    problem = Problem(chain, budget_at(chain, tenths / 10))
+    answer = LocalPlanner().plan(problem, method=method, time_limit_s=2)
+    if not isinstance(answer.plan, ChainPlan):
+        pytest.skip(answer.message)
+    plain_stages = nn.ModuleList(copy.deepcopy(stages))
+    plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
+    fresh = nn.ModuleList(copy.deepcopy(stages))
+    trained = carry_out_chain(list(fresh), problem, answer, graded)
+    found = outcome(fresh, trained, x)
+    assert measure.differences(plain[0], found[0]) == []
+    assert found[1] == plain[1]
+    measured = measure.peak_memory(lambda: trained(x).backward(), device).peak_bytes
+    assert answer.peak_bytes is not None
+    assert measured <= 1.01 * (answer.peak_bytes - chain.fixed_bytes)
+
+
+def test_a_storage_comes_back_as_it_left_while_others_are_made() -> None:
+    device = torch.device("cuda")
+    link = link_of(device)
+    values = [torch.randn(1 << 20, device=device) for _ in range(8)]
+    expected = [value.clone() for value in values]
+    copies = []
+    for value in values:
+        made, token = link.out([value.untyped_storage()])
+        copies.append(made)
+        link.wait(token)
+    del value, values
+    for _ in range(50):  # what is freed is used again at once
+        torch.randn(1 << 20, device=device).mul_(2)
+    for made, wanted in zip(copies, expected, strict=True):
+        (storage,), token = link.back(made)
+        link.wait(token)
+        assert torch.equal(torch.empty(0, device=device).set_(storage), wanted)
