@@ -7,6 +7,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,10 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from . import _compat
 from .dataflow import tensors
 from .operations import Measured
-
-SHORTEST_SAMPLE_NS = 200_000
-LONGEST_NS = 60_000_000
-FEWEST_SAMPLES = 3
+from .timing import VERSION, times
 
 
 class Table(Protocol):
@@ -73,22 +71,17 @@ def signature(node: fx.Node) -> str:
 
 
 def device_kind(nodes: Iterable[fx.Node]) -> str:
-    """The device kind, library version and thread count under which costs are shared."""
+    """The device kind, library version, thread count and way of timing under which costs are shared."""
     kind = "cpu"
     for node in nodes:
         for tensor in tensors(node.meta.get("val")):
             kind = tensor.device.type if tensor.device.type != "cpu" else kind
     if kind == "cuda":
-        return f"cuda {torch.cuda.get_device_name()} torch {torch.__version__} cuda {torch.version.cuda}"
+        return (
+            f"cuda {torch.cuda.get_device_name()} torch {torch.__version__} cuda {torch.version.cuda} timing {VERSION}"
+        )
     name = _cpu_name() if kind == "cpu" else kind
-    return f"{kind} {name} torch {torch.__version__} threads {torch.get_num_threads()}"
-
-
-def rounded(nanoseconds: float) -> int:
-    """Two significant digits: what is measured twice should mostly come out the same."""
-    value = max(1, round(nanoseconds))
-    unit = 10 ** max(0, len(str(value)) - 2)
-    return int(round(value / unit) * unit)
+    return f"{kind} {name} torch {torch.__version__} threads {torch.get_num_threads()} timing {VERSION}"
 
 
 def _cpu_name() -> str:
@@ -124,7 +117,8 @@ def _measure(nodes: Mapping[str, fx.Node]) -> dict[str, Measured]:
     try:
         with _compat.only_real_tensors(), torch.no_grad():
             spaces = _workspaces(nodes)
-            return {s: Measured(rounded(_time(n)), spaces[s]) for s, n in sorted(nodes.items())}
+            took = times({s: partial(_call, n) for s, n in nodes.items()}, frozenset(_on_cuda(nodes)))
+            return {s: Measured(took[s], spaces[s]) for s in sorted(nodes)}
     finally:
         torch.set_rng_state(states[0])
         if len(states) > 1:
@@ -177,45 +171,9 @@ def _highest_index(node: fx.Node) -> int:
     return min(bounds, default=0)
 
 
-def _time(node: fx.Node) -> float:
-    """The least time of one call in ns: other work on the machine only adds to it. CUDA: the median of events."""
-    call = _call(node)
-    call()
-    if any(t.device.type == "cuda" for t in tensors(node.meta.get("val"))):
-        return _time_cuda(call)
-    samples: list[float] = []
-    repeat, begin = 1, time.perf_counter_ns()
-    while len(samples) < FEWEST_SAMPLES or time.perf_counter_ns() - begin < 3 * SHORTEST_SAMPLE_NS:
-        start = time.perf_counter_ns()
-        for _ in range(repeat):
-            call()
-        took = time.perf_counter_ns() - start
-        if took < SHORTEST_SAMPLE_NS and repeat < 1000:
-            repeat = min(1000, max(2 * repeat, repeat * SHORTEST_SAMPLE_NS // max(1, took)))
-            continue
-        samples.append(took / repeat)
-        if time.perf_counter_ns() - begin > LONGEST_NS:
-            break
-    return min(samples)
-
-
-def _time_cuda(call: Callable[[], Any]) -> float:
-    for _ in range(3):
-        call()
-    samples = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        samples.append(float(start.elapsed_time(end)) * 1e6)
-    return sorted(samples)[len(samples) // 2]
-
-
 def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
     """Bytes that live only while each kernel runs, from the allocator's own events."""
-    cuda = {s: n for s, n in nodes.items() if any(t.device.type == "cuda" for t in tensors(n.meta.get("val")))}
+    cuda = _on_cuda(nodes)
     found = {s: _workspace_cuda(n) for s, n in sorted(cuda.items())}
     rest = [(s, n) for s, n in sorted(nodes.items()) if s not in cuda]
     for _, node in rest:
@@ -239,6 +197,10 @@ def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
             position += 1
         found[text] = max(0, worst - now)
     return found
+
+
+def _on_cuda(nodes: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
+    return {s: n for s, n in nodes.items() if any(t.device.type == "cuda" for t in tensors(n.meta.get("val")))}
 
 
 def _workspace_cuda(node: fx.Node) -> int:

@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from . import _compat
 from .errors import CaptureError
-from .profile import rounded
 from .stages import differentiable
 from .tape import Tape, record
+from .timing import rounded
 
 REPETITIONS = 3
 
