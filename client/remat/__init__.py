@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
     from .execute import Planned, Rematerialized
     from .inplace import disable, enable
+    from .join_training import optimize_join
     from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
     from .profiles import Profile, ProfileTable
     from .ranks import RankPlanner, RanksDiffer
@@ -48,6 +49,7 @@ _HOMES = {
     "backend": "dynamo",
     "checkpoint_sequential": "chain_training",
     "optimize_chain": "chain_training",
+    "optimize_join": "join_training",
     "disable": "inplace",
     "enable": "inplace",
 }
@@ -86,6 +88,7 @@ __all__ = [
     "explain",
     "optimize",
     "optimize_chain",
+    "optimize_join",
     "planner_for",
     "profile_table",
     "verify",

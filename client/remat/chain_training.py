@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
+from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidPlan, Problem, budget_at, verify
 from remat_ir.chain_plan import ChainStep, Verb
 
 from .budget import ActivationBytes, Budget, Fraction, bytes_of
@@ -53,7 +53,7 @@ def optimize_chain(
         raise CaptureError("there is no stage to train")
     link = bandwidth(x.device) if offload else None
     chain, graded = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
-    problem = Problem(chain, _budget(budget, chain, modules, optimizer_bytes))
+    problem = Problem(chain, activation_budget(budget, chain, modules, optimizer_bytes))
     asked = planner_for(planner)
     answer = plan_or_raise(asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap))
     return carry_out_chain(modules, problem, answer, graded)
@@ -133,11 +133,14 @@ def segments_plan(stages: int, segments: int) -> ChainPlan:
     return ChainPlan(tuple(steps))
 
 
-def _budget(budget: Budget, chain: Chain, modules: Sequence[nn.Module], optimizer_bytes: int) -> int:
+def activation_budget(
+    budget: Budget, subject: Chain | Graph, modules: Sequence[nn.Module], optimizer_bytes: int = 0
+) -> int:
+    """A budget in bytes of activations, the input's included; bytes of the device lose what is fixed beside them."""
     if isinstance(budget, Fraction):
-        return budget_at(chain, budget.fraction)
+        return budget_at(subject, budget.fraction)
     if isinstance(budget, ActivationBytes):
-        return chain.fixed_bytes + bytes_of(budget.size)
+        return subject.fixed_bytes + bytes_of(budget.size)
     whole = nn.ModuleList(modules)
     fixed = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
     new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)

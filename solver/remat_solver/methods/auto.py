@@ -15,7 +15,7 @@ from ..incumbent import Incumbent
 from ..search import Search, await_compiled, compiling, first_plan, least_memory
 from ..staged.prove import Proof
 from .staged import polished
-from .structured import run_linear, run_structured
+from .structured import run_disguised, run_structured
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
-    run_linear(incumbent)
+    run_disguised(incumbent)
     if incumbent.plan is None:
         plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
         peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))

@@ -8,7 +8,7 @@ from remat_ir import Chain, Join
 
 from ..chain import RotorOptions, linear_graph, rotor
 from ..incumbent import Incumbent
-from ..join import join
+from ..join import join, offer_homogenized
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, pofo
 
@@ -32,13 +32,17 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
         general(LiftedIncumbent(incumbent))
 
 
-def run_linear(incumbent: Incumbent) -> None:
-    """Offer the persistent optimum of a graph that is a chain; of a lift it has been offered already."""
+def run_disguised(incumbent: Incumbent) -> None:
+    """Offer the persistent optimum of a graph that is a chain, or the homogenized join's plan of one whose branches
+    meet; of a lift the former has been offered already.
+    """
     if isinstance(incumbent, LiftedIncumbent):
         return
     linear = linear_graph(incumbent.problem.graph)
     if linear is not None:
         _offer_persistent(incumbent, linear.chain.stages)
+    else:
+        offer_homogenized(incumbent)
 
 
 def _offer_persistent(incumbent: Incumbent, stages: int) -> None:

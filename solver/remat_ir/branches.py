@@ -1,0 +1,177 @@
+"""Graphs of branches that meet: where their stages lie, and what plans of a join come to in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .graph import Graph
+from .join import Join, JoinPlan, JoinVerb
+from .plan import Plan, plan_of
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The stages of a training graph whose forward ops are paths that meet in a head (RR-9273, Section 3, in bytes).
+
+    Attributes:
+        graph: the graph; all ops before `backward_from` are forward ops.
+        forward, backward: [branches][stages] the forward and the backward op of each stage.
+        head: the ops of what the branches meet in, forward and backward, in op order.
+    """
+
+    graph: Graph
+    forward: tuple[tuple[int, ...], ...]
+    backward: tuple[tuple[int, ...], ...]
+    head: tuple[int, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """[branches] how many stages each has."""
+        return tuple(map(len, self.forward))
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all stages cost the same and make values of the same sizes, forward and backward."""
+        graph = self.graph
+
+        def looks(ops: tuple[tuple[int, ...], ...]) -> set[tuple[int, int, tuple[int, ...]]]:
+            return {
+                (graph.op_cost_ns[op], graph.op_workspace_bytes[op], tuple(graph.value_bytes[v] for v in made))
+                for branch in ops
+                for op in branch
+                if (made := graph.op_values[op]) is not None
+            }
+
+        return len(looks(self.forward)) <= 1 and len(looks(self.backward)) <= 1
+
+    def homogenized(self, slots: int) -> Join:
+        """The join of as many equal steps, each of the mean cost, in so many slots of the largest activation.
+
+        A backward step that reads what its own stage made counts a forward step, too: it runs right before.
+        """
+        graph, count = self.graph, max(1, sum(self.lengths))
+        forward = sum(graph.op_cost_ns[op] for ops in self.forward for op in ops)
+        backward = sum(graph.op_cost_ns[op] for ops in self.backward for op in ops)
+        again = sum(
+            graph.op_cost_ns[f]
+            for fs, bs in zip(self.forward, self.backward, strict=True)
+            for f, b in zip(fs, bs, strict=True)
+            if self._taped(f, b)
+        )
+        sizes = [graph.value_bytes[v] for ops in self.forward for op in ops for v in graph.op_always[op]]
+        turn = sum(graph.op_cost_ns[op] for op in self.head)
+        return Join(self.lengths, forward // count, (backward + again) // count, turn, slots, max(1, *sizes))
+
+    def plan(self, plan: JoinPlan) -> Plan:
+        """The steps of a join plan on the graph's ops, its backward steps in the graph's order.
+
+        Forward steps before the turn are put into op order (RR-9273, Lemma 1). After it branches do not depend on each
+        other, so each one's steps run when the graph's order comes to it. Whether it fits is the judge's to say.
+        """
+        turn = next(i for i, step in enumerate(plan.steps) if step.verb is JoinVerb.TURN)
+        streams: list[list[tuple[JoinVerb, int]]] = [[] for _ in self.forward]
+        for verb, branch, at in plan.steps[turn + 1 :]:
+            if verb in (JoinVerb.F, JoinVerb.B):
+                streams[branch].append((verb, at))
+        owner = {op: j for j, ops in enumerate(self.backward) for op in ops}
+        computes = list(range(self.graph.backward_from or 0))
+        for op in range(len(computes), self.graph.ops):
+            if op not in owner:
+                computes.append(op)
+                continue
+            j = owner[op]
+            while True:
+                verb, at = streams[j].pop(0)
+                f, b = self.forward[j][at], self.backward[j][at]
+                if verb is JoinVerb.F or self._taped(f, b):
+                    computes.append(f)
+                if verb is JoinVerb.B:
+                    computes.append(b)
+                    break
+        return plan_of(self.graph, _without_needless(self.graph, computes))
+
+    def _taped(self, forward: int, backward: int) -> bool:
+        """Whether a backward op reads what the forward op of its own stage made."""
+        return any(self.graph.value_op[v] == forward for v in self.graph.op_inputs[backward])
+
+
+def backward_order(plan: JoinPlan) -> list[int]:
+    """The branches of a plan's backward steps, in order."""
+    return [step.branch for step in plan.steps if step.verb is JoinVerb.B]
+
+
+def _without_needless(graph: Graph, computes: Sequence[int]) -> list[int]:
+    """The computes without those of which nothing is read before the next instance, and those made twice in a row."""
+    order: list[int] = []
+    for op in computes:
+        if not order or order[-1] != op:
+            order.append(op)
+    seen: set[int] = set()
+    first = [op not in seen and not seen.add(op) for op in order]  # type: ignore[func-returns-value]
+    wanted: set[int] = set()
+    kept: list[int] = []
+    for position in reversed(range(len(order))):
+        op = order[position]
+        if first[position] or any(value in wanted for value in graph.op_values[op]):
+            wanted.difference_update(graph.op_values[op])
+            wanted.update(graph.op_inputs[op])
+            kept.append(op)
+    return kept[::-1]
+
+
+def branches_of(graph: Graph) -> Branches | None:
+    """The branches that meet in a graph, two or more, or None.
+
+    Forward ops read one value of another forward op at most, but the first of the head (which may be the first backward
+    op) reads the ends of all branches; later ones belong to the head. Each backward op of a branch reads a gradient and
+    values of its own stage and of the stage before, and there is one for each stage, in falling order; all others are
+    the head's.
+    """
+    turn = graph.backward_from
+    if turn is None:
+        return None
+    sources = [sorted({graph.value_op[v] for v in graph.op_inputs[op]}) for op in range(turn + 1)]
+    meets = next((op for op in range(turn + 1) if len(sources[op]) > 1), None)
+    if meets is None:
+        return None
+    paths: list[tuple[int, ...]] = []
+    for end in sources[meets]:
+        path = [end]
+        while sources[path[-1]]:
+            path.append(sources[path[-1]][0])
+        paths.append(tuple(reversed(path)))
+    inside = [op for path in paths for op in path]
+    if len(set(inside)) != len(inside) or any(set(sources[op]) & set(inside) for op in range(meets + 1, turn + 1)):
+        return None
+    place = {op: (j, i) for j, path in enumerate(paths) for i, op in enumerate(path)}
+    backward = _backward_ops(graph, turn, place, [len(path) for path in paths])
+    if backward is None:
+        return None
+    taken = {*inside, *(op for ops in backward for op in ops)}
+    return Branches(graph, tuple(paths), backward, tuple(op for op in range(graph.ops) if op not in taken))
+
+
+def _backward_ops(
+    graph: Graph, turn: int, place: dict[int, tuple[int, int]], lengths: Sequence[int]
+) -> tuple[tuple[int, ...], ...] | None:
+    """[branches][stages] the backward op of each stage, or None where they are no mirror of the forward ops."""
+    branch_of: dict[int, int] = {}  # backward op -> its branch
+    left = list(lengths)
+    found: list[list[int]] = [[] for _ in lengths]
+    for op in range(turn, graph.ops):
+        makers = {graph.value_op[v] for v in graph.op_inputs[op]}
+        reads = {place[maker] for maker in makers if maker in place}
+        owners = {j for j, _ in reads} or {branch_of[maker] for maker in makers if maker in branch_of}
+        if len(owners) != 1:
+            if reads and any(left[j] != lengths[j] for j, _ in reads):
+                return None
+            continue
+        (j,) = owners
+        stage = left[j] - 1
+        if stage < 0 or not reads <= {(j, stage), (j, stage - 1)}:
+            return None
+        left[j] = stage
+        branch_of[op] = j
+        found[j].append(op)
+    return tuple(tuple(reversed(ops)) for ops in found) if not any(left) else None

@@ -1,0 +1,193 @@
+"""Branches that meet in a head train by join plans and by plans of their graph, exactly as they train plainly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from client.small_models import numbers
+from client.test_chain_training import Branching, outcome, quiet  # noqa: F401
+from remat import measure
+from remat.errors import CaptureError
+from remat.join_profile import join_of
+from remat.join_training import carry_out_join
+from remat.joined import JoinedModule
+from remat.planner import LocalPlanner
+from remat_ir import Problem, budget_at, plain_plan, verify
+from remat_ir.branches import branches_of
+
+Branches = list[list[nn.Module]]
+
+
+class Distance(nn.Module):
+    """The loss of embeddings that should lie close, or of an anchor that should lie closer to the second."""
+
+    def forward(self, first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        parts = [(first - other).square().mean((1, 2, 3)) for other in others]
+        return parts[0].mean() if len(parts) == 1 else (1.0 + parts[0] - parts[1]).relu().mean()
+
+
+def block(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.1))
+
+
+def siamese(branches: int) -> tuple[Branches, nn.Module]:
+    """The same modules in every branch."""
+    torch.manual_seed(0)
+    tower = [block() for _ in range(5)]
+    return [tower] * branches, Distance()
+
+
+def twins(branches: int) -> tuple[Branches, nn.Module]:
+    """Branches of their own weights and different lengths, a module shared at their ends."""
+    torch.manual_seed(0)
+    last = block()
+    return [[*(block() for _ in range(3 + 2 * j)), last] for j in range(branches)], Distance()
+
+
+class Wide(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def heterogeneous(branches: int) -> tuple[Branches, nn.Module]:
+    torch.manual_seed(0)
+    return [[block(), Wide(24), Wide(8)], [Wide(12), Wide(4), block(), Wide(20)]][:branches], Distance()
+
+
+CASES: dict[str, tuple[Callable[[int], tuple[Branches, nn.Module]], int]] = {
+    "siamese of two": (siamese, 2),
+    "siamese of three": (siamese, 3),
+    "unequal lengths": (twins, 2),
+    "three unequal lengths": (twins, 3),
+    "heterogeneous": (heterogeneous, 2),
+}
+
+
+class Plain(nn.Module):
+    """The same network without a plan."""
+
+    def __init__(self, branches: Branches, head: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.ModuleList(branch) for branch in branches)
+        self.head = head
+
+    def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+        ends = []
+        for branch, x in zip(self.branches, xs, strict=True):
+            y = x
+            for stage in branch:  # type: ignore[attr-defined]
+                y = stage(y)
+            ends.append(y)
+        return self.head(*ends)  # type: ignore[no-any-return]
+
+
+def inputs(branches: int) -> list[torch.Tensor]:
+    return [numbers(16, 8, 32, 32) * (j + 1) for j in range(branches)]
+
+
+def check(planned: JoinedModule, reference: Plain, xs: list[torch.Tensor]) -> None:
+    """The same loss, gradients, buffers, random state and number of hook calls, in a first and in a second step."""
+    expected = outcome(reference, lambda x: reference(*xs), xs[0])  # type: ignore[arg-type]
+    found = outcome(planned, lambda x: planned(*xs), xs[0])  # type: ignore[arg-type]
+    assert measure.differences(expected[0], found[0]) == []
+    assert found[1] == expected[1]
+    measured = measure.peak_memory(lambda: planned(*xs).backward()).peak_bytes
+    assert planned.answer is not None
+    predicted = (planned.answer.peak_bytes or 0) - planned.graph.fixed_bytes
+    assert 0.99 * predicted <= measured <= predicted
+
+
+QUICK = {("siamese of two", "join"), ("siamese of three", "join"), ("heterogeneous", "auto")}
+RUNS = [
+    pytest.param(name, method, marks=() if (name, method) in QUICK else pytest.mark.slow)
+    for name in sorted(CASES)
+    for method in ("join", "greedy", "auto")
+]
+
+
+@pytest.mark.parametrize(("name", "method"), RUNS)
+def test_branches_train_exactly_within_the_budget(name: str, method: str) -> None:
+    make, branches = CASES[name]
+    whole, xs = Plain(*make(branches)), inputs(branches)
+    reference = copy.deepcopy(whole)
+    lists = [list(branch) for branch in whole.branches]  # type: ignore[arg-type]
+    planned = remat.optimize_join(
+        lists, whole.head, xs, budget=remat.Fraction(0.6), planner="local", method=method, time_limit_s=1
+    )
+    assert planned.answer is not None
+    assert planned.answer.cost_ns is not None
+    assert planned.answer.cost_ns > planned.graph.total_cost_ns
+    check(planned, reference, xs)
+
+
+def test_the_plain_plan_and_inputs_with_gradients() -> None:
+    """Also a recurrent stage with Python that depends on data, which runs with grad always."""
+    torch.manual_seed(0)
+    shared = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    towers: Branches = [[Branching(), shared, Branching()] for _ in range(2)]
+    xs = [numbers(3, 4, 16, requires_grad=True) + j for j in range(2)]
+    xs = [x.detach().requires_grad_() for x in xs]
+
+    class Head(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a * b).square().mean()
+
+    for order in ([1, 1, 1, 0, 0, 0], [0, 1, 0, 1, 1, 0]):
+        reference, fresh = (copy.deepcopy(Plain(towers, Head())) for _ in range(2))
+        lists = [list(branch) for branch in fresh.branches]  # type: ignore[arg-type]
+        profiled = join_of(lists, fresh.head, xs)
+        problem = Problem(profiled.graph(order), 2**50)
+        answer = LocalPlanner().plan(problem, method="checkpoint-all")
+        planned = carry_out_join(lists, fresh.head, profiled, order, problem, answer)
+        found = []
+        for module in (reference, planned):
+            for x in xs:
+                x.grad = None
+            made = outcome(module, lambda _, module=module: module(*xs), xs[0])  # type: ignore[misc]
+            found.append((made, [x.grad for x in xs]))
+        assert measure.differences(found[0][0][0], found[1][0][0]) == []
+        assert found[0][0][1] == found[1][0][1]
+        for mine, theirs in zip(found[0][1], found[1][1], strict=True):
+            assert torch.equal(mine, theirs)  # type: ignore[arg-type]
+        with torch.no_grad():
+            assert torch.isfinite(planned(*xs))
+
+
+def test_the_graph_of_branches_is_seen_as_one() -> None:
+    branches, head = twins(2)
+    profiled = join_of(branches, head, inputs(2))
+    for order in ([1] * 6 + [0] * 4, [0, 1] * 4 + [1, 1]):
+        graph = profiled.graph(order)
+        found = branches_of(graph)
+        assert found is not None
+        assert found.lengths == (4, 6)
+        verify(Problem(graph, 2**50), plain_plan(graph))
+    assert not found.homogeneous
+
+
+def test_heterogeneous_branches_are_solved_by_auto_and_it_says_so() -> None:
+    branches, head = heterogeneous(2)
+    graph = join_of(branches, head, inputs(2)).graph([1] * 4 + [0] * 3)
+    seen: list[str] = []
+    problem = Problem(graph, budget_at(graph, 0.7))
+    answer = LocalPlanner().plan(problem, time_limit_s=5, on_progress=lambda progress: seen.append(progress.source))
+    assert answer.plan is not None
+    assert "Branches of 3, 4 heterogeneous stages meet here: the join plan of the homogenized" in answer.message
+
+
+def test_what_is_no_join_is_refused() -> None:
+    for branches in ([], [[nn.Identity()]], [[nn.Identity()], []]):
+        with pytest.raises(CaptureError, match="two or more branches"):
+            remat.optimize_join(branches, Distance(), inputs(len(branches)), budget=remat.Fraction(0.5))
+    with pytest.raises(remat.BudgetTooSmall):
+        remat.optimize_join(*siamese(2), inputs(2), budget=remat.Fraction(0.01), planner="local")
