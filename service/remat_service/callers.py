@@ -32,16 +32,24 @@ class Callers:
         key = _bearer(authorization)
         if key is None and self._room.settings.require_keys:
             raise Unauthorized("this service needs an API key: Authorization: Bearer …")
-        moment = time.monotonic()
+        caller = self._remembered(key)
+        if caller is not None:
+            return caller
+        async with self._room.turns.of(f"caller {key}"):  # of a burst, one asks the database
+            caller = self._remembered(key)
+            if caller is not None:
+                return caller
+            moment = time.monotonic()
+            async with self._room.database.read() as connection:
+                caller = await (default_caller(connection) if key is None else caller_by_key(connection, key))
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[key or ""] = (moment + _MEMORY_S, caller)
+            return caller
+
+    def _remembered(self, key: str | None) -> Caller | None:
         found = self._known.get(key or "")
-        if found is not None and found[0] > moment:
-            return found[1]
-        async with self._room.database.read() as connection:
-            caller = await (default_caller(connection) if key is None else caller_by_key(connection, key))
-        if len(self._known) > 10_000:
-            self._known.clear()
-        self._known[key or ""] = (moment + _MEMORY_S, caller)
-        return caller
+        return found[1] if found is not None and found[0] > time.monotonic() else None
 
 
 def _bearer(authorization: str | None) -> str | None:

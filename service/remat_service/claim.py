@@ -117,3 +117,13 @@ async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[
         .order_by(requests.c.created_at, requests.c.id)
     )
     return found.all()
+
+
+async def limits_of_open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
+    """Their ids and limits alone; there may be thousands, and they are looked at often."""
+    found = await connection.execute(
+        select(requests.c.id, requests.c.time_limit_s, requests.c.max_gap).where(
+            requests.c.solve_id == solve_id, requests.c.ended.is_(False)
+        )
+    )
+    return found.all()

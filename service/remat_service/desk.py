@@ -51,12 +51,14 @@ async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, gr
         return await _hopeless(room, caller, ask, retry, group_id)
     method_key = method_key_of(ask.method, ask.options, ask.start)
     keys = keys_of(caller, digests, method_key)
-    known = Known()
-    footing = await room.glance.footing(keys, net.budget_bytes) if ask.body and not ask.force else None
-    if not ask.force and not await _under_way(room, keys):
-        known = await room.cache.known(caller, keys, net)
-        if is_final(known, net, ask.max_gap, ask.time_limit_s):
-            return await _hit(room, caller, ask, net, keys, known, footing, retry, group_id)
+    footing = None if ask.force else await room.glance.footing(keys, net.budget_bytes)
+    if footing.under_way if footing is not None else await _under_way(room, keys):
+        joined = await _join_flight(room, caller, ask, keys, retry, group_id)
+        if joined is not None:
+            return joined
+    known = Known() if ask.force else await room.cache.known(caller, keys, net)
+    if not ask.force and is_final(known, net, ask.max_gap, ask.time_limit_s):
+        return await _hit(room, caller, ask, net, keys, known, footing, retry, group_id)
     start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
     return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
 
@@ -73,6 +75,8 @@ async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | Non
         return None
     if room.behind.holds_key(caller.tenant_id, retry.key):
         await room.behind.settle()
+    if not await room.glance.retried(caller.tenant_id, retry.key):
+        return None
     async with room.database.read() as connection:
         row = (
             await connection.execute(
@@ -159,7 +163,7 @@ async def _hit(
             row["plan_id"] = await _keep_near(room, connection, keys, net, known)
         await connection.execute(requests.insert().values(row))
         await room.store.touch(connection, keys.graph, row["plan_id"])
-    if footing is not None and result == "hit":
+    if footing is not None and ask.body and result == "hit":
         room.recall.keep_posted(caller, ask.body, keys, row, known.plan, footing)
     room.metrics.cache.labels(result).inc()
     return str(row["id"])
@@ -213,6 +217,21 @@ async def _foreign(judge: Judge, packed: bytes) -> Any:
     return plan
 
 
+async def _join_flight(
+    room: Room, caller: Caller, ask: Ask, keys: Keys, retry: Retry | None, group_id: str | None
+) -> str | None:
+    """Join the solve under way; None where it has just ended, so that what it found is in the store."""
+    row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
+    async with room.database.write() as connection:
+        solve_id = await _join(connection, keys.flight, ask)
+        if solve_id is None:
+            return None
+        await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "joined"}))
+    room.metrics.cache.labels("joined").inc()
+    room.bells.ring(solve_id)
+    return str(row["id"])
+
+
 async def _queue(
     room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, start_plan_id: str | None,
     retry: Retry | None, group_id: str | None,
@@ -243,16 +262,13 @@ async def _queue(
 
 async def _join(connection: AsyncConnection, flight_key: str, ask: Ask) -> str | None:
     """The solve of this flight, locked so that it can't end before the request is written; urgency is inherited."""
-    solve_id: str | None = await connection.scalar(
-        select(solves.c.id).where(solves.c.flight_key == flight_key, ACTIVE).with_for_update()
-    )
-    if solve_id is not None:
-        await connection.execute(
-            update(solves)
-            .where(solves.c.id == solve_id, solves.c.priority < ask.priority)
-            .values(priority=ask.priority)
-        )
-    return solve_id
+    query = select(solves.c.id, solves.c.priority).where(solves.c.flight_key == flight_key, ACTIVE).with_for_update()
+    row = (await connection.execute(query)).first()
+    if row is None:
+        return None
+    if row.priority < ask.priority:
+        await connection.execute(update(solves).where(solves.c.id == row.id).values(priority=ask.priority))
+    return str(row.id)
 
 
 async def _new_solve(

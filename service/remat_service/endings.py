@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status, gap_of, overhead_of
@@ -74,18 +75,22 @@ async def end_request(
     answer = running_answer(row, total, None if plan is None else plan.peak_bytes, status)
     least, enough = await room.store.floor(connection, row.graph_key)
     answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
-    await write_ending(connection, row, answer, row.best_plan_id)
+    await write_endings(connection, [(row, answer)], row.best_plan_id)
 
 
-async def write_ending(connection: AsyncConnection, row: Any, answer: Answer, plan_id: str | None) -> None:
-    """Write a request's final answer, given in net bytes."""
-    await connection.execute(
+async def write_endings(
+    connection: AsyncConnection, endings: Sequence[tuple[Any, Answer]], plan_id: str | None
+) -> None:
+    """Write the final answers, given in net bytes, of requests that share a plan."""
+    if not endings:
+        return
+    statement = (
         update(requests)
-        .where(requests.c.id == row.id, requests.c.ended.is_(False))
-        .values(
-            ended=True,
-            ended_at=now(),
-            plan_id=plan_id,
-            answer=document(answer, row.fixed_bytes, id=row.id, cache=row.cache),
-        )
+        .where(requests.c.id == bindparam("request_id"), requests.c.ended.is_(False))
+        .values(ended=True, ended_at=now(), plan_id=plan_id, answer=bindparam("said"))
     )
+    rows = [
+        {"request_id": row.id, "said": document(answer, row.fixed_bytes, id=row.id, cache=row.cache)}
+        for row, answer in endings
+    ]
+    await connection.execute(statement, rows)

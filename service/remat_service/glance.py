@@ -7,6 +7,7 @@ should the file be locked all the same, there is no look, and the long way is ta
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -40,9 +41,11 @@ class Footing(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an answer given under an id rests on."""
+    """An ended request: its answer, and its plan as it is stored; no plan where the answer has none."""
 
-    answer: object
+    answer: Any
+    graph_key: str
+    budget_bytes: int
     data: bytes | None
     cost_ns: int | None
     peak_bytes: int | None
@@ -90,7 +93,14 @@ def _footing() -> Select[Any]:
 
 _FOOTING = _footing()
 _GIVEN = (
-    select(requests.c.answer, plans.c.data, plans.c.cost_ns, plans.c.peak_bytes)
+    select(
+        requests.c.answer,
+        requests.c.graph_key,
+        requests.c.budget_bytes,
+        plans.c.data,
+        plans.c.cost_ns,
+        plans.c.peak_bytes,
+    )
     .select_from(requests.outerjoin(plans, plans.c.id == requests.c.plan_id))
     .where(
         requests.c.id == bindparam("id"),
@@ -123,9 +133,12 @@ class Glance:
         return None if row is None else Footing._make(row)
 
     async def given(self, tenant_id: str, request_id: str) -> Given | None:
-        """What the answer of an ended request rests on; None where there is none, or its plan is gone."""
+        """A request that has ended; None where there is none, or its plan is gone, or no look was to be had."""
         row = await self._row(_GIVEN, {"id": request_id, "tenant": tenant_id})
-        return None if row is None else Given._make(row)
+        if row is None:
+            return None
+        found = Given._make(row)  # SQLite's own reader leaves JSON as text
+        return found._replace(answer=json.loads(found.answer)) if isinstance(found.answer, str) else found
 
     async def retried(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key may be there."""

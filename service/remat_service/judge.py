@@ -80,6 +80,12 @@ class Judge:
         """The text of packed bytes of this SHA-256, where it is in memory: only for who knows that they were judged."""
         return self._texts.get(digest)
 
+    def text_at_once(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
+        """The text of a plan whose bytes were judged before and are still in memory; None says nothing about it."""
+        digest = checksum(packed)
+        within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
+        return self._texts.get(digest) if within else None
+
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
         """A plan that has not been judged, on any problem, yet; None where its bytes are damaged."""
         try:

@@ -23,7 +23,7 @@ class Metrics:
         )  # fmt: skip
         self.cache = Counter("remat_cache_results", "Lookups by result", ("result",), registry=registry)
         self.recalls = Counter(
-            "remat_recalls", "Answers given from memory: to a body posted before, or under an id", ("by",),
+            "remat_recalls", "Plans given from memory: to a body posted before, or under an id", ("by",),
             registry=registry,
         )  # fmt: skip
         self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)

@@ -4,18 +4,16 @@ What is remembered is a hit, under its caller's tenant, scope and epoch and the 
 remembered all that it rests on (`glance.Footing`): the stored bytes of its plan, what the row claims of them, the
 bounds, the floor, the effort. Every use looks at these rows again, and only equal ones are a recall: a better plan or
 bound, an eviction, a flipped bit, a solve under way, whoever wrote it, is a difference, and then the long way is taken.
-An answer given under an id is remembered in the same way, with its own row. API keys are looked up before; a revoked
-one gets here no more.
+API keys are looked up before; a revoked one gets here no more.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from .answers import rendered
 from .behind import Behind
-from .glance import Footing, Given, Glance
+from .glance import Footing, Glance
 from .identity import Caller, Keys, Retry, new_id
 from .judge import Judge
 from .lru import Lru
@@ -41,8 +39,7 @@ class Recall:
 
     def __init__(self, glance: Glance, judge: Judge, behind: Behind, most_bytes: int) -> None:
         self._glance, self._judge, self._behind = glance, judge, behind
-        self._posted: Lru[tuple[str, str, int, bytes], Posted] = Lru(most_bytes // 2)
-        self._given: Lru[tuple[str, str, int, str], tuple[Given, bytes]] = Lru(most_bytes // 2)
+        self._posted: Lru[tuple[str, str, int, bytes], Posted] = Lru(most_bytes)
 
     async def posted(self, caller: Caller, body: bytes, retry: Retry | None) -> bytes | None:
         """The answer to a body of this SHA-256 under a fresh id, if it is remembered and still stands."""
@@ -79,29 +76,8 @@ class Recall:
         size = _ROW_BYTES + (0 if plan is None else len(plan.data))
         self._posted.put((caller.tenant_id, caller.scope_id, caller.epoch, body), held, size)
 
-    async def given(self, caller: Caller, request_id: str) -> bytes | None:
-        """The body given for an ended request, if it is remembered and its rows still stand."""
-        key = (caller.tenant_id, caller.scope_id, caller.epoch, request_id)
-        held = self._given.get(key)
-        if held is None:
-            return None
-        if await self._glance.given(caller.tenant_id, request_id) == held[0]:
-            return held[1]
-        self._given.drop(key)
-        return None
 
-    async def keep_given(self, caller: Caller, row: Any, plan: StoredPlan | None, body: bytes) -> None:
-        """Remember the body of an ended request, unless its rows have changed since they were read."""
-        found = await self._glance.given(caller.tenant_id, row.id)
-        if found is None:
-            return
-        said = json.loads(found.answer) if isinstance(found.answer, str) else found.answer
-        if said == row.answer and _rests_on(plan, found):
-            size = _ROW_BYTES + len(body) + len(found.data or b"")
-            self._given.put((caller.tenant_id, caller.scope_id, caller.epoch, row.id), (found, body), size)
-
-
-def _rests_on(plan: StoredPlan | None, found: Footing | Given) -> bool:
+def _rests_on(plan: StoredPlan | None, found: Footing) -> bool:
     if plan is None:
         return found.data is None
     return (plan.data, plan.cost_ns, plan.peak_bytes) == (found.data, found.cost_ns, found.peak_bytes)

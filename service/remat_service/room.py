@@ -20,6 +20,7 @@ from .metrics import Metrics
 from .recall import Recall
 from .settings import Settings
 from .store import Store
+from .turns import Turns
 from .warden import Warden
 
 Enqueue = Callable[[AsyncConnection, str, int], Awaitable[None]]
@@ -48,6 +49,7 @@ class Room:
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     readings: Readings = field(default_factory=Readings)
+    turns: Turns = field(default_factory=Turns)
     stopping: bool = False
 
 

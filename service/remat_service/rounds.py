@@ -10,31 +10,26 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, InvalidData, InvalidPlan, Status, gap_of, overhead_of, read_plan
+from remat_ir import Answer, Status, gap_of, overhead_of
 
-from .bells import heard
 from .cache import Known, answer_of, best_bound, is_final
 from .claim import Claim, LostClaim, open_requests
-from .endings import end_request, write_ending
+from .endings import write_endings
+from .ledger import Ledger
+from .lookout import NEARLY_S, Lookout
 from .outcome import Outcome
 from .room import Room
-from .store import Effort, column
+from .store import Effort
 from .subjects import gross_of
-from .tables import events, now, solves
+from .tables import now
 from .warden import Run
 
 log = structlog.get_logger("remat_service.rounds")
-
-_TICK_S = 0.5
-_NEARLY_S = 0.05  # a solver that stops this short of its limit has used it
 
 
 class Rounds:
@@ -42,15 +37,7 @@ class Rounds:
 
     def __init__(self, room: Room, claim: Claim) -> None:
         self.room, self.claim = room, claim
-        self.spent_s: float = claim.row.spent_s
-        self.round_limit_s = 0.0
-        self.round_gap = 0.0
-        self.round_began: float | None = None
-        self.cost_ns: int | None = claim.row.cost_ns
-        self.bound_ns: int | None = claim.row.bound_ns
-        self.seq: int | None = None
-        self.run_now: Run | None = None
-        self.lost = False
+        self.ledger = Ledger(room, claim)
         self.failures = 0
 
     async def run(self) -> Answer | None:
@@ -69,14 +56,14 @@ class Rounds:
                 continue
             limit = max(request.time_limit_s for request in waiting)
             gap = min(request.max_gap for request in waiting)
-            fresh = self.claim.row.forced and self.spent_s == 0
+            fresh = self.claim.row.forced and self.ledger.spent_s == 0
             known = (
                 Known() if fresh else await self.room.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
             )
-            left = limit - self.spent_s
-            if left <= _NEARLY_S or (not fresh and is_final(known, self.claim.net, gap, limit)):
+            left = limit - self.ledger.spent_s
+            if left <= NEARLY_S or (not fresh and is_final(known, self.claim.net, gap, limit)):
                 outcome = answer_of(known, self.claim.net, self.claim.row.method, gap, waiting[0].digest)
-                if outcome.status is Status.NOTHING_FOUND and left <= _NEARLY_S:
+                if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
                     outcome = replace(outcome, limit="time", message="")
             else:
                 outcome = await self._round(waiting[0].digest, left, gap, known)
@@ -89,31 +76,28 @@ class Rounds:
         room, claim = self.room, self.claim
         born = time.monotonic()
         child = await room.warden.child(limit_s)
-        self.run_now = run = Run(child, room.settings, limit_s)
-        self.round_began, self.round_limit_s, self.round_gap = time.monotonic(), limit_s, gap
+        run = Run(child, room.settings, limit_s)
+        self.ledger.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
-        ticker = asyncio.create_task(self._tick())
+        lookout = Lookout(room, claim, self.ledger, run, limit_s, gap)
+        watching = asyncio.create_task(lookout.watch())
         try:
             async for frame in run.frames(await self._job(limit_s, gap, known)):
-                if self.lost:
+                if self.ledger.lost:
                     break
-                await self._take(outcome, frame)
+                await self.ledger.take(outcome, frame)
         finally:
-            ticker.cancel()
+            watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await ticker
-            if self.run_now is run:
-                child.signal(signal.SIGKILL)
-            self.run_now = None
-        if self.lost:
+                await watching
+            child.signal(signal.SIGKILL)
+        if self.ledger.lost:
             raise LostClaim
-        elapsed = time.monotonic() - self.round_began
-        self.round_began = None
+        elapsed = self.ledger.end()
         room.metrics.overhead_seconds.observe(max(0.0, time.monotonic() - born - outcome.solver_seconds(elapsed)))
-        self.spent_s += elapsed
         if run.reason is not None:
             room.metrics.kills.labels(run.reason).inc()
-        return await self._store(outcome, run, elapsed)
+        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap)
 
     async def _job(self, limit_s: float, gap: float, known: Known) -> dict[str, Any]:
         claim = self.claim
@@ -135,100 +119,7 @@ class Rounds:
             "bound_ns": known.bound_ns,
         }
 
-    async def _take(self, outcome: Outcome, frame: dict[str, Any]) -> None:
-        """A frame from the child: judged, then stored, then told."""
-        room, claim = self.room, self.claim
-        if frame["type"] == "error":
-            outcome.failed(frame["kind"], frame["message"])
-            return
-        if frame["type"] == "answer":
-            frame_plan = frame["answer"].get("plan")
-            outcome.ended(frame["answer"], frame["whole_bound_ns"])
-        else:
-            frame_plan = frame["plan"]
-            outcome.proved(frame["whole_bound_ns"])
-        better = None
-        if frame_plan is not None:
-            better = await self._judged(frame_plan, frame)
-        if frame["type"] == "answer" and better is None:
-            return
-        bound, within = self._bound_of(frame)
-        if better is None and bound == self.bound_ns:
-            return
-        async with room.database.write() as connection:
-            values: dict[str, Any] = {"bound_ns": bound, "restricted_to": column(within)}
-            if better is not None:
-                plan, verdict, source = better
-                plan_id, digest = await room.store.put_plan(
-                    connection, claim.row.graph_key, claim.row.method_key, source, plan, verdict
-                )
-                room.judge.remember(claim.row.graph_key, digest, verdict)
-                if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
-                    values |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns}
-                    self.cost_ns = verdict.cost_ns
-            if outcome.whole_bound_ns is not None:
-                await room.store.raise_bound(
-                    connection, claim.row.graph_key, claim.net.budget_bytes, outcome.whole_bound_ns
-                )
-            await self._write(connection, values)
-            await self._event(connection, frame, bound, within)
-        self.bound_ns = bound
-        room.bells.ring(claim.id)
-
-    async def _judged(self, data: object, frame: dict[str, Any]) -> Any:
-        try:
-            plan = await asyncio.to_thread(read_plan, data)
-            verdict = await self.room.judge.admit(self.claim.net, plan)
-        except (InvalidData, InvalidPlan) as error:
-            self.room.metrics.rejections.labels("solver").inc()
-            log.error("a solver's plan was refused", solve=self.claim.id, method=self.claim.row.method, why=str(error))
-            return None
-        if self.cost_ns is not None and verdict.cost_ns > self.cost_ns:
-            return None
-        if frame["type"] == "answer" and verdict.cost_ns == self.cost_ns:
-            return None
-        return plan, verdict, frame.get("source") or self.claim.row.method
-
-    def _bound_of(self, frame: dict[str, Any]) -> tuple[int | None, Sequence[str]]:
-        said = frame if frame["type"] == "progress" else frame["answer"]
-        return said["bound_ns"], said["restricted_to"]
-
-    async def _event(
-        self, connection: AsyncConnection, frame: dict[str, Any], bound: int | None, within: Sequence[str]
-    ) -> None:
-        if self.seq is None:
-            last = await connection.scalar(select(func.max(events.c.seq)).where(events.c.solve_id == self.claim.id))
-            self.seq = last or 0
-        self.seq += 1
-        at = self.spent_s + (0.0 if self.round_began is None else time.monotonic() - self.round_began)
-        await connection.execute(
-            events.insert().values(
-                solve_id=self.claim.id,
-                seq=self.seq,
-                seconds=round(at, 3),
-                cost_ns=self.cost_ns,
-                bound_ns=bound,
-                restricted_to=column(within),
-                source=(frame.get("source") or self.claim.row.method)[:100],
-            )
-        )
-
-    async def _write(self, connection: AsyncConnection, values: dict[str, Any]) -> None:
-        """A fenced write to our row.
-
-        Raises:
-            LostClaim: it is ours no longer; the transaction is rolled back.
-        """
-        done = await connection.execute(
-            update(solves)
-            .where(solves.c.id == self.claim.id, solves.c.attempt == self.claim.attempt, solves.c.state == "running")
-            .values(revision=solves.c.revision + 1, **values)
-        )
-        if done.rowcount != 1:
-            self.lost = True
-            raise LostClaim
-
-    async def _store(self, outcome: Outcome, run: Run, elapsed: float) -> Answer:
+    async def _store(self, outcome: Outcome, run: Run, out_of_time: bool, gap: float) -> Answer:
         """What a round leaves behind: its bounds, how it ended, and its answer in net bytes."""
         room, claim = self.room, self.claim
         graph_key, budget = claim.row.graph_key, claim.net.budget_bytes
@@ -239,9 +130,9 @@ class Rounds:
             if again and not await self._unwanted():
                 log.warning("solver child died; starting another", solve=claim.id, status=run.child.status)
                 return replace(outcome.partial("time"), limit="again")
-        answer = outcome.final(run.reason, self.round_limit_s - elapsed <= _NEARLY_S)
+        answer = outcome.final(run.reason, out_of_time)
         async with room.database.write() as connection:
-            await self._write(connection, {"spent_s": self.spent_s})
+            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
             if outcome.whole_bound_ns is not None:
                 await room.store.raise_bound(connection, graph_key, budget, outcome.whole_bound_ns)
             if answer.bound_ns is not None and answer.restricted_to:
@@ -261,10 +152,15 @@ class Rounds:
                     budget,
                     claim.row.method_key,
                     Effort(
-                        self.spent_s, outcome.settled, answer.status.value, answer.limit, answer.restricted_to, message
+                        self.ledger.spent_s,
+                        outcome.settled,
+                        answer.status.value,
+                        answer.limit,
+                        answer.restricted_to,
+                        message,
                     ),
                 )
-        return await self._best_of(answer, self.round_gap)
+        return await self._best_of(answer, gap)
 
     async def _best_of(self, answer: Answer, gap: float) -> Answer:
         """An answer with the best that the store knows beside it: bounds from other budgets, an earlier incumbent."""
@@ -306,9 +202,10 @@ class Rounds:
         room, claim = self.room, self.claim
         if outcome.limit == "again":
             return False
-        settled: list[str] = []
+        endings: list[tuple[Any, Answer]] = []
         async with room.database.write() as connection:
-            await self._write(connection, {"spent_s": self.spent_s})  # locks the row: nobody joins from here on
+            # locks the row: nobody joins from here on
+            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
             waiting = await open_requests(connection, claim.id)
             plan = await room.store.best_plan(
                 connection, claim.row.graph_key, claim.net.budget_bytes,
@@ -316,17 +213,19 @@ class Rounds:
             ) if outcome.cost_ns is not None else None  # fmt: skip
             for request in waiting:
                 if self._satisfied(request, outcome):
-                    said = replace(outcome, digest=request.digest, seconds=round(self.spent_s, 3))
+                    said = replace(outcome, digest=request.digest, seconds=round(self.ledger.spent_s, 3))
                     if request.fixed_bytes != claim.row.fixed_bytes:
                         said = replace(said, message="")
-                    await write_ending(connection, request, said, None if plan is None else plan.id)
-                    settled.append(request.id)
-            finished = len(settled) == len(waiting)
+                    endings.append((request, said))
+            await write_endings(connection, endings, None if plan is None else plan.id)
+            finished = len(endings) == len(waiting)
             if finished:
-                await self._write(
+                await self.ledger.write(
                     connection, {"state": "ended", "ended_at": now(), "outcome": outcome.to_json(), "worker": None}
                 )
-        room.bells.ring(*settled)
+        if plan is not None and room.settings.embedded:  # for the crowd that is about to be woken
+            await room.judge.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
+        room.bells.ring(*(request.id for request, _ in endings))
         if finished:
             room.bells.ring(claim.id)
         return finished
@@ -337,69 +236,23 @@ class Rounds:
         if outcome.gap is not None and outcome.gap <= request.max_gap:
             return True
         wanted: float = min(request.time_limit_s, self.room.settings.most_time_limit_s)
-        return self.spent_s + _NEARLY_S >= wanted
+        return self.ledger.spent_s + NEARLY_S >= wanted
 
     async def _end_all(self, outcome: Answer) -> None:
-        self.spent_s = self.room.settings.most_time_limit_s
+        self.ledger.spent_s = self.room.settings.most_time_limit_s
         await self._settle(outcome)
 
     async def _end_unwanted(self) -> bool:
         async with self.room.database.write() as connection:
-            await self._write(connection, {"spent_s": self.spent_s})
+            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
             wanted = bool(await open_requests(connection, self.claim.id))
             if not wanted:
-                await self._write(connection, {"state": "ended", "ended_at": now(), "worker": None})
+                await self.ledger.write(connection, {"state": "ended", "ended_at": now(), "worker": None})
         self.room.bells.ring(self.claim.id)
         return not wanted
 
     def _observe(self, outcome: Answer) -> None:
         metrics = self.room.metrics
-        metrics.solve_seconds.labels(outcome.method, outcome.status.value).observe(self.spent_s)
+        metrics.solve_seconds.labels(outcome.method, outcome.status.value).observe(self.ledger.spent_s)
         if outcome.gap is not None:
             metrics.gap.observe(outcome.gap)
-
-    async def _tick(self) -> None:
-        """While the child works: a sign of life, requests whose own limit is reached, the last one that leaves."""
-        room, claim = self.room, self.claim
-        beat = time.monotonic()
-        while True:
-            bell = room.bells.listen(claim.id)
-            await heard(bell, _TICK_S)
-            try:
-                if time.monotonic() - beat >= room.settings.heartbeat_s:
-                    beat = time.monotonic()
-                    spent = self.spent_s + beat - (self.round_began or beat)
-                    async with room.database.write() as connection:
-                        await self._write(connection, {"heartbeat_at": now(), "spent_s": spent})
-                await self._review()
-            except LostClaim:
-                self.lost = True
-                if self.run_now is not None:
-                    self.run_now.child.signal(signal.SIGKILL)
-                return
-            except Exception:
-                log.exception("a look at the open requests failed; trying again", solve=claim.id)
-
-    async def _review(self) -> None:
-        """End requests that want no more than there is by now; stop the child when nobody wants anything."""
-        room, claim = self.room, self.claim
-        async with room.database.read() as connection:
-            waiting = await open_requests(connection, claim.id)
-        spent = self.spent_s + time.monotonic() - (self.round_began or time.monotonic())
-        whole = self.spent_s + self.round_limit_s
-        gap = None if self.cost_ns is None or self.bound_ns is None else gap_of(self.cost_ns, self.bound_ns)
-        due: list[tuple[str, str]] = []
-        for request in waiting:
-            if gap is not None and gap <= request.max_gap and request.max_gap > self.round_gap:
-                due.append((request.id, "gap"))
-            elif spent >= request.time_limit_s and request.time_limit_s < whole - _NEARLY_S:
-                due.append((request.id, "time"))
-        if due:
-            async with room.database.write() as connection:
-                await self._write(connection, {"spent_s": spent})
-                for request_id, limit in due:
-                    status = Status.NOTHING_FOUND if self.cost_ns is None else Status.FEASIBLE
-                    await end_request(room, connection, request_id, status, limit)
-            room.bells.ring(*(request_id for request_id, _ in due))
-        if len(due) == len(waiting) and self.run_now is not None:
-            await self.run_now.cancel()

@@ -183,7 +183,7 @@ async def test_delivered_twice_writes_once(tmp_path: Path, url: str) -> None:
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
     """A worker that was thought dead comes back: its writes are refused by the fencing token."""
     from remat_service.claim import LostClaim, claim_solve
-    from remat_service.rounds import Rounds
+    from remat_service.ledger import Ledger
 
     room = await _room(url)
     try:
@@ -197,7 +197,7 @@ async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
         assert new.attempt == old.attempt + 1
         with pytest.raises(LostClaim):
             async with room.database.write() as connection:
-                await Rounds(room, old)._write(connection, {"cost_ns": 1})
+                await Ledger(room, old).write(connection, {"cost_ns": 1})
         async with room.database.read() as connection:
             assert await connection.scalar(select(solves.c.cost_ns)) is None
     finally:

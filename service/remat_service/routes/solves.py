@@ -43,14 +43,9 @@ def preferred_wait(request: Request) -> float:
 
 async def answered(room: Room, caller: Caller, request_id: str, wait_s: float) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
-    headers = {"Cache-Control": "no-store"}
-    held = await room.recall.given(caller, request_id)
-    if held is not None:
-        room.metrics.recalls.labels("id").inc()
-        return Response(held, 200, headers, "application/json")
     until = time.monotonic() + min(wait_s, room.settings.longest_wait_s)
-    view = await shelf.wait(room, caller, request_id, until)
-    text, ended = await shelf.body_of(room, caller, view)
+    text, ended = await shelf.answer(room, caller, request_id, until)
+    headers = {"Cache-Control": "no-store"}
     if not ended:
         headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": "1"}
     return Response(text, 200 if ended else 202, headers, "application/json")
@@ -86,13 +81,14 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
         if not 0 < len(key) <= 200:
             raise BadRequest("Idempotency-Key must have 1 to 200 characters")
         retry = Retry(key, digest.hex())
-    held = await room.recall.posted(caller, digest, retry)
-    if held is not None:
-        room.metrics.cache.labels("hit").inc()
-        room.metrics.recalls.labels("body").inc()
-        return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
-    ask = await room.readings.read(raw, digest, room.settings)
-    request_id = await desk.admit(room, caller, ask, retry)
+    async with room.turns.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
+        held = await room.recall.posted(caller, digest, retry)
+        if held is not None:
+            room.metrics.cache.labels("hit").inc()
+            room.metrics.recalls.labels("body").inc()
+            return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
+        ask = await room.readings.read(raw, digest, room.settings)
+        request_id = await desk.admit(room, caller, ask, retry)
     return await answered(room, caller, request_id, preferred_wait(request))
 
 
