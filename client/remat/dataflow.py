@@ -13,6 +13,16 @@ from torch import fx
 from . import _compat
 from .errors import CaptureError
 
+REDUCED_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.soft_margin_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    }
+)
+"""Losses whose scalar lies in a storage as large as their elements."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataflow:
@@ -157,7 +167,7 @@ class _Storages:
             key = _compat.storage_key(tensor)
             if key not in self._number:
                 self._number[key] = len(self.sizes)
-                self.sizes.append(_bytes_of(tensor))
+                self.sizes.append(_bytes_of(tensor, _elementwise_bytes(node)))
                 self.owner.append(maker)
                 new.append(self._number[key])
             if self._number[key] not in held:
@@ -172,9 +182,21 @@ def _maker(node: fx.Node) -> fx.Node:
     return node
 
 
-def _bytes_of(tensor: torch.Tensor) -> int:
+def _elementwise_bytes(node: fx.Node) -> int:
+    """The bytes of a loss before it is reduced, which its scalar goes on holding; 0 for any other node.
+
+    These kernels write the elements into the tensor that they then resize to the result, and resizing frees nothing
+    (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp); a fake tensor's storage is that of the scalar.
+    """
+    if node.target not in REDUCED_IN_PLACE:
+        return 0
+    shapes = [a.meta["val"].shape for a in node.args[:2] if isinstance(a, fx.Node)]
+    return int(torch.broadcast_shapes(*shapes).numel()) * int(node.meta["val"].element_size())
+
+
+def _bytes_of(tensor: torch.Tensor, at_least: int = 0) -> int:
     """What the allocator is asked for; CUDA's rounds up to 512 bytes."""
-    size = int(tensor.untyped_storage().nbytes())
+    size = max(int(tensor.untyped_storage().nbytes()), at_least)
     return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
 
 

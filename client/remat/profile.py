@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from . import _compat
 from .dataflow import tensors
+from .errors import CaptureError
 from .operations import Measured
 from .timing import VERSION, times
 
@@ -145,7 +146,7 @@ def _like(fake: torch.Tensor, highest: int) -> torch.Tensor:
     real = torch.empty(extent, dtype=fake.dtype, device=fake.device)
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         if fake.dtype.itemsize >= 2:
-            real.normal_()
+            real.uniform_()  # where probabilities, variances and logarithms' arguments all lie
         else:
             real.zero_()
     elif fake.dtype == torch.bool:
@@ -177,7 +178,7 @@ def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
     found = {s: _workspace_cuda(n) for s, n in sorted(cuda.items())}
     rest = [(s, n) for s, n in sorted(nodes.items()) if s not in cuda]
     for _, node in rest:
-        _call(node)()  # first calls may allocate what later ones reuse
+        _first_call(node)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for text, node in rest:
             call = _call(node)
@@ -199,13 +200,26 @@ def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
     return found
 
 
+def _first_call(node: fx.Node) -> None:
+    """Run a kernel once: first calls may allocate what later ones reuse.
+
+    Raises:
+        CaptureError: it does not run on made-up numbers, so nothing is known about it.
+    """
+    try:
+        _call(node)()
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise CaptureError(f"{node.name} ({node.target}) cannot be measured on made-up inputs: {why}") from error
+
+
 def _on_cuda(nodes: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
     return {s: n for s, n in nodes.items() if any(t.device.type == "cuda" for t in tensors(n.meta.get("val")))}
 
 
 def _workspace_cuda(node: fx.Node) -> int:
+    _first_call(node)
     call = _call(node)
-    call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
