@@ -71,5 +71,5 @@ def test_a_kernel_that_refuses_made_up_numbers_is_named() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(above_one(x)).square().mean()
 
-    with pytest.raises(remat.CaptureError, match="above_one.*made-up inputs: all of x"):
+    with pytest.raises(remat.CaptureError, match=r"above_one.*made-up inputs: all of x"):
         training_step(Picky(), (numbers(4, 16).abs() + 2,), {})
