@@ -12,10 +12,13 @@ from remat_ir import Graph, plain_peak, plain_plan, replay
 
 from ..backends import Engine
 from ..incumbent import Incumbent
-from ..search import Search, await_compiled, compiling, first_plan, least_memory
+from ..search import Search, await_compiled, compiling, first_plan, is_compiled, least_memory
 from ..staged.prove import Proof
 from .staged import polished
 from .structured import run_disguised, run_structured
+
+_FIRST_MOVES = 20_000
+"""Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,13 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     if _keep_everything(incumbent):
         return
     with contextlib.ExitStack() as stack:
-        # the engine loads its libraries while the first plan is made
-        engine = stack.enter_context(Engine("cpsat")) if options.proof else None
-        first_plan(incumbent)
-        if options.search:
-            # not before: it holds the interpreter's lock
-            compiling()
+        # before anything that competes for the cores, and for the interpreter's lock as the compiler does
+        first_plan(incumbent, brief=options.search and is_compiled())
         if incumbent.stopped():
             return
+        engine = stack.enter_context(Engine("cpsat")) if options.proof else None
+        if options.search:
+            compiling()
         search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
         try:
             if options.proof:
@@ -78,6 +80,10 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
+    searching = None
+    if incumbent.plan is None and is_compiled():
+        searching = Search(problem.graph, problem.budget_bytes, seed)
+        searching.run(incumbent, _FIRST_MOVES)
     run_disguised(incumbent)
     if incumbent.plan is None:
         plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
@@ -86,7 +92,8 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         if peak <= problem.budget_bytes:
             incumbent.offer(plan, "least-memory")
     if not incumbent.stopped() and await_compiled(incumbent):
-        Search(problem.graph, problem.budget_bytes, seed).run(incumbent)
+        searching = searching or Search(problem.graph, problem.budget_bytes, seed)
+        searching.run(incumbent)
 
 
 def _spare(incumbent: Incumbent) -> float:

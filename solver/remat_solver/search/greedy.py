@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,30 +20,43 @@ _DEPTH = 64
 """Missing ancestors that are counted into the cost of an eviction."""
 _WEIGHTS = (0.5, 0.0, 1.0)
 """Exponents of the distance to the next use: the further it is, the longer an eviction relieves memory."""
-_LONGEST = 4
-"""Computes per op at which a try counts as thrashing."""
+_LONGEST, _LONGEST_STAGE = 4, 64
+"""Computes per op, in all, and before one first computation beyond one per earlier op, at which a try is thrashing."""
 
 
 def greedy(graph: Graph, budget_bytes: int, *, deadline: Deadline | None = None, tries: int = 2) -> Plan | None:
-    """The cheapest of a few eviction plans within the budget, or None if none was found.
+    """The cheapest of a few eviction plans within the budget, or None if none was found; see `greedy_plans`."""
+    last = deque(greedy_plans(graph, budget_bytes, deadline=deadline, tries=tries), maxlen=1)
+    return last[0] if last else None
+
+
+def greedy_plans(
+    graph: Graph, budget_bytes: int, *, deadline: Deadline | None = None, tries: int = 2, failures: int = len(_WEIGHTS)
+) -> Iterator[Plan]:
+    """A few eviction plans within the budget, as they are found, each cheaper than the one before.
 
     Each try runs the ops in order; where memory is short it evicts the resident value that costs the least to make
     again per byte and per op until its next use, and recomputes missing inputs on demand. The idea is that of dynamic
     tensor rematerialization (Kirisame et al., 2021, Section 3), here with the future known. Deterministic; O(plan ·
     values) numpy work.
+
+    Args:
+        tries: how many rules are tried once one has led to a plan.
+        failures: after how many rules that have led to none it gives up.
     """
     if plain_peak(graph) <= budget_bytes:
-        return plain_plan(graph)
-    best: tuple[int, Plan] | None = None
+        yield plain_plan(graph)
+        return
+    best: int | None = None
     for count, weight in enumerate(_WEIGHTS):
-        if best is not None and (count >= tries or (deadline is not None and deadline.passed())):
+        if count >= (failures if best is None else tries) or (count and deadline is not None and deadline.passed()):
             break
         order = _Run(graph, budget_bytes, weight).sequence()
         if order is not None:
             cost = sum(graph.op_cost_ns[op] for op in order)
-            if best is None or cost < best[0]:
-                best = cost, plan_of(graph, order)
-    return None if best is None else best[1]
+            if best is None or cost < best:
+                best = cost
+                yield plan_of(graph, order)
 
 
 def least_memory(graph: Graph, *, deadline: Deadline | None = None, rounds: int = 12) -> Plan:
@@ -175,6 +191,7 @@ class _Run:
     def _compute(self, target: int) -> bool:
         """Run an op after whatever it misses; False where memory or patience runs out."""
         graph, stack = self.graph, [target]
+        most = min(self.longest, len(self.order) + target + _LONGEST_STAGE)
         ran = True
         frames: list[tuple[int, ...]] = []  # values locked by each op on the stack
         while stack:
@@ -192,7 +209,7 @@ class _Run:
                     break
                 stack.append(maker)
                 continue
-            if not self._run(op, len(stack) == 1) or len(self.order) > self.longest:
+            if not self._run(op, len(stack) == 1) or len(self.order) > most:
                 ran = False
                 break
             stack.pop()

@@ -10,12 +10,12 @@ from remat_ir import Graph, Plan, graph_of
 
 from ..incumbent import Incumbent
 from .anneal import anneal
-from .greedy import greedy
+from .greedy import greedy_plans
 from .profile import BEST_COST, BEST_LENGTH, Ints
 from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
 
-SLICE = 8192
-"""Moves between two looks at the clock: 10 to 100 ms."""
+SLICE, _SHORT = 8192, 2048
+"""Moves between two looks at the clock: 10 to 100 ms; fewer while there is no schedule within the budget."""
 _HOT, _WARM, _COOL, _COOLEST, _COLD = 2.0, 0.6, 0.1, 0.02, 0.002
 """Temperatures in mean op costs: where cycles from nothing start, where others start, where all end."""
 _POOL = 3
@@ -109,19 +109,20 @@ class Search:
             length = _luby(attempt) * _ATTEMPT
             if end is not None:
                 length = min(length, end - self.moves)
-            if self.cycle(length, _HOT, lambda: each() or self.cost_ns is not None) and self.cost_ns is None:
+            found_or_over = self.cycle(length, _HOT, lambda: each() or self.cost_ns is not None, _SHORT)
+            if found_or_over and self.cost_ns is None:
                 break
         self._weight = self._usual_weight
         return self.cost_ns is not None
 
-    def cycle(self, moves: int, hot: float, each: Callable[[], bool]) -> bool:
+    def cycle(self, moves: int, hot: float, each: Callable[[], bool], slice_moves: int = SLICE) -> bool:
         """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True.
 
         Returns whether it was ended so.
         """
         made = 0
         while made < moves:
-            now = min(SLICE, moves - made)
+            now = min(slice_moves, moves - made)
             start, end = made / moves, (made + now) / moves
             self.step(now, hot * (_COLD / hot) ** start, hot * (_COLD / hot) ** end)
             made += now
@@ -220,27 +221,33 @@ def polish(
     return None if search.cost_ns == before else search.sequence()
 
 
+_compiled = threading.Event()
+
+
 @cache
 def compiling() -> threading.Event:
     """Compile the search in a thread of its own, or load it from numba's cache; the event tells when that is done."""
-    done = threading.Event()
 
     def compile_all() -> None:
         search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
         search.adopt((0, 1, 0, 2))
         search.step(64, _HOT, _COLD)
-        done.set()
+        _compiled.set()
 
     threading.Thread(target=compile_all, name="compile-search", daemon=True).start()
-    return done
+    return _compiled
 
 
-def first_plan(incumbent: Incumbent) -> None:
-    """Offer the greedy plan where the incumbent has none yet."""
+def is_compiled() -> bool:
+    """Whether the search can run at once; asking does not start the compiler."""
+    return _compiled.is_set()
+
+
+def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
+    """Offer greedy plans where the incumbent has none yet; `brief`: try one rule only, since better is to follow."""
     if incumbent.plan is None:
-        problem = incumbent.problem
-        plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
-        if plan is not None:
+        problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
+        for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=incumbent.deadline, **rules):
             incumbent.offer(plan, "greedy")
 
 

@@ -38,9 +38,9 @@ from .profile import (
     VALUES_AT,
     Ints,
     N,
-    compiled,
     first_use,
     has_room,
+    inner,
     last_use,
     locate,
     nth_stage,
@@ -56,7 +56,7 @@ _DEPTH = 40
 _LARGEST_CLEARED = 256
 
 
-@compiled
+@inner
 def draw(m: Ints, below: int) -> int:
     """A random integer from 0 to below − 1 (Marsaglia's xorshift, 13-7-17)."""
     x = m[RANDOM]
@@ -67,25 +67,25 @@ def draw(m: Ints, below: int) -> int:
     return int((x & 0x7FFFFFFFFFFFFFFF) % below)
 
 
-@compiled
+@inner
 def chance(m: Ints) -> float:
     """A random number in [0, 1)."""
     return draw(m, 1 << 53) / 9007199254740992.0
 
 
-@compiled
+@inner
 def _note(m: Ints, placed: int, stage: int, op: int) -> None:
     at = m[JOURNAL_AT] + 3 * m[JOURNAL]
     m[at], m[at + 1], m[at + 2] = placed, stage, op
     m[JOURNAL] += 1
 
 
-@compiled
+@inner
 def _journal_full(m: Ints) -> bool:
     return bool(m[JOURNAL_AT] + 3 * (m[JOURNAL] + 1) > m[BEST_AT])
 
 
-@compiled
+@inner
 def _try_place(m: Ints, stage: int, op: int) -> bool:
     """Place and note it; False where there is no room."""
     if _journal_full(m) or not has_room(m):
@@ -95,7 +95,7 @@ def _try_place(m: Ints, stage: int, op: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def _try_remove(m: Ints, stage: int, op: int) -> bool:
     if _journal_full(m):
         return False
@@ -104,7 +104,7 @@ def _try_remove(m: Ints, stage: int, op: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def undo(m: Ints) -> None:
     """Take back everything in the journal."""
     for at in range(m[JOURNAL_AT] + 3 * (m[JOURNAL] - 1), m[JOURNAL_AT] - 1, -3):
@@ -115,7 +115,7 @@ def undo(m: Ints) -> None:
     m[JOURNAL] = 0
 
 
-@compiled
+@inner
 def _remake(m: Ints, stage: int, op: int, across: int, odds: float) -> None:
     """Place an op, and, by chance, whatever it reads that would have to be kept across the key `across` for it."""
     n, start = m[N], m[JOURNAL]
@@ -146,7 +146,7 @@ def _remake(m: Ints, stage: int, op: int, across: int, odds: float) -> None:
                 _try_place(m, stage, maker)
 
 
-@compiled
+@inner
 def _drop_unread(m: Ints, start: int) -> None:
     """Remove, after each removal noted from `start` on, the recomputations of its inputs that nobody reads now."""
     done = start
@@ -172,13 +172,13 @@ def _drop_unread(m: Ints, start: int) -> None:
                 _try_remove(m, made, maker)
 
 
-@compiled
+@inner
 def _any_key(m: Ints) -> int:
     block = m[BLOCKS_AT] + draw(m, m[BLOCKS]) * BLOCK_COLUMNS
     return int(m[m[block + ROW] + draw(m, m[block + COUNT])])
 
 
-@compiled
+@inner
 def _over_key(m: Ints) -> int:
     """A key at which memory is above the budget, or −1."""
     blocks, budget = m[BLOCKS], m[BUDGET]
@@ -199,7 +199,7 @@ def _over_key(m: Ints) -> int:
     return -1
 
 
-@compiled
+@inner
 def _evict_across(m: Ints, across: int, tries: int, pool: int) -> None:
     """Free a value that is idle at the key `across` and make it again at its next use.
 
@@ -235,7 +235,7 @@ def _evict_across(m: Ints, across: int, tries: int, pool: int) -> None:
         _remake(m, best_stage, best_op, across, 0.3 + 0.7 * chance(m))
 
 
-@compiled
+@inner
 def _shift(m: Ints, stage: int, op: int) -> None:
     """Recompute in another stage between the previous instance and the first use."""
     n, o = m[N], m[OPS_AT] + op * OP
@@ -268,7 +268,7 @@ def _shift(m: Ints, stage: int, op: int) -> None:
             _remake(m, to, op, stage * n + op, 0.5)
 
 
-@compiled
+@inner
 def _replace(m: Ints, stage: int, op: int) -> None:
     """Keep a value that was made again, and evict another one across the gap instead."""
     n = m[N]
@@ -282,7 +282,7 @@ def _replace(m: Ints, stage: int, op: int) -> None:
         _evict_across(m, middle * n + middle, 30, 1)
 
 
-@compiled
+@inner
 def _clear_stage(m: Ints, stage: int) -> None:
     """Take out most recomputations of a stage."""
     first = stage * m[N]
@@ -307,7 +307,7 @@ def _clear_stage(m: Ints, stage: int) -> None:
         _drop_unread(m, start)
 
 
-@compiled
+@inner
 def _add_at_use(m: Ints) -> None:
     """Make some value again at its next or at its last use."""
     n = m[N]
@@ -324,7 +324,7 @@ def _add_at_use(m: Ints) -> None:
         _remake(m, use // n, op, made * n + op, 0.3)
 
 
-@compiled
+@inner
 def move(m: Ints, pool: int) -> None:
     """Make one random move."""
     lot = chance(m)

@@ -24,6 +24,8 @@ Ints: TypeAlias = NDArray[np.int64]
 
 BLOCK = 64
 compiled = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+inner = njit(boundscheck=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For what compiled functions alone call: neither wrapped for Python nor cached by itself, which spares compilation."""
 
 # registers; OVER is the sum over all keys of max(0, memory − budget)
 N, OVER, COST, BUDGET, BLOCKS, FREE, EXTRAS, POOL, JOURNAL, RANDOM, BEST_LENGTH, BEST_COST = range(12)
@@ -44,7 +46,7 @@ BLOCK_COLUMNS = 8
 STAGE = 2
 
 
-@compiled
+@inner
 def stage_index(m: Ints, op: int, stage: int) -> int:
     """Index among the op's stages of the last one at or before `stage`, or −1."""
     o = m[OPS_AT] + op * OP
@@ -59,7 +61,7 @@ def stage_index(m: Ints, op: int, stage: int) -> int:
     return low - 1
 
 
-@compiled
+@inner
 def nth_stage(m: Ints, op: int, index: int) -> int:
     """The op's index-th stage, or n behind the last."""
     o = m[OPS_AT] + op * OP
@@ -73,7 +75,7 @@ def runs_in(m: Ints, op: int, stage: int) -> bool:
     return i >= 0 and nth_stage(m, op, i) == stage
 
 
-@compiled
+@inner
 def last_use(m: Ints, value: int, start: int, end: int) -> int:
     """Key of the last use in stages start … end − 1, −1 without one, beyond all keys for a kept value."""
     v, n = m[VALUES_AT] + value * VALUE, m[N]
@@ -95,7 +97,7 @@ def last_use(m: Ints, value: int, start: int, end: int) -> int:
     return int(best)
 
 
-@compiled
+@inner
 def first_use(m: Ints, value: int, after: int, end: int) -> int:
     """Key of the first use behind the key `after`, in a stage before `end`, or −1."""
     v, n = m[VALUES_AT] + value * VALUE, m[N]
@@ -113,7 +115,7 @@ def first_use(m: Ints, value: int, after: int, end: int) -> int:
     return int(best)
 
 
-@compiled
+@inner
 def locate(m: Ints, key: int) -> int:
     """The place of the last block whose first key is at most `key`."""
     at = m[BLOCKS_AT]
@@ -127,7 +129,7 @@ def locate(m: Ints, key: int) -> int:
     return int(at + low * BLOCK_COLUMNS)
 
 
-@compiled
+@inner
 def rank(m: Ints, block: int, key: int) -> int:
     """How many keys of the block are at most `key`."""
     at = m[block + ROW]
@@ -141,7 +143,7 @@ def rank(m: Ints, block: int, key: int) -> int:
     return low
 
 
-@compiled
+@inner
 def _add_to_part(m: Ints, block: int, start: int, end: int, amount: int) -> None:
     memory = m[block + ROW] + BLOCK
     base = m[block + LAZY] - m[BUDGET]
@@ -166,7 +168,7 @@ def _add_to_part(m: Ints, block: int, start: int, end: int, amount: int) -> None
     m[OVER] += change
 
 
-@compiled
+@inner
 def _add_to_block(m: Ints, block: int, amount: int) -> None:
     base = m[block + LAZY] - m[BUDGET]
     m[block + LAZY] += amount
@@ -188,7 +190,7 @@ def _add_to_block(m: Ints, block: int, amount: int) -> None:
     m[OVER] += change
 
 
-@compiled
+@inner
 def add_between(m: Ints, low: int, high: int, amount: int) -> None:
     """Add to the memory at the keys in (low, high]."""
     if high <= low or amount == 0:
@@ -209,7 +211,7 @@ def add_between(m: Ints, low: int, high: int, amount: int) -> None:
         _add_to_part(m, b, 0, end, amount)
 
 
-@compiled
+@inner
 def refresh(m: Ints, block: int) -> None:
     """Make the bounds of a block exact."""
     memory = m[block + ROW] + BLOCK
@@ -217,7 +219,7 @@ def refresh(m: Ints, block: int) -> None:
     m[block + TOP], m[block + BOTTOM] = part.max(), part.min()
 
 
-@compiled
+@inner
 def _open_block(m: Ints, block: int) -> None:
     """Make place for a block, with an empty row."""
     end = m[BLOCKS_AT] + m[BLOCKS] * BLOCK_COLUMNS
@@ -229,7 +231,7 @@ def _open_block(m: Ints, block: int) -> None:
     m[block + COUNT] = m[block + LAZY] = 0
 
 
-@compiled
+@inner
 def _close_block(m: Ints, block: int) -> None:
     m[m[FREE_AT] + m[FREE]] = m[block + ROW]
     m[FREE] += 1
@@ -238,7 +240,7 @@ def _close_block(m: Ints, block: int) -> None:
         m[i] = m[i + BLOCK_COLUMNS]
 
 
-@compiled
+@inner
 def _insert(m: Ints, key: int, memory: int) -> None:
     block = locate(m, key)
     if m[block + COUNT] == BLOCK:
@@ -264,7 +266,7 @@ def _insert(m: Ints, key: int, memory: int) -> None:
     m[OVER] += max(0, memory - m[BUDGET])
 
 
-@compiled
+@inner
 def _erase(m: Ints, key: int) -> None:
     block = locate(m, key)
     row, count = m[block + ROW], m[block + COUNT] - 1
@@ -288,7 +290,7 @@ def _erase(m: Ints, key: int) -> None:
         refresh(m, block)
 
 
-@compiled
+@inner
 def _starting(m: Ints, stage: int, op: int) -> int:
     """Bytes that begin with one run of an op: outputs that it makes, and its workspace."""
     o = m[OPS_AT] + op * OP
@@ -303,7 +305,7 @@ def _starting(m: Ints, stage: int, op: int) -> int:
     return int(begins)
 
 
-@compiled
+@inner
 def _list_stage(m: Ints, op: int, index: int, stage: int) -> None:
     """Enter a stage behind the index-th of the op, and the pair among the recomputations."""
     o = m[OPS_AT] + op * OP
@@ -325,7 +327,7 @@ def _list_stage(m: Ints, op: int, index: int, stage: int) -> None:
     m[EXTRAS] = number + 1
 
 
-@compiled
+@inner
 def _unlist_stage(m: Ints, op: int, index: int) -> None:
     o = m[OPS_AT] + op * OP
     at = m[o + STAGES] + STAGE * index
@@ -341,7 +343,7 @@ def _unlist_stage(m: Ints, op: int, index: int) -> None:
     m[EXTRAS] = last
 
 
-@compiled
+@inner
 def has_room(m: Ints) -> bool:
     """Whether one more recomputation fits into the tables."""
     extras = m[EXTRAS_AT] + 2 * m[EXTRAS] + 2 < m[JOURNAL_AT]
@@ -349,7 +351,7 @@ def has_room(m: Ints) -> bool:
     return bool(extras and pool and m[FREE] > 1)
 
 
-@compiled
+@inner
 def _input_lifetimes(m: Ints, stage: int, op: int, sign: int) -> int:
     """Lengthen (sign 1) or shorten (−1) the inputs' lifetimes up to one run of an op; the bytes by which they do."""
     n, o = m[N], m[OPS_AT] + op * OP
@@ -369,7 +371,7 @@ def _input_lifetimes(m: Ints, stage: int, op: int, sign: int) -> int:
     return int(total)
 
 
-@compiled
+@inner
 def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sign: int) -> int:
     """Cut (sign −1) or join (1) the older instances of what a run of an op makes anew; its bytes that nobody reads."""
     n, o = m[N], m[OPS_AT] + op * OP

@@ -58,6 +58,7 @@ from .profile import (
     Ints,
     N,
     compiled,
+    inner,
     last_use,
     nth_stage,
     refresh,
@@ -168,7 +169,7 @@ def load(m: Ints, keys: Ints) -> None:
     _fill_blocks(m, keys, change)
 
 
-@compiled
+@inner
 def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: Ints) -> None:
     n, o = m[N], m[OPS_AT] + op * OP
     change[start] += m[o + WORKSPACE]
@@ -190,7 +191,7 @@ def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: 
         change[stop] -= m[v + SIZE]
 
 
-@compiled
+@inner
 def _fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
     length, memory = len(keys), 0
     rows = m[EXTRAS_AT] - m[FREE_AT]
@@ -213,7 +214,7 @@ def _fill_blocks(m: Ints, keys: Ints, change: Ints) -> None:
         refresh(m, m[BLOCKS_AT] + b * BLOCK_COLUMNS)
 
 
-@compiled
+@inner
 def note_best(m: Ints) -> None:
     """Note the current schedule as the best one."""
     at = m[BEST_AT]
