@@ -35,6 +35,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, overhead_of
 
 from .database import Database
+from .glance import Footing, Glance
 from .identity import Caller, Keys
 from .judge import Judge
 from .store import Effort, Store, StoredPlan
@@ -77,46 +78,41 @@ class Known:
 class Cache:
     """Looks answers up; never writes, but for dropping what the judge refuses."""
 
-    def __init__(self, database: Database, store: Store, judge: Judge) -> None:
-        self._database, self._store, self._judge = database, store, judge
+    def __init__(self, database: Database, store: Store, judge: Judge, glance: Glance) -> None:
+        self._database, self._store, self._judge, self._glance = database, store, judge, glance
 
-    async def known(self, caller: Caller, keys: Keys, problem: Problem) -> Known:
-        """What is known about a net problem; its plan has passed the judge just now."""
-        any_method = keys.method == _AUTO
-        broken: list[str] = []
-        async with self._database.read() as connection:
-            plan = await self._good_plan(connection, keys, problem, None if any_method else keys.method, broken)
-            floor = await self._store.floor(connection, keys.graph)
-            known = Known(
-                plan=plan,
-                bound_ns=await self._store.whole_bound(connection, keys.graph, problem.budget_bytes),
-                restricted=await self._store.restricted_bound(
-                    connection, keys.graph, problem.budget_bytes, keys.method
-                ),
-                least_bytes=floor[0],
-                enough_bytes=floor[1],
-                effort=await self._store.effort(connection, keys.graph, problem.budget_bytes, keys.method),
-            )
-            if any_method and not _proved(known):
+    async def known(self, caller: Caller, keys: Keys, problem: Problem, footing: Footing | None = None) -> Known:
+        """What is known about a net problem, from a look just taken or a new one; its plan has passed the judge."""
+        found = footing or await self._glance.footing(keys, problem.budget_bytes)
+        known = Known(
+            plan=await self._good_plan(keys, problem, found.plan(keys.graph)),
+            bound_ns=found.bound_ns,
+            restricted=found.restricted,
+            least_bytes=found.least_bytes,
+            enough_bytes=found.enough,
+            effort=found.effort,
+        )
+        if keys.method == _AUTO and not _proved(known):
+            async with self._database.read() as connection:
                 known = await self._with_near(connection, caller, keys, problem, known)
-        if broken:
-            async with self._database.write() as connection:
-                for plan_id in broken:
-                    await self._store.drop_plan(connection, plan_id)
         return known
 
-    async def _good_plan(
-        self, connection: AsyncConnection, keys: Keys, problem: Problem, method_key: str | None, broken: list[str]
-    ) -> StoredPlan | None:
-        found = await self._store.best_plan(connection, keys.graph, problem.budget_bytes, method_key)
-        if found is None or await self._judge.passes(keys.graph, problem, found.data, found.claimed):
-            return found
-        broken.append(found.id)
-        for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
-            if await self._judge.passes(keys.graph, problem, other.data, other.claimed):
-                return other
-            broken.append(other.id)
-        return None
+    async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
+        if best is None or await self._judge.passes(keys.graph, problem, best.data, best.claimed):
+            return best
+        good, broken = None, [best.id]
+        method_key = None if keys.method == _AUTO else keys.method
+        async with self._database.write() as connection:
+            for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
+                if other.id == best.id:
+                    continue
+                if await self._judge.passes(keys.graph, problem, other.data, other.claimed):
+                    good = other
+                    break
+                broken.append(other.id)
+            for plan_id in broken:
+                await self._store.drop_plan(connection, plan_id)
+        return good
 
     async def _with_near(
         self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, known: Known

@@ -51,23 +51,17 @@ async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, gr
         return await _hopeless(room, caller, ask, retry, group_id)
     method_key = method_key_of(ask.method, ask.options, ask.start)
     keys = keys_of(caller, digests, method_key)
-    footing = None if ask.force else await room.glance.footing(keys, net.budget_bytes)
-    if footing.under_way if footing is not None else await _under_way(room, keys):
+    footing = await room.glance.footing(keys, net.budget_bytes)
+    if footing.under_way:  # it has all that the store has, and more to come
         joined = await _join_flight(room, caller, ask, keys, retry, group_id)
         if joined is not None:
             return joined
-    known = Known() if ask.force else await room.cache.known(caller, keys, net)
+        footing = await room.glance.footing(keys, net.budget_bytes)
+    known = Known() if ask.force else await room.cache.known(caller, keys, net, footing)
     if not ask.force and is_final(known, net, ask.max_gap, ask.time_limit_s):
         return await _hit(room, caller, ask, net, keys, known, footing, retry, group_id)
     start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
     return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
-
-
-async def _under_way(room: Room, keys: Keys) -> bool:
-    """Whether there is a solve to join: it has all that the store has, and more to come."""
-    async with room.database.read() as connection:
-        query = select(solves.c.id).where(solves.c.flight_key == keys.flight, ACTIVE)
-        return await connection.scalar(query) is not None
 
 
 async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | None:
@@ -142,7 +136,7 @@ async def _hopeless(room: Room, caller: Caller, ask: Ask, retry: Retry | None, g
 
 
 async def _hit(
-    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, footing: Footing | None,
+    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, footing: Footing,
     retry: Retry | None, group_id: str | None,
 ) -> str:  # fmt: skip
     result = "near" if known.carried else "hit"
@@ -163,7 +157,7 @@ async def _hit(
             row["plan_id"] = await _keep_near(room, connection, keys, net, known)
         await connection.execute(requests.insert().values(row))
         await room.store.touch(connection, keys.graph, row["plan_id"])
-    if footing is not None and ask.body and result == "hit":
+    if ask.body and result == "hit":
         room.recall.keep_posted(caller, ask.body, keys, row, known.plan, footing)
     room.metrics.cache.labels(result).inc()
     return str(row["id"])

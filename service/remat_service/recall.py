@@ -78,6 +78,4 @@ class Recall:
 
 
 def _rests_on(plan: StoredPlan | None, found: Footing) -> bool:
-    if plan is None:
-        return found.data is None
-    return (plan.data, plan.cost_ns, plan.peak_bytes) == (found.data, found.cost_ns, found.peak_bytes)
+    return plan == (None if plan is None else found.plan(plan.graph_key)) and (plan is None) == (found.plan_id is None)

@@ -69,7 +69,7 @@ def room_of(settings: Settings) -> Room:
         database=database,
         store=store,
         judge=judge,
-        cache=Cache(database, store, judge),
+        cache=Cache(database, store, judge, glance),
         glance=glance,
         behind=behind,
         recall=Recall(glance, judge, behind, settings.recall_bytes),

@@ -163,12 +163,11 @@ class Store:
     async def plans_within(
         self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
     ) -> list[StoredPlan]:
-        """All but the cheapest plan within a budget, cheapest first; read only where the cheapest is damaged."""
+        """Every plan within a budget, cheapest first; read only where the cheapest is damaged."""
         query = (
             select(*_PLAN_COLUMNS, plans.c.data)
             .where(plans.c.graph_key == graph_key, plans.c.peak_bytes <= net_budget)
             .order_by(plans.c.cost_ns, plans.c.peak_bytes, plans.c.id)
-            .offset(1)
         )
         if method_key is not None:
             query = query.where(plans.c.method_key == method_key)
@@ -228,26 +227,6 @@ class Store:
             )
         )
         return bound
-
-    async def restricted_bound(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str
-    ) -> tuple[int, tuple[str, ...]] | None:
-        """The best bound of a method's restricted search, at exactly this budget (slot sizes vary with it)."""
-        row = (
-            await connection.execute(
-                select(bounds.c.bound_ns, bounds.c.restricted_to)
-                .where(
-                    bounds.c.graph_key == graph_key,
-                    bounds.c.budget_bytes == net_budget,
-                    bounds.c.method_key == method_key,
-                    bounds.c.restricted_to != WHOLE,
-                    bounds.c.solver == SOLVER,
-                )
-                .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
-                .limit(1)
-            )
-        ).first()
-        return None if row is None else (row.bound_ns, names(row.restricted_to))
 
     async def raise_floor(
         self, connection: AsyncConnection, graph_key: str, least_bytes: int, enough_bytes: int | None
@@ -310,24 +289,6 @@ class Store:
                 & (~efforts.c.settled | insert.excluded.settled),
             )
         )
-
-    async def effort(
-        self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str
-    ) -> Effort | None:
-        """How the last solve of exactly this problem by this method ended, under this solver version."""
-        row = (
-            await connection.execute(
-                select(efforts).where(
-                    efforts.c.graph_key == graph_key,
-                    efforts.c.budget_bytes == net_budget,
-                    efforts.c.method_key == method_key,
-                    efforts.c.solver == SOLVER,
-                )
-            )
-        ).first()
-        if row is None:
-            return None
-        return Effort(row.seconds, row.settled, row.status, row.limit, names(row.restricted_to), row.message)
 
 
 def _choose(old: Any, new: Any, better: Any) -> Any:
