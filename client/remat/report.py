@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from remat_ir import Graph, Plan, overhead_of, plain_peak, recomputed
+from torch import nn
 
-from .budget import readable
+from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
+
+from .budget import Budget, readable
 from .execute import Planned, Rematerialized
 from .operations import module_path
+from .training import optimize
 
 
-def explain(trained: Rematerialized, depth: int = 3, rows: int = 12) -> str:
-    """Memory by module, recomputed ops by module, predicted cost and peak, of each plan that a module has.
+def explain(
+    model: nn.Module,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget | None = None,
+    depth: int = 3,
+    rows: int = 12,
+    **asking: Any,
+) -> str:
+    """Memory by module, recomputed ops by module, predicted cost and peak, before anything is trained.
 
     Args:
+        model: what `optimize` returned: each plan that it has is explained. Or any module, with the other arguments of
+            `optimize`: its step is planned, as there, and explained; nothing is trained, and the plan is remembered.
         depth: how many parts of a module's path tell modules apart.
         rows: the most modules that a table lists.
+
+    Raises:
+        InvalidData: a module that has no plan yet, without a budget.
+        CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
     """
+    if isinstance(model, Rematerialized):
+        trained = model
+    elif budget is None:
+        raise InvalidData("explain takes what remat.optimize returned, or a module, one call of it and a budget")
+    else:
+        trained = optimize(model, example_args, example_kwargs, budget=budget, **asking)
     parts = [explain_plan(planned, depth, rows) for planned in trained.plans.values() if planned is not None]
     unplanned = sum(planned is None for planned in trained.plans.values())
     if unplanned:

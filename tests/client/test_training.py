@@ -95,6 +95,15 @@ def test_explain_names_modules_bytes_and_what_is_computed_again(trained) -> None
     assert "computed again" in text
 
 
+def test_explain_plans_a_module_that_has_no_plan_yet() -> None:
+    model, batch = Mlp(), (numbers(512, 32),)
+    with pytest.raises(remat.RematError, match="a budget"):
+        remat.explain(model)
+    text = remat.explain(model, batch, budget=remat.Fraction(0.8), planner="greedy")
+    assert "where the bytes go" in text
+    assert "layers.0" in text
+
+
 def test_a_budget_below_the_least_says_what_would_do() -> None:
     with pytest.raises(BudgetTooSmall, match="bytes"):
         remat.optimize(Mlp(), (numbers(16, 32),), budget=remat.Fraction(0.01), planner="greedy")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 ROOT = Path(__file__).parents[2]
+OURS = {"remat", "remat_ir", "remat_solver", "remat_service"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -26,6 +32,62 @@ def test_python_blocks_parse(page: Path) -> None:
     """Every Python block is Python."""
     for block in blocks(page, "python"):
         ast.parse(block)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_call_what_there_is(page: Path) -> None:
+    """Every name of ours in a Python block exists, and takes the keywords that it is given."""
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.Attribute) and _named(node).split(".")[0] in OURS:
+                _resolved(_named(node))
+            if isinstance(node, ast.Call) and _named(node.func).split(".")[0] in OURS:
+                found = _resolved(_named(node.func))
+                known = inspect.signature(found).parameters
+                if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+                    given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                    assert given <= set(known), f"{_named(node.func)} takes {sorted(known)}, not {sorted(given)}"
+
+
+def _named(node: ast.expr) -> str:
+    """The dotted name of an expression, or nothing."""
+    if isinstance(node, ast.Attribute):
+        before = _named(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _resolved(name: str) -> Any:
+    module, *rest = name.split(".")
+    found: Any = importlib.import_module(module)
+    for i, part in enumerate(rest):
+        if not hasattr(found, part):
+            found = importlib.import_module(".".join([module, *rest[: i + 1]]))
+        else:
+            found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_are_those_there_are(page: Path) -> None:
+    """Every `remat` and `remat-service` command in a shell block exists and has the options that it is given."""
+    homes = {"remat": "remat.cli_app", "remat-service": "remat_service.cli"}
+    importlib.import_module("remat.cli")
+    for line in "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and "=" in words[0]:
+            words.pop(0)
+        if not words or words[0] not in homes or len(words) < 2 or words[1].startswith("-"):
+            continue
+        group: Any = typer.main.get_command(importlib.import_module(homes[words[0]]).app)
+        rest = words[1:]
+        while rest and rest[0] in getattr(group, "commands", {}):
+            group = group.commands[rest.pop(0)]
+        assert not getattr(group, "commands", None), f"there is no such command: {line}"
+        known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        for word in rest:
+            if word.startswith("-") and word != "-":
+                assert word.split("=")[0] in known, f"{word} is no option of: {line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
