@@ -6,14 +6,14 @@ import contextlib
 import copy
 import inspect
 import os
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read once; the profiler's start and stop are no news to the user
 
 import torch
 from torch import fx
+from torch.profiler import ProfilerActivity, profile
 
 OLDEST = (2, 11)
 TRIED = ("2.13",)
@@ -186,6 +186,43 @@ def storage_key(tensor: torch.Tensor) -> int:
 def only_real_tensors() -> contextlib.AbstractContextManager[Any]:
     """No fake mode nor any other dispatch mode inside."""
     return _disable_current_modes()
+
+
+@contextlib.contextmanager
+def memory_profiler() -> Iterator[Any]:
+    """The profiler of the CPU's memory events, without the notes that its library writes at start and stop.
+
+    They are written by native code straight to the standard error stream, and its switch is read before anybody can
+    turn it; so the stream is caught for these moments, and whatever else came by is passed on.
+    """
+    profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _without_notes("USDT:"):
+        profiler.__enter__()
+    try:
+        yield profiler
+    finally:
+        with _without_notes("USDT:"):
+            profiler.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def _without_notes(start: str) -> Iterator[None]:
+    try:
+        kept = os.dup(2)
+    except OSError:  # no such stream
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            for line in caught:
+                if not line.startswith(start.encode()):
+                    os.write(2, line)
 
 
 def memory_events(profiler: Any) -> list[tuple[int, int]]:

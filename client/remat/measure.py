@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from . import _compat
 
@@ -46,7 +45,7 @@ def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> P
         left = torch.cuda.memory_allocated(device) - before
         del result
         return Peak(peak, left)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _compat.memory_profiler() as profiler:
         result = run()
     now = worst = 0
     for _, size in _compat.memory_events(profiler):

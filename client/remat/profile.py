@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from . import _compat
 from .dataflow import tensors
@@ -179,7 +179,7 @@ def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
     rest = [(s, n) for s, n in sorted(nodes.items()) if s not in cuda]
     for _, node in rest:
         _first_call(node)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _compat.memory_profiler() as profiler:
         for text, node in rest:
             call = _call(node)
             with record_function(f"remat:{text}"):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from . import _compat
 from .errors import CaptureError
@@ -157,7 +157,7 @@ def _now(device: torch.device) -> int:
 def _bytes(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
     if device.type == "cuda":
         return _bytes_cuda(forward, backward, device)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _compat.memory_profiler() as profiler:
         with record_function("remat:forward"):
             tape = forward()
         with record_function("remat:backward"):
