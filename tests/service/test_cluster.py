@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.postgres import PrivatePostgres
 from pydantic import SecretStr
 from sqlalchemy import select, text
 
@@ -23,7 +24,7 @@ from remat_service.opening import migrate
 from remat_service.room import Room, room_of
 from remat_service.settings import Settings
 from remat_service.tables import plans, solves
-from service.database import PrivatePostgres, fresh_database, postgres
+from service.database import fresh_database, postgres
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 
 
@@ -60,7 +61,7 @@ SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """An empty PostgreSQL database."""
-    with postgres(tmp_path) as found:
+    with postgres() as found:
         yield found
 
 
@@ -110,7 +111,7 @@ def _attempts(url: str) -> int:
 def test_database_restarted(tmp_path: Path) -> None:
     """PostgreSQL stopped at once and started again, twice, under load: no request lost, none wrong."""
     with (
-        PrivatePostgres(tmp_path) as private,
+        PrivatePostgres() as private,
         fresh_database(private.url) as url,
         serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server,
     ):

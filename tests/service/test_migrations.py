@@ -22,7 +22,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/empty.sqlite"
     else:
-        with postgres(tmp_path) as found:
+        with postgres() as found:
             yield found
 
 

@@ -1,0 +1,132 @@
+"""Load on a cluster: workers on a PostgreSQL of the run's own, killed and restarted while problems come in."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+
+from .crowd import Processes, Report, many
+from .postgres import PrivatePostgres
+
+_OPS = 40
+_STORED = """
+SELECT (SELECT count(*) FROM solves), (SELECT count(DISTINCT flight_key) FROM solves),
+       (SELECT count(*) FROM solves WHERE state <> 'ended'), (SELECT count(*) FROM requests WHERE NOT ended),
+       (SELECT count(*) FROM graphs g WHERE NOT EXISTS (SELECT 1 FROM plans p WHERE p.graph_key = g.key)),
+       (SELECT count(*) FROM solves WHERE attempt > 1),
+       (SELECT avg(extract(epoch FROM ended_at - started_at)) FROM solves),
+       (SELECT avg((outcome->>'seconds')::float) FROM solves)
+"""
+
+
+class Stored(NamedTuple):
+    """What the database holds at the end."""
+
+    solves: int
+    flights: int
+    open_solves: int
+    open_requests: int
+    without_plan: int
+    again: int
+    whole_s: float
+    solving_s: float
+
+    @property
+    def not_solving(self) -> str:
+        """Milliseconds of a solve, from claim to end, in which its child was not solving, and their share."""
+        rest = float(self.whole_s) - self.solving_s
+        return f"{1000 * rest:.0f} ms, {100 * rest / float(self.whole_s):.0f} %"
+
+
+class Trial(NamedTuple):
+    """One run: problems, seconds, kills, restarts and what is stored."""
+
+    count: int
+    seconds: float
+    kills: int
+    restarts: int
+    stored: Stored
+
+    @property
+    def rate(self) -> float:
+        """Problems a second."""
+        return self.count / self.seconds
+
+
+async def trial(
+    folder: Path, count: int, workers: int, fraction: float = 1.0, kill_every_s: float | None = None, restarts: int = 0
+) -> Trial:
+    """Distinct problems through one server and some workers, each answer judged.
+
+    Raises:
+        SystemExit: an answer is lost or wrong, a problem was solved in two flights, or a row is left open.
+    """
+    folder.mkdir()
+    with PrivatePostgres() as postgres:
+        settings = {"dispatcher": "cluster", "workers": 1, "stale_after_s": 4, "heartbeat_s": 1}
+        processes = Processes(folder, postgres.url, **settings)
+        processes.serve()
+        alive = [processes.start("worker") for _ in range(workers)]
+        work = asyncio.create_task(many(processes.port, count, _OPS, 90_000, fraction))
+        kills, restarted, beats = 0, 0, 0
+        while not work.done():
+            await asyncio.sleep(kill_every_s or 1.0)
+            if kill_every_s is None or work.done():
+                continue
+            beats += 1
+            if restarted < restarts and beats % 5 == 0:
+                await asyncio.to_thread(postgres.stop)
+                await asyncio.sleep(1.0)
+                await asyncio.to_thread(postgres.start)
+                restarted += 1
+            else:
+                await asyncio.to_thread(processes.end, alive.pop(0), signal.SIGKILL)
+                alive.append(await asyncio.to_thread(processes.start, "worker"))
+                kills += 1
+        done, seconds = await work
+        processes.close()
+        with psycopg.connect(postgres.url) as connection:
+            row = connection.execute(_STORED).fetchone()
+        assert row is not None
+        stored = Stored(*row)
+    if stored.flights != count or stored.open_solves or stored.open_requests or stored.without_plan:
+        raise SystemExit(f"{count} asked: {stored}")
+    return Trial(done, seconds, kills, restarted, stored)
+
+
+async def scaling(folder: Path, options: argparse.Namespace) -> Report:
+    """Throughput against the number of workers: problems that are trivial, and problems that take some solving."""
+    report = Report(
+        "Throughput against workers", ("budget", "workers", "problems", "seconds", "a second", "not solving, a solve")
+    )
+    for fraction, share in ((1.0, 10), (0.7, 50)):
+        for workers in options.workers:
+            inner = folder / f"{workers}-{share}"
+            found = await trial(inner, max(20, options.jobs // share), workers, fraction)
+            report.add(
+                f"{fraction:g}", workers, found.count, f"{found.seconds:.1f}", f"{found.rate:.1f}",
+                found.stored.not_solving,
+            )  # fmt: skip
+    return report
+
+
+async def cluster(folder: Path, options: argparse.Namespace) -> Report:
+    """Undisturbed, then with a worker killed every few seconds and PostgreSQL restarted twice."""
+    report = Report(
+        "A cluster disturbed",
+        ("workers", "problems", "kills", "restarts", "seconds", "a second", "lost", "wrong", "solved twice",
+         "taken up again", "not solving, a solve"),
+    )  # fmt: skip
+    workers = options.workers[-1]
+    for name, every, restarts in (("calm", None, 0), ("disturbed", options.every, 2)):
+        found = await trial(folder / name, options.jobs, workers, 1.0, every, restarts)
+        report.add(
+            workers, found.count, found.kills, found.restarts, f"{found.seconds:.1f}", f"{found.rate:.1f}", 0, 0,
+            found.stored.solves - found.stored.flights, found.stored.again, found.stored.not_solving,
+        )  # fmt: skip
+    return report
