@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
+    from .batch import LargestBatch, max_batch
     from .budget import ActivationBytes, Fraction
     from .chain_training import checkpoint_sequential, optimize_chain
     from .dynamo import backend
@@ -50,6 +51,8 @@ _HOMES = {
     "checkpoint_sequential": "chain_training",
     "optimize_chain": "chain_training",
     "optimize_join": "join_training",
+    "LargestBatch": "batch",
+    "max_batch": "batch",
     "disable": "inplace",
     "enable": "inplace",
 }
@@ -65,6 +68,7 @@ __all__ = [
     "Fraction",
     "Graph",
     "GreedyPlanner",
+    "LargestBatch",
     "LocalPlanner",
     "NothingFound",
     "Plan",
@@ -86,6 +90,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "max_batch",
     "optimize",
     "optimize_chain",
     "optimize_join",

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from .dataflow import Dataflow, is_random
+from .operations import Kind, Operations
 
 aten = torch.ops.aten
 
@@ -61,6 +62,18 @@ def groups(flow: Dataflow) -> tuple[tuple[fx.Node, ...], ...]:
     Kernels that only update an input from itself (counters) become one group, the last of the forward pass.
     """
     return _Grouping(flow).run()
+
+
+def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...], ...] | None:
+    """The groups of another size of the same step, if its kernels are the same ones; their sizes do not matter here."""
+    theirs = other.flow.kernels
+    if [n.target for n in flow.kernels] != [
+        n.target for n in theirs
+    ] or flow.forward_kernels != other.flow.forward_kernels:
+        return None
+    position = {n: i for i, n in enumerate(theirs)}
+    ours = flow.kernels
+    return tuple(tuple(ours[position[n]] for n in op.nodes) for op in other.ops if op.kind is Kind.KERNELS)
 
 
 class _Grouping:

@@ -15,7 +15,7 @@ from . import _compat
 from .capture import Capture, capture
 from .codegen import boxed_function
 from .dataflow import dataflow
-from .group import groups
+from .group import groups, groups_like
 from .lower import Lowered, lower
 from .operations import Operations, operations, to_graph
 from .peak import kernel_peak
@@ -59,15 +59,21 @@ def training_step(
     table: Table | None = None,
     extra_fixed_bytes: int = 0,
     grouped: bool = True,
+    like: TrainingStep | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
+
+    Args:
+        like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
+            so that a plan of one step is a sequence of ops of the other.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
     """
     captured = capture(module, args, kwargs)
     flow = dataflow(captured.joint, captured.forward_outputs)
-    ops = operations(flow, groups(flow) if grouped else None)
+    same = groups_like(flow, like.operations) if like is not None else None
+    ops = operations(flow, same or (groups(flow) if grouped else None))
     profiled = profile_kernels(flow.kernels, table)
     fixed = resident_bytes(module, (args, kwargs), captured.constants)
     graph, values = to_graph(ops, profiled.kernels, fixed + extra_fixed_bytes)

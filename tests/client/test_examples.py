@@ -47,6 +47,16 @@ def test_trainer_losses_are_equal(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_largest_batch(tmp_path: Path) -> None:
+    """Each try is told; the result is one that was tried, and its measured peak is inside the budget."""
+    out = run(str(EXAMPLES / "largest_batch.py"), folder=tmp_path)
+    found = re.search(r"a batch of (\d+) trains within 32.0 MiB: overhead .* ([\d.]+) MiB measured", out)
+    assert found is not None, out
+    assert f"tried {found[1]}: trains inside the budget" in out
+    assert float(found[2]) <= 32
+
+
+@pytest.mark.slow
 def test_two_ranks_share_a_plan(tmp_path: Path) -> None:
     """DDP over gloo: both ranks train three steps by the first rank's plan."""
     command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
