@@ -191,7 +191,8 @@ def _elementwise_bytes(node: fx.Node) -> int:
     if node.target not in REDUCED_IN_PLACE:
         return 0
     shapes = [a.meta["val"].shape for a in node.args[:2] if isinstance(a, fx.Node)]
-    return int(torch.broadcast_shapes(*shapes).numel()) * int(node.meta["val"].element_size())
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return int(shape.numel()) * int(node.meta["val"].element_size())
 
 
 def _bytes_of(tensor: torch.Tensor, at_least: int = 0) -> int:

@@ -14,17 +14,19 @@ columns (`READS`, `STAGES`, `ROW`, …) are indices into `m` itself.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
+F = TypeVar("F", bound=Callable[..., Any])
 
 BLOCK = 64
 compiled = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
-inner = njit(boundscheck=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+inner: Callable[[F], F] = njit(boundscheck=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """For what compiled functions alone call: neither wrapped for Python nor cached by itself, which spares compilation."""
 
 # registers; OVER is the sum over all keys of max(0, memory − budget)
