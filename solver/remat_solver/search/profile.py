@@ -26,7 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BLOCK = 64
 compiled = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
-inner: Callable[[F], F] = njit(boundscheck=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_bare: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # numba's types do not know them
+inner: Callable[[F], F] = njit(boundscheck=False, error_model="numpy", **_bare)
 """For what compiled functions alone call: neither wrapped for Python nor cached by itself, which spares compilation."""
 
 # registers; OVER is the sum over all keys of max(0, memory − budget)
