@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from remat_ir import Answer, Graph, Problem, graph_of, verify
+from remat_ir import Answer, Graph, Problem, budget_at, graph_of, verify
 
 
 class Service:
@@ -76,6 +76,33 @@ class Service:
         text = self.http.get("/metrics").text
         rows = [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
         return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+class Worker:
+    """A running `remat-service worker`."""
+
+    def __init__(self, folder: Path, url: str, **settings: object) -> None:
+        environment = {**os.environ, "REMAT_DATABASE_URL": url}
+        environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
+        self._log = (folder / "worker.log").open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1"],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        assert "worker ready" in self.process.stdout.readline()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait for its end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(30)
+        self.process.stdout.close()  # type: ignore[union-attr]
+        self._log.close()
+        return code
 
 
 @contextmanager
@@ -144,3 +171,13 @@ def hard_graph(layers: int = 30, seed: int = 1) -> Graph:
         costs.append(2 * costs[layer])
         sizes.append(sizes[layer])
     return graph_of(costs, sizes, inputs, backward_from=layers)
+
+
+def long_solve(service: Service, seed: int, seconds: float = 90) -> tuple[Problem, dict[str, Any]]:
+    """A solve of many seconds with an incumbent that has been told: the problem, and the answer so far."""
+    graph = hard_graph(60, seed)
+    problem = Problem(graph, budget_at(graph, 0.4))
+    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
+    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=seconds, max_gap=0, start=greedy["id"])
+    posted = eventually(lambda: (found := service.get(posted["id"], 0)[1])["cost_ns"] and found, 40)
+    return problem, posted

@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.postgres import PrivatePostgres
 from pydantic import SecretStr
 from sqlalchemy import select, text
 
-from remat_ir import Problem, budget_at, plain_peak
+from remat_ir import Problem, plain_peak
 from remat_service import cluster
 from remat_service.dispatch import next_solve
-from remat_service.execute import execute_solve
 from remat_service.keys import add_tenant, default_caller
 from remat_service.opening import migrate
 from remat_service.room import Room, room_of
 from remat_service.settings import Settings
-from remat_service.tables import plans, solves
-from service.database import fresh_database, postgres
-from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
-
-
-class Worker:
-    """A running `remat-service worker`."""
-
-    def __init__(self, folder: Path, url: str, **settings: object) -> None:
-        environment = {**os.environ, "REMAT_DATABASE_URL": url}
-        environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
-        self._log = (folder / "worker.log").open("a")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1"],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
-        assert self.process.stdout is not None
-        assert "worker ready" in self.process.stdout.readline()
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it and wait for its end."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(30)
-        self.process.stdout.close()  # type: ignore[union-attr]
-        self._log.close()
-        return code
-
+from remat_service.tables import solves
+from service.database import postgres
+from service.serving import Worker, checked, eventually, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
 
@@ -65,15 +31,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-def _long(service: Service, seed: int) -> tuple[Problem, dict[str, object]]:
-    graph = hard_graph(60, seed)
-    problem = Problem(graph, budget_at(graph, 0.4))
-    _, greedy = service.post(problem, method="greedy", time_limit_s=20, max_gap=0)
-    _, posted = service.post(problem, wait=0, method="staged", time_limit_s=90, max_gap=0, start=greedy["id"])
-    eventually(lambda: service.get(posted["id"], 0)[1]["cost_ns"], 40)
-    return problem, posted
-
-
+@pytest.mark.slow
 def test_workers_solve_what_a_server_queues(tmp_path: Path, url: str) -> None:
     """Queued without a worker, solved once there is one; a killed one is replaced, its incumbent kept."""
     with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server:
@@ -86,7 +44,7 @@ def test_workers_solve_what_a_server_queues(tmp_path: Path, url: str) -> None:
         assert status == 200
         checked(problem, data)
 
-        problem, long = _long(server, 1)
+        problem, long = long_solve(server, 1)
         cost = server.get(str(long["id"]), 0)[1]["cost_ns"]
         first.stop(signal.SIGKILL)
         second = Worker(tmp_path, url, **SHORT)
@@ -105,35 +63,6 @@ def _attempts(url: str) -> int:
         row = connection.execute("SELECT max(attempt) FROM solves").fetchone()
     assert row is not None
     return int(row[0])
-
-
-@pytest.mark.slow
-def test_database_restarted(tmp_path: Path) -> None:
-    """PostgreSQL stopped at once and started again, twice, under load: no request lost, none wrong."""
-    with (
-        PrivatePostgres() as private,
-        fresh_database(private.url) as url,
-        serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server,
-    ):
-        worker = Worker(tmp_path, url, **SHORT)
-        _, long = _long(server, 2)
-        graphs = [training_graph(5 + i, cost=100 + i) for i in range(12)]
-        ids = []
-        for i, graph in enumerate(graphs):
-            if i in (4, 8):
-                private.stop()
-                assert server.http.get("/readyz").status_code == 503
-                time.sleep(1)
-                private.start()
-                eventually(lambda: server.http.get("/readyz").status_code == 200, 30)
-            status, data = server.post(Problem(graph, plain_peak(graph)), wait=0, time_limit_s=5)
-            assert status in (200, 202), data
-            ids.append(data["id"])
-        server.http.post(f"/v1/solves/{long['id']}/cancel")
-        for solve_id, graph in zip(ids, graphs, strict=True):
-            found = eventually(lambda solve_id=solve_id: (got := server.get(solve_id, 5))[0] == 200 and got, 60)
-            checked(Problem(graph, plain_peak(graph)), found[1])
-        worker.stop()
 
 
 async def _room(url: str) -> Room:
@@ -161,24 +90,6 @@ async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[st
         request_id = await desk.admit(room, caller, ask)
         ids.append((await desk.view(room, caller, request_id)).solve_id)
     return ids
-
-
-async def test_delivered_twice_writes_once(tmp_path: Path, url: str) -> None:
-    """Two executions of one solve at once: one claims it, one plan is stored."""
-    import asyncio
-
-    room = await _room(url)
-    try:
-        (solve_id,) = await _queued(room, "default", 1)
-        done = await asyncio.gather(execute_solve(room, solve_id), execute_solve(room, solve_id))
-        assert sorted(done) == [False, True]
-        assert await execute_solve(room, solve_id) is False
-        async with room.database.read() as connection:
-            assert len((await connection.execute(select(plans.c.id))).all()) == 1
-            assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
-    finally:
-        await room.warden.close()
-        await room.database.close()
 
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:

@@ -1,0 +1,202 @@
+"""One contract for every deployment: both dispatchers, both databases (SQLite has the embedded one alone)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.postgres import PrivatePostgres
+from pydantic import SecretStr
+from sqlalchemy import select
+
+from remat_ir import Problem, budget_at, plain_peak
+from remat_service import desk
+from remat_service.asks import Ask
+from remat_service.execute import execute_solve
+from remat_service.keys import default_caller
+from remat_service.opening import migrate
+from remat_service.room import room_of
+from remat_service.settings import Settings
+from remat_service.tables import plans, solves
+from service.database import fresh_database
+from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
+
+SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
+
+
+class Deployment:
+    """A server with one place to solve, in its own children or in a worker's."""
+
+    def __init__(self, folder: Path, dispatcher: str, url: str, server: Service, own: PrivatePostgres | None) -> None:
+        self.dispatcher, self.url, self.server = dispatcher, url, server
+        self._folder, self._postgres = folder, own
+        self.worker = Worker(folder, url, **SHORT) if dispatcher == "cluster" else None
+
+    def kill_worker(self) -> None:
+        """SIGKILL of whatever runs the solves, and another in its place."""
+        if self.worker is not None:
+            self.worker.stop(signal.SIGKILL)
+            self.worker = Worker(self._folder, self.url, **SHORT)
+        else:
+            self.server.stop(signal.SIGKILL)
+            self.server.start()
+
+    def restart_database(self) -> None:
+        """Stop it at once, breaking every connection; SQLite lives in its process, which is killed."""
+        if self._postgres is None:
+            self.kill_worker()
+            return
+        self._postgres.stop()
+        assert self.server.http.get("/readyz").status_code == 503
+        time.sleep(1)
+        self._postgres.start()
+        eventually(lambda: self.server.http.get("/readyz").status_code == 200, 30)
+
+    def close(self) -> None:
+        """End the worker."""
+        if self.worker is not None:
+            self.worker.stop()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "embedded-sqlite",
+        pytest.param("embedded-postgresql", marks=pytest.mark.slow),
+        "cluster-postgresql",
+    ],
+)
+def deployed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Each deployment in turn, on a database that may be restarted."""
+    dispatcher, database = request.param.split("-")
+    folder = tmp_path_factory.mktemp("matrix")
+    with ExitStack() as stack:
+        own, url = None, f"sqlite:///{folder}/service.sqlite"
+        if database == "postgresql":
+            own = stack.enter_context(PrivatePostgres())
+            url = stack.enter_context(fresh_database(own.url))
+        server = stack.enter_context(serving(folder, database_url=url, dispatcher=dispatcher, workers=1, **SHORT))
+        deployment = Deployment(folder, dispatcher, url, server, own)
+        stack.callback(deployment.close)
+        yield deployment
+
+
+def _cancel(server: Service, row: dict[str, Any]) -> dict[str, Any]:
+    reply = server.http.post(f"/v1/solves/{row['id']}/cancel")
+    assert reply.status_code == 200
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def _quick(server: Service, seed: int) -> Problem:
+    graph = training_graph(4 + seed, cost=900 + seed)
+    return Problem(graph, plain_peak(graph))
+
+
+def test_order_cancel_join_and_last_subscriber(deployed: Deployment) -> None:
+    """With the one place taken: queued by priority, a queued one cancelled, a running one shared, then left by all."""
+    server = deployed.server
+    problem, first = long_solve(server, 1)
+    low = server.post(_quick(server, 1), wait=0, time_limit_s=5, priority=-5)[1]
+    high = server.post(_quick(server, 2), wait=0, time_limit_s=5, priority=5)[1]
+    dropped = server.post(_quick(server, 3), wait=0, time_limit_s=5, priority=50)[1]
+    assert {row["status"] for row in (low, high, dropped)} == {"queued"}
+    assert _cancel(server, dropped)["status"] == "cancelled"
+
+    body = {"method": "staged", "time_limit_s": 90, "max_gap": 0, "start": None}
+    again = server.post(problem, wait=0, **{**body, "start": _start_of(server, first)})[1]
+    assert again["cache"] == "joined"
+    ended = _cancel(server, first)
+    assert ended["status"] == "cancelled"
+    checked(problem, ended)  # the best incumbent, with its plan
+    assert server.get(again["id"], 0)[1]["status"] == "running"  # goes on for the other
+    _cancel(server, again)  # the last one: the place is free
+    assert server.get(low["id"], 30)[0] == 200
+    assert server.get(high["id"], 0)[0] == 200  # the urgent one had ended before
+    assert server.get(dropped["id"], 0)[1]["status"] == "cancelled"
+    assert server.metric("remat_queue_depth") == 0
+
+
+def _start_of(server: Service, row: dict[str, Any]) -> str:
+    """The id that a long solve was told to start from: the request before it."""
+    rows = server.http.get("/v1/solves", params={"limit": 200}).json()["solves"]
+    return str(next(r["id"] for r in rows if r["method"] == "greedy" and r["digest"] == row["digest"]))
+
+
+def test_worker_killed(deployed: Deployment) -> None:
+    """The solve is taken up by another, from the incumbent that was told."""
+    problem, posted = long_solve(deployed.server, 2)
+    cost = posted["cost_ns"]
+    deployed.kill_worker()
+    eventually(lambda: deployed.server.get(posted["id"], 0)[1]["status"] == "running", 30)
+    assert deployed.server.get(posted["id"], 0)[1]["cost_ns"] <= cost
+    assert checked(problem, _cancel(deployed.server, posted)).cost_ns <= cost  # type: ignore[operator]
+
+
+@pytest.mark.slow
+def test_database_restarted(deployed: Deployment) -> None:
+    """Twice, under load: no request lost, none wrong, and the solve under way goes on."""
+    server = deployed.server
+    problem, long = long_solve(server, 3)
+    problems = [_quick(server, 20 + i) for i in range(9)]
+    ids = []
+    for i, quick in enumerate(problems):
+        if i in (3, 6):
+            deployed.restart_database()
+        status, data = server.post(quick, wait=0, time_limit_s=5)
+        assert status in (200, 202), data
+        ids.append(data["id"])
+    assert checked(problem, _cancel(server, long)).cost_ns <= long["cost_ns"]
+    for solve_id, quick in zip(ids, problems, strict=True):
+        found = eventually(lambda solve_id=solve_id: (got := server.get(solve_id, 5))[0] == 200 and got, 60)
+        checked(quick, found[1])
+
+
+def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
+    """Thirty at once, whatever queues and whatever solves them: one solve."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    graph = hard_graph(12, 5)
+    problem = Problem(graph, budget_at(graph, 0.8))
+    with ThreadPoolExecutor(10) as pool:
+        replies = list(pool.map(lambda _: deployed.server.post(problem, time_limit_s=10), range(30)))
+    assert {status for status, _ in replies} == {200}
+    assert [data["cache"] for _, data in replies].count("miss") == 1
+    assert len({(data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
+
+
+async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path) -> None:
+    """Two executions of one solve at once: one claims it, one plan is stored."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/twice.sqlite"
+        if "postgresql" in deployed.url:
+            url = stack.enter_context(fresh_database(deployed.url))
+        room = room_of(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
+        try:
+            await migrate(room.database)
+            async with room.database.write() as connection:
+                caller = await default_caller(connection)
+            ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
+            request_id = await desk.admit(room, caller, ask)
+            solve_id = (await desk.view(room, caller, request_id)).solve_id
+            done = await asyncio.gather(execute_solve(room, solve_id), execute_solve(room, solve_id))
+            assert sorted(done) == [False, True]
+            assert await execute_solve(room, solve_id) is False
+            async with room.database.read() as connection:
+                assert len((await connection.execute(select(plans.c.id))).all()) == 1
+                assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
+        finally:
+            await room.warden.close()
+            await room.database.close()
+
+
+def test_a_cluster_needs_postgresql(tmp_path: Path) -> None:
+    """The fourth combination is refused with a sentence."""
+    with pytest.raises(ValueError, match="needs a postgresql"):
+        room_of(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))
