@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chains import chains, counter_example
 from remat_ir import Chain, ChainPlan, InvalidData, Join, Problem, Status, plain_peak, verify
 from remat_solver import solve
+from remat_solver.bounds import least_need
+from remat_solver.chain import Least, reach
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
@@ -86,3 +91,80 @@ def test_a_bound_of_the_lift_is_none_where_there_is_a_link(chain: Chain) -> None
 def test_graph_methods_take_no_join() -> None:
     with pytest.raises(InvalidData, match="method 'greedy' takes no join; it takes: graph"):
         solve(Problem(Join((2, 2), 1, 1, 1, 9), 9), method="greedy")
+
+
+@SETTINGS
+@given(chains(most_stages=5), st.data())
+def test_what_any_schedule_can_reach(chain: Chain, data: st.DataObject) -> None:
+    """The search over all that can be in memory against the exhaustive search over all schedules."""
+    budget = data.draw(st.integers(least_need(chain)[0], max(Least(chain).budget_bytes, least_need(chain)[0])))
+    best, found = best_cost(chain, budget, persistent=False), reach(chain, budget)
+    assert found.proved
+    if found.plan is None:
+        assert best is None
+        assert best_cost(chain, found.least_bytes - 1, persistent=False) is None
+    else:
+        assert best is not None
+        verify(Problem(chain, budget), found.plan)
+    assert not reach(chain, budget, most_states=1).proved or found.plan is None
+
+
+def below_persistence() -> tuple[Chain, int]:
+    """A chain and a budget within which only a schedule that is not persistent fits."""
+    for seed in range(1000):
+        draw = random.Random(seed)
+        stages = draw.randint(3, 5)
+
+        def column(length: int) -> tuple[int, ...]:
+            return tuple(draw.randint(0, 6) for _ in range(length))  # noqa: B023
+
+        activation = column(stages + 1)
+        chain = Chain(
+            column(stages),
+            column(stages),
+            column(stages),
+            column(stages),
+            tuple(size + draw.randint(0, 6) for size in activation[1:]),
+            activation,
+            column(stages + 1),
+        )
+        budget = Least(chain).budget_bytes - 1
+        if least_need(chain)[0] <= budget and reach(chain, budget).plan is not None:
+            return chain, budget
+    raise AssertionError("no such chain among the first thousand")
+
+
+def test_auto_below_the_least_persistent_budget() -> None:
+    chain, budget = below_persistence()
+    persistent = solve(Problem(chain, budget), method="rotor")
+    assert persistent.status is Status.NOTHING_FOUND
+    assert persistent.least_budget_bytes == Least(chain).budget_bytes
+    assert f"the least budget for one is {Least(chain).budget_bytes} bytes" in persistent.message
+    answer = solve(Problem(chain, budget), method="auto", max_gap=0, time_limit_s=30)
+    assert answer.cost_ns == best_cost(chain, budget, persistent=False)
+    least = budget
+    while best_cost(chain, least - 1, persistent=False) is not None:
+        least -= 1
+    if least_need(chain)[0] < least:
+        answer = solve(Problem(chain, least - 1), method="auto", max_gap=0)
+        assert answer.status is Status.INFEASIBLE
+
+
+def test_auto_proves_that_nothing_fits_between_the_working_set_and_the_least_schedule() -> None:
+    shown = 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        activation = tuple(draw.randint(0, 6) for _ in range(5))
+        columns = [tuple(draw.randint(0, 6) for _ in range(4)) for _ in range(4)]
+        tape = tuple(size + draw.randint(0, 6) for size in activation[1:])
+        chain = Chain(*columns, tape, activation, tuple(draw.randint(0, 6) for _ in range(5)))  # type: ignore[misc]
+        budget = least_need(chain)[0]
+        if best_cost(chain, budget, persistent=False) is None:
+            answer = solve(Problem(chain, budget), method="auto", max_gap=0)
+            assert answer.status is Status.INFEASIBLE
+            assert answer.least_budget_bytes == Least(chain).budget_bytes
+            assert answer.least_budget_bound_bytes is not None
+            assert budget < answer.least_budget_bound_bytes <= answer.least_budget_bytes
+            assert "No schedule fits, persistent or not" in answer.message
+            shown += 1
+    assert shown > 3

@@ -2,6 +2,7 @@
 
 from .linear import LinearGraph, linear_graph
 from .needs import Least
+from .reach import Reach, reach
 from .revolve import revolve
 from .rotor import RotorOptions, rotor
 from .sequential import SequentialOptions, segmented_plan, sequential
@@ -10,10 +11,12 @@ from .table import Table
 __all__ = [
     "Least",
     "LinearGraph",
+    "Reach",
     "RotorOptions",
     "SequentialOptions",
     "Table",
     "linear_graph",
+    "reach",
     "revolve",
     "rotor",
     "segmented_plan",

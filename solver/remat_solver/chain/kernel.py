@@ -95,12 +95,14 @@ def fill(
 
 
 @njit(cache=True)
-def fill_least(stages: int, activation: Array, tape: Array, need_none: Array, need_all: Array, least: Array) -> None:
+def fill_least(
+    stages: int, tapes: bool, activation: Array, tape: Array, need_none: Array, need_all: Array, least: Array
+) -> None:
     """The least memory [L+1, L+1] in bytes with which stages s … t can be processed by a persistent schedule."""
     for s in range(stages, 0, -1):
         least[s, s] = need_all[s, s]
         for t in range(s + 1, stages + 1):
-            best = max(need_all[s, t], tape[s] + least[s + 1, t])
+            best = max(need_all[s, t], tape[s] + least[s + 1, t]) if tapes else np.iinfo(np.int64).max
             for k in range(s + 1, t + 1):
                 split = max(max(need_none[s, t], activation[k - 1] + least[k, t]), least[s, k - 1])
                 best = min(best, split)

@@ -45,14 +45,17 @@ class Needs:
 
 
 class Least:
-    """The persistent schedule of the least peak, by the recursion of Theorem 1 with peaks in place of costs."""
+    """The persistent schedule of the least peak, by the recursion of Theorem 1 with peaks in place of costs.
 
-    def __init__(self, chain: Chain) -> None:
-        self.chain, self.needs = chain, Needs(chain)
+    Without `tapes`, F_all is used only right before its backward step.
+    """
+
+    def __init__(self, chain: Chain, *, tapes: bool = True) -> None:
+        self.chain, self.needs, self._tapes = chain, Needs(chain), tapes
         self._table = np.zeros_like(self.needs.all)
         activation = np.array(chain.activation_bytes, np.int64)
         tape = np.array((0, *chain.tape_bytes), np.int64)
-        fill_least(chain.stages, activation, tape, self.needs.none, self.needs.all, self._table)
+        fill_least(chain.stages, tapes, activation, tape, self.needs.none, self.needs.all, self._table)
 
     @property
     def budget_bytes(self) -> int:
@@ -72,7 +75,7 @@ class Least:
             s, t = item
             if s == t:
                 steps += (ChainStep(Verb.F_ALL, s), ChainStep(Verb.B, s))
-            elif max(needs.all[s, t], chain.tape_bytes[s - 1] + least[s + 1, t]) == least[s, t]:
+            elif self._tapes and max(needs.all[s, t], chain.tape_bytes[s - 1] + least[s + 1, t]) == least[s, t]:
                 steps.append(ChainStep(Verb.F_ALL, s))
                 todo += (ChainStep(Verb.B, s), (s + 1, t))
             else:

@@ -49,13 +49,15 @@ def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     if chain.stages > MOST_STAGES:
         incumbent.nothing_within(within, f"The chain has {chain.stages} stages, more than the {MOST_STAGES} in reach.")
         return
-    least = Least(chain)
+    least = Least(chain, tapes=tapes)
     if linear is None:
         incumbent.suffices(least.budget_bytes)
     budget = incumbent.problem.budget_bytes
     if least.budget_bytes > budget:
         incumbent.nothing_within(
-            within, f"No persistent schedule fits; the least budget for one is {least.budget_bytes} bytes."
+            within,
+            f"No persistent schedule{'' if tapes else ' without tapes'} fits; the least budget for one is "
+            f"{least.budget_bytes} bytes.",
         )
         return
     table = Table(chain, budget, slots, rounding="nearest", tapes=tapes)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from remat_ir import Chain, Join
 
-from ..chain import RotorOptions, linear_graph, rotor
+from ..chain import RotorOptions, linear_graph, reach, rotor
 from ..incumbent import Incumbent
 from ..join import join, offer_homogenized
 from ..lift import LiftedIncumbent
@@ -18,7 +18,8 @@ MOST_WORK = 6e9
 
 def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
     """Solve a chain or a join: a join by its program, which is optimal; a chain by the persistent program first, then
-    by `general` on the lift from that incumbent, in the time left.
+    by `general` on the lift from that incumbent, in the time left. Where no persistent schedule fits, it is first seen
+    whether any schedule does.
     """
     if isinstance(incumbent.problem.subject, Join):
         join(incumbent)
@@ -26,10 +27,26 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     _offer_persistent(incumbent, chain.stages)
+    if incumbent.plan is None and not incumbent.stopped():
+        _look_beyond(incumbent, chain)
     if chain.link_bytes_per_s is not None and not incumbent.stopped():
         pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
     if not incumbent.stopped():
         general(LiftedIncumbent(incumbent))
+
+
+def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
+    """Offer a schedule that is not persistent, or prove that none fits; with a link to the host others may."""
+    found = reach(chain, incumbent.problem.budget_bytes, incumbent.stopped)
+    if found.plan is not None:
+        incumbent.offer(found.plan, "beyond-persistence")
+    elif found.proved and chain.link_bytes_per_s is None:
+        least = incumbent.least_budget_bytes
+        incumbent.prove_infeasible(
+            f"No schedule fits, persistent or not: each one needs {found.least_bytes} bytes at least, and the least "
+            f"persistent one {least}.",
+            found.least_bytes,
+        )
 
 
 def run_disguised(incumbent: Incumbent) -> None:
