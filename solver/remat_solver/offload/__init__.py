@@ -1,8 +1,10 @@
 """Chains with a link to the host: what to keep, recompute or move, first in the fluid model, then tensor by tensor."""
 
+from .bound import makespan_bound
 from .fluid import fluid_makespan
 from .method import PofoOptions, offload_all, pofo, save_on_cpu
 from .program import OffloadTable
+from .repair import repaired_plan
 from .schedule import Schedule
 from .tensors import tensor_plan
 
@@ -11,8 +13,10 @@ __all__ = [
     "PofoOptions",
     "Schedule",
     "fluid_makespan",
+    "makespan_bound",
     "offload_all",
     "pofo",
+    "repaired_plan",
     "save_on_cpu",
     "tensor_plan",
 ]

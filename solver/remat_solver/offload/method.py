@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Verb, plain_chain_plan, verify
 
-from ..chain import RotorOptions, rotor
+from ..chain import Least, RotorOptions, rotor
+from ..chain.rotor import MOST_STAGES
 from ..incumbent import Incumbent
-from .fluid import fluid_makespan
+from .bound import makespan_bound
 from .program import OffloadTable
+from .repair import repaired_plan
 from .schedule import Schedule
 from .tensors import tensor_plan
 
@@ -32,21 +34,34 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     """Offer the plan of the offload-and-recompute program, made to fit tensor by tensor; without a link, rotor's.
 
     The program is optimal in its fluid model over its own schedules, in slots; the answer claims the makespan of whole
-    tensors and no bound but the cost of each step once.
+    tensors. Sizes are rounded up to slots, and then to the nearest, where errors mostly cancel but a plan may have to
+    be repaired until it fits. The bound is one over all plans.
     """
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     if chain.link_bytes_per_s is None:
         rotor(incumbent, RotorOptions())
         return
+    budget = incumbent.problem.budget_bytes
+    incumbent.raise_bound(makespan_bound(chain, budget), "offload-bound")
+    if chain.stages <= MOST_STAGES:
+        incumbent.suffices(Least(chain).budget_bytes)
     slots = affordable_slots(chain.stages, options.slots)
-    table = OffloadTable(chain, incumbent.problem.budget_bytes, slots)
-    schedule = table.schedule()
-    if schedule is None:
-        incumbent.nothing_within((), f"Nothing fits in {table.slots} slots of {table.slot_bytes} bytes.")
-    else:
-        fluid_makespan(chain, incumbent.problem.budget_bytes, schedule)  # refuses what the fluid model does not allow
-        _offer_schedule(incumbent, schedule, "pofo")
+    reason = ""
+    for nearest in (False, True):
+        table = OffloadTable(chain, budget, slots, nearest=nearest)
+        schedule = table.schedule()
+        if schedule is None:
+            reason = reason or f"Nothing fits in {table.slots} slots of {table.slot_bytes} bytes."
+            continue
+        try:
+            incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
+        except InvalidPlan as error:
+            reason = f"The plan does not fit: {error.reason}."
+        if incumbent.stopped():
+            return
+    if incumbent.cost_ns is None:
+        incumbent.nothing_within((), reason)
 
 
 def affordable_slots(stages: int, slots: int) -> int:

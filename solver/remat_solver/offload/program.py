@@ -18,15 +18,16 @@ backward_best: Any = kernel.backward_best
 
 
 class OffloadTable:
-    """OC_x(i, A, Δ_F, Δ_B) and C_Δ(i, j, A, Δ) of one chain and budget, sizes rounded up to slots.
+    """OC_x(i, A, Δ_F, Δ_B) and C_Δ(i, j, A, Δ) of one chain and budget, sizes rounded up to slots, or to the nearest.
 
+    Rounded up, a schedule fits the fluid model; rounded to the nearest, errors mostly cancel, but it need not.
     Time grows as L²N³ + L³N², space as LN³ + L²N² (B.4), for L stages and N slots.
 
     Attributes:
         slots, slot_bytes: N, and the size of a slot; one byte where that many slots hold the budget.
     """
 
-    def __init__(self, chain: Chain, budget_bytes: int, slots: int = 50) -> None:
+    def __init__(self, chain: Chain, budget_bytes: int, slots: int = 50, *, nearest: bool = False) -> None:
         if chain.link_bytes_per_s is None:
             raise ValueError("the chain has no link to the host")
         self.chain = chain
@@ -36,6 +37,7 @@ class OffloadTable:
         grain = math.gcd(*sizes) or 1
         self.slot_bytes = grain if available // grain <= slots else -(-available // slots)
         self.slots = available // self.slot_bytes
+        self._add = self.slot_bytes // 2 if nearest else self.slot_bytes - 1
         count = chain.stages
         beta = chain.link_bytes_per_s / 1e9 / self.slot_bytes
         delta = self._in_slots(chain.gradient_bytes)
@@ -52,7 +54,7 @@ class OffloadTable:
         fill_forward(*self._arguments, self._tails, self._table)
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
-        return -(-np.array(sizes, np.int64) // self.slot_bytes)
+        return (np.array(sizes, np.int64) + self._add) // self.slot_bytes
 
     @property
     def makespan_ns(self) -> float:
