@@ -1,0 +1,90 @@
+"""Chains and joins over the wire: every method that takes them, with and without a link; sweeps; batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from remat_ir import Answer, Chain, Join, Problem, budget_at, plain_peak, verify
+from remat_solver import METHODS
+from service.serving import Service, checked
+
+CHAIN = Chain(
+    forward_ns=(5000, 7000, 3000, 6000, 2000),
+    backward_ns=(9000, 11000, 4000, 8000, 3000),
+    forward_workspace_bytes=(0, 100, 0, 0, 0),
+    backward_workspace_bytes=(200, 0, 0, 0, 0),
+    tape_bytes=(3000, 4000, 1000, 2500, 500),
+    activation_bytes=(1000, 1000, 2000, 500, 800, 100),
+    gradient_bytes=(1000, 1000, 2000, 500, 800, 100),
+)
+LINKED = replace(CHAIN, link_bytes_per_s=10**9)
+JOIN = Join(lengths=(3, 4), forward_ns=4, backward_ns=6, turn_ns=1, slots=6)
+
+
+def _methods(kind: str) -> list[str]:
+    return [method.name for method in METHODS.values() if kind in method.takes]
+
+
+def _fraction(method: str) -> float:
+    return 1.0 if method in ("sequential", "offload-all", "save-on-cpu") else 0.8
+
+
+@pytest.mark.parametrize("method", _methods("chain"))
+def test_every_method_of_chains(service: Service, method: str) -> None:
+    """Solved, judged, stored and served again; what does nothing but offload finds nothing without a link."""
+    needs_link = method in ("pofo", "offload-all", "save-on-cpu")
+    subject = LINKED if needs_link else CHAIN
+    problem = Problem(subject, budget_at(subject, _fraction(method)))
+    for cache in ("miss", "hit"):
+        status, data = service.post(problem, method=method, time_limit_s=60)
+        while status == 202:  # a kernel may have to be compiled first
+            status, data = service.get(data["id"])
+        assert (status, data["cache"]) == (200, cache), data
+        assert data["status"] in ("optimal", "feasible"), data
+        checked(problem, data)
+    if method in ("offload-all", "save-on-cpu"):
+        status, data = service.post(Problem(CHAIN, problem.budget_bytes), method=method, time_limit_s=5)
+        assert (status, data["status"]) == (200, "nothing_found")
+
+
+@pytest.mark.parametrize("method", [name for name in _methods("join") if name != "auto"])
+def test_every_method_of_joins(service: Service, method: str) -> None:
+    """The same for joins, whose budget is a number of slots."""
+    problem = Problem(JOIN, plain_peak(JOIN))
+    status, data = service.post(problem, method=method, time_limit_s=30)
+    assert status == 200, data
+    assert data["status"] in ("optimal", "feasible"), data
+    checked(problem, data)
+
+
+def test_sweep_over_a_chain(service: Service) -> None:
+    """Less memory never costs less; every plan is one of the chain."""
+    body = {"chain": CHAIN.to_json(), "points": 5, "method": "rotor", "time_limit_s": 30}
+    reply = service.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"})
+    assert reply.status_code == 200, reply.text
+    rows = reply.json()["solves"]
+    costs = [row["cost_ns"] for row in rows if row["cost_ns"] is not None]
+    assert len(costs) >= 3
+    assert costs == sorted(costs)
+    for row in rows:
+        if row["cost_ns"] is not None:
+            answer = Answer.from_json(service.get(row["id"], 0)[1])
+            assert answer.plan is not None
+            verify(Problem(CHAIN, row["budget_bytes"]), answer.plan, cost_ns=row["cost_ns"])
+
+
+def test_batches_of_a_chain_are_refused(service: Service) -> None:
+    """A chain's stages say nothing of what grows with the batch: 422 with the place."""
+    body = {"problem": Problem(CHAIN, 10**6).to_json(), "batch": 1, "batches": [1, 2]}
+    reply = service.http.post("/v1/max-batch", json=body)
+    assert (reply.status_code, reply.json()["pointer"]) == (422, "/problem")
+    assert "graphs only" in reply.json()["detail"]
+
+
+def test_validate_says_what_kind_it_is(service: Service) -> None:
+    """Chains and joins are checked like graphs."""
+    for kind, subject in (("chain", LINKED), ("join", JOIN)):
+        data = service.http.post("/v1/graphs:validate", json={kind: subject.to_json()}).json()
+        assert (data["kind"], data["plain_peak_bytes"]) == (kind, plain_peak(subject))
