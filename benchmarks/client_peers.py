@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from benchmarks.client_models import Subject
 from remat import _compat
 from remat.capture import _logging_functions
-from remat.execute import _tensor
+from remat.kinds import Holders
 from remat.step import TrainingStep
 
 AMB = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -125,9 +125,5 @@ def each_once(subject: Subject, step: TrainingStep) -> Peer:
     """The joint graph with nothing recomputed."""
     captured = step.captured
     function = _compat.compile_joint(captured.descriptor, default_partition, boxed_nop)
-
-    def tensors() -> Iterator[torch.Tensor]:
-        for name in (*captured.params, *captured.buffers):
-            yield captured.constants[name] if name in captured.constants else _tensor(subject.model, name)
-
-    return Peer(subject.model, lambda *args, **kwargs: function(*tensors(), *args, **kwargs))
+    holders = Holders((*captured.params, *captured.buffers), captured.constants)
+    return Peer(subject.model, lambda *args, **kwargs: function(*holders.tensors(subject.model), *args, **kwargs))

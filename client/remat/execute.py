@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from remat_ir import Answer
 
 from .errors import CaptureError
+from .kinds import Holders, kind_of_call, what_changed
 from .step import TrainingStep
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
@@ -48,6 +50,12 @@ class Planned:
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     better: Future[Planned | None] | None = field(default=None, repr=False)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Where the tensors are that `run` takes first."""
+        captured = self.step.captured
+        return Holders((*captured.params, *captured.buffers), captured.constants)
 
     @property
     def activation_bytes(self) -> int:
@@ -91,7 +99,7 @@ class Rematerialized(nn.Module):
         planned = self.plan_for(args, kwargs)
         if planned is None:
             return original(*args, **kwargs)
-        return planned.run(*self._tensors(planned), *args, **kwargs)
+        return planned.run(*planned.holders.tensors(self), *args, **kwargs)
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
         """The plan that a call with these arguments runs by, made now if there is none; None: it runs plainly.
@@ -107,7 +115,7 @@ class Rematerialized(nn.Module):
             plans[key] = _latest(plans[key])
             return plans[key]
         if plans:
-            log.info("a new kind of call gets a plan of its own: %s", _what_changed(key, next(reversed(plans))))
+            log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
         try:
             plans[key] = self._make_plan(args, kwargs)
         except CaptureError as error:
@@ -137,11 +145,6 @@ class Rematerialized(nn.Module):
                 raise
             return getattr(original, name)
 
-    def _tensors(self, planned: Planned) -> Iterator[torch.Tensor]:
-        captured = planned.step.captured
-        for name in (*captured.params, *captured.buffers):
-            yield captured.constants[name] if name in captured.constants else _tensor(self, name)
-
 
 def _latest(planned: Planned | None) -> Planned | None:
     """The better plan once it is there. A step that has begun ends by the plan that it began with."""
@@ -156,55 +159,3 @@ def _latest(planned: Planned | None) -> Planned | None:
         return replace(planned, better=None)
     log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
     return found
-
-
-def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All that a captured step takes for granted, as a key."""
-    leaves: list[Any] = []
-    seen: dict[int, int] = {}
-    _describe(tuple(args), leaves, seen)
-    _describe(dict(kwargs), leaves, seen)
-    return (
-        tuple(leaves),
-        tuple(part.training for part in module.modules()),
-        tuple((p.requires_grad, p.dtype, p.device, p.shape) for p in module.parameters()),
-        tuple((b.dtype, b.device, b.shape) for b in module.buffers()),
-        tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")),
-        sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()),
-    )
-
-
-def _describe(thing: Any, leaves: list[Any], seen: dict[int, int]) -> None:
-    if isinstance(thing, torch.Tensor):
-        same = seen.setdefault(id(thing), len(leaves))
-        leaves.append((thing.shape, thing.stride(), thing.dtype, thing.device, thing.requires_grad, same))
-    elif isinstance(thing, Mapping):
-        leaves.append((type(thing), len(thing)))
-        for key, value in thing.items():
-            leaves.append(key)
-            _describe(value, leaves, seen)
-    elif isinstance(thing, (tuple, list)):
-        leaves.append((type(thing), len(thing)))
-        for value in thing:
-            _describe(value, leaves, seen)
-    elif isinstance(thing, (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)):
-        leaves.append((type(thing), thing))
-    else:
-        leaves.append((type(thing), id(thing)))
-
-
-_ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
-
-
-def _what_changed(new: tuple[Any, ...], old: tuple[Any, ...]) -> str:
-    return ", ".join(name for name, a, b in zip(_ASPECTS, new, old, strict=True) if a != b)
-
-
-def _tensor(module: nn.Module, path: str) -> torch.Tensor:
-    *parents, name = path.split(".")
-    for parent in parents:
-        module = module._modules[parent]  # type: ignore[assignment]
-    found = module._parameters.get(name)
-    tensor = found if found is not None else module._buffers[name]
-    assert tensor is not None
-    return tensor
