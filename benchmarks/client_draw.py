@@ -71,7 +71,7 @@ def rows(model: Found) -> list[dict[str, Any]]:
                 "nodes": way.get("nodes", ""),
                 "unequal_gradients": way["unequal_gradients"],
                 "unequal_buffers": way["unequal_buffers"],
-                "unequal_to_aot_eager": way["unequal_to_aot_eager"],
+                "unequal_to_aot_eager": way.get("unequal_to_aot_eager", ""),
                 "gradient_error": f"{way['gradient_error']:.1e}",
                 "rounds": len(way["seconds"]),
             }
@@ -121,11 +121,11 @@ def page(models: Sequence[Found]) -> str:
 
 
 HOW = """Each model trains one batch, from a transformers or diffusers config with random weights. Each way to train it
-takes one step a round, in an order drawn anew, in one process of one thread. A time is CPU seconds of that process, so that
-other work on the machine disturbs it only through caches; a ratio is the median over the rounds of the ratio within a
-round, with its 95 % bootstrap interval. The C library is told to keep freed pages, as CUDA's allocator does. A peak is
-the most bytes above parameters, buffers and inputs in one step, gradients included, by the allocator's own events. No
-GPU was measured."""
+takes one step a round, in an order drawn anew, in one process of one thread. A time is CPU seconds of that process:
+other work on the machine disturbs it only through the caches. A ratio is the median over the rounds of the ratio within
+a round, with its 95 % bootstrap interval. The C library is told to keep freed pages, as CUDA's allocator does. A peak
+is the most bytes above parameters, buffers and inputs in one step, gradients included, by the allocator's own events.
+No GPU was measured."""
 
 AFTER_SUMMARY = """"Over aot_eager" is remat with nothing recomputed against `torch.compile(backend="aot_eager")`, which
 recomputes some cheap kernels of itself; "each once" is the same joint graph without that, run by aot_eager's own code.
@@ -134,8 +134,8 @@ of nodes, on a tiny model of the same kind, where kernels take next to nothing. 
 kernels with the measured step, over all of remat's plans (median, worst); "slowdown" the predicted with the measured
 ratio to remat's own plain plan; "peak" the predicted with the measured peak."""
 
-BEFORE_PAIRS = """Beside each way stands remat with that way's measured peak as its budget. "remat / it" below 1: remat is
-faster. It is bold where the interval holds 1 or lies above it. Gradients are compared with those of plain training."""
+BEFORE_PAIRS = """Beside each way stands remat with that way's measured peak as its budget. "remat / it" below 1: remat
+is faster. It is bold where the interval holds 1 or lies above it. Gradients are compared with plain training's."""
 
 
 def verdict(models: Sequence[Found]) -> str:
@@ -158,7 +158,7 @@ def verdict(models: Sequence[Found]) -> str:
         f"interval in {same}, slower in {slower}; the median ratio is {statistics.median(saved):.3f}."
         if saved
         else "",
-        f"Loss, gradients, buffers and generator were `aot_eager`'s bit for bit in {exact} of remat's {len(mine)} plans.",
+        f"Loss, gradients, buffers and generator: `aot_eager`'s bit for bit in {exact} of {len(mine)} plans.",
         f"Gradients off by more than 1e-3 of their largest entry: {', '.join(wrong)}." if wrong else "",
     ]
     return " ".join(line for line in lines if line)

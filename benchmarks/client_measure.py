@@ -94,7 +94,7 @@ class Bench:
         """Enter a peer, or why it does not run."""
         try:
             made = make()
-            self.enter(name, made.owner, made, {})
+            self.enter(name, made.__dict__["owner"], made, {})
         except Exception as error:  # whatever a peer raises is its entry in the table
             self.found["ways"][name] = {"error": _first_line(error)}
             print(f"  {name}: {_first_line(error)}", flush=True)
@@ -119,7 +119,7 @@ class Bench:
         """Enter remat at a budget of activation bytes."""
         problem = Problem(step.graph, step.graph.fixed_bytes + budget)
         answer = self.planner.plan(problem, time_limit_s=self.limit_s)
-        if answer.plan is None:
+        if not isinstance(answer.plan, Plan):
             self.found["ways"][name] = {"error": f"{answer.status.value}: {answer.message}", "budget_bytes": budget}
             print(f"  {name}: {answer.status.value} at {budget / 2**20:.1f} MiB", flush=True)
             return
@@ -142,7 +142,7 @@ class Bench:
                 buffer.copy_(self.buffers[key])
         left = outcome(owner, step, SEED)
         self.first = self.first or left
-        if name == "each once" and self.stock is None or name == "aot_eager":
+        if (name == "each once" and self.stock is None) or name == "aot_eager":
             self.stock = left
         unequal = differences(self.first, left)
         owner.zero_grad(set_to_none=True)

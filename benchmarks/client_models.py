@@ -177,7 +177,7 @@ def vit(tiny: bool) -> Subject:
 @model
 def resnet50(tiny: bool) -> Subject:
     """Residual convolutions with BatchNorm."""
-    sizes = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]} if tiny else {}
+    sizes: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [16, 32], "depths": [2, 2]} if tiny else {}
     return _vision(
         "ResNet50",
         "ResNetForImageClassification",
@@ -191,7 +191,7 @@ def resnet50(tiny: bool) -> Subject:
 @model
 def convnext(tiny: bool) -> Subject:
     """Depthwise convolutions with layer norms, channels last inside the blocks."""
-    sizes = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
+    sizes: dict[str, Any] = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
     if not tiny:
         sizes = {"hidden_sizes": [48, 96, 192, 384], "depths": [2, 2, 6, 2]}
     return _vision(
@@ -211,7 +211,8 @@ def unet(tiny: bool) -> Subject:
 
     channels, side, batch, groups = ((16, 32), 16, 2, 8) if tiny else ((32, 64, 64), 48, 6, 16)
     lower = len(channels) - 1
-    inner = UNet2DModel(
+    unet: Any = UNet2DModel
+    inner = unet(
         sample_size=side,
         layers_per_block=1 if tiny else 2,
         block_out_channels=channels,

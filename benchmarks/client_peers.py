@@ -85,9 +85,9 @@ def peers(subject: Subject, step: TrainingStep) -> dict[str, Callable[[], Peer]]
 def checkpointed(subject: Subject, context: Callable[[], Any] | None = None) -> Peer:
     """A copy of the model whose blocks are checkpointed, each by itself."""
     made = copy.deepcopy(subject.model)
-    more = {} if context is None else {"context_fn": context}
+    more: dict[str, Any] = {} if context is None else {"context_fn": context}
     for block in subject.block_modules(made):
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **more)
     return Peer(made, made)
 
 
@@ -107,7 +107,7 @@ def compiled(subject: Subject, setting: float | None) -> Peer:
         return stock(module, inputs)
 
     function = torch.compile(subject.model, backend=backend, fullgraph=True, dynamic=False)
-    patches = {} if setting is None else {"activation_memory_budget": setting}
+    patches: dict[str, Any] = {} if setting is None else {"activation_memory_budget": setting}
     ignored = set(_logging_functions(subject.model))  # transformers' logging would split the graph
 
     def call(*args: Any, **kwargs: Any) -> Any:
