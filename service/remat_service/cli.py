@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from . import upkeep
 from .admin import keys_app, tenants_app
 from .errors import ServiceError
 from .settings import Settings
@@ -78,6 +80,13 @@ def openapi() -> None:
     sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
 
 
+@app.command()
+def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
+    """Copy a SQLite database, also while a service runs on it."""
+    upkeep.backup(target)
+
+
+app.add_typer(upkeep.store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 

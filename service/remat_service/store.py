@@ -126,6 +126,7 @@ class Store:
             "graph_key": graph_key,
             "method_key": method_key,
             "source": source[:100],
+            "solver": SOLVER,
             "cost_ns": verdict.cost_ns,
             "peak_bytes": verdict.peak_bytes,
             "data": packed,

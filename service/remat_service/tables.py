@@ -145,6 +145,7 @@ plans = Table(
     _graph_column(),
     Column("method_key", String(100), nullable=False),
     Column("source", String(100), nullable=False),
+    Column("solver", String(50), nullable=False, server_default=""),
     Column("cost_ns", BigInteger, nullable=False),
     Column("peak_bytes", BigInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),

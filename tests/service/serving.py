@@ -81,12 +81,12 @@ class Service:
 class Worker:
     """A running `remat-service worker`."""
 
-    def __init__(self, folder: Path, url: str, **settings: object) -> None:
+    def __init__(self, folder: Path, url: str, *arguments: str, **settings: object) -> None:
         environment = {**os.environ, "REMAT_DATABASE_URL": url}
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
         self._log = (folder / "worker.log").open("a")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1"],
+            [sys.executable, "-m", "remat_service.cli", "worker", "--workers", "1", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
