@@ -1,0 +1,174 @@
+"""The best order in which to pass, tape and reverse the segments of a graph, for every memory limit: a chain program."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .block import Block
+from .kernel import NEVER, fill, row_of
+from .menu import Menu
+from .segments import Segments
+
+
+class Item(NamedTuple):
+    """Segment `segment` is passed without a tape, taped by a choice, or reversed by it; `what` says which."""
+
+    what: str
+    segment: int
+    choice: int = -1
+
+
+class Program:
+    """C(s, t, m): the least cost of running segments s … t forward and backward in m slots beside their input.
+
+    The recursion is that of RR-9302, Theorem 1, over segments, except that a segment can be taped in several ways
+    (Zhao et al., Rockmate, 2023, do this with menus for the blocks of transformers). With a_s the joint behind s, and
+
+        checkpoint  Σ_{s ≤ i < k} u_i + C(k, t, m − a_{k−1}) + C(s, k − 1, m)       for s < k ≤ t
+        tape        u_s + b_s + extra_c + C(s + 1, t, m − tape_c)                    for each choice c of s
+
+    C is the smallest of these for which the single steps fit into m. It is a program for plans: sizes are rounded to
+    slots and the graph may not be a chain altogether, so what comes out is measured before it is believed.
+
+    Attributes:
+        slots: memory limits 0 … slots − 1. slot_bytes: of each.
+        table_bytes: what the table takes.
+    """
+
+    def __init__(
+        self, segments: Segments, blocks: list[Block], menus: list[Menu], available_bytes: int, slots: int
+    ) -> None:
+        count = segments.count
+        self.segments, self.menus, self.slots = segments, menus, slots
+        self.slot_bytes = max(1, -(-available_bytes // (slots - 1)))
+        graph = segments.graph
+        joint = np.array([sum(graph.value_bytes[v] for v in values) for values in segments.joints], np.int64)
+        before, base = _gradients(segments)
+        backward = [sum(graph.op_cost_ns[op] for op in segments.backward(i)) for i in range(count)]
+        self._choices = [choice for menu in menus for choice in menu.choices]
+        first = np.cumsum([0] + [len(menu.choices) for menu in menus])
+        owner = np.repeat(np.arange(count), np.diff(first))
+        worth = sum(menu.forward_ns for menu in menus) * count + sum(backward)
+        worth += sum(max((c.extra_ns for c in menu.choices), default=0) for menu in menus)
+        self.unit_ns = max(1, -(-worth // (NEVER - 1)))
+        run = np.array([0] + [menu.forward_ns for menu in menus], np.int64)
+        paid = [menus[i].forward_ns + backward[i] + c.extra_ns for i, c in zip(owner, self._choices, strict=True)]
+        self._forward = np.cumsum(run // self.unit_ns).astype(np.int32)
+        self._paid = (np.array(paid, np.int64) // self.unit_ns).astype(np.int32)
+        self._first = first.astype(np.int64)
+        self._joint = self._near(joint)
+        self._tape = self._near(np.array([c.tape_bytes for c in self._choices], np.int64))
+        self._held, self._base = self._near(before), self._near(base)
+        self._need_forward = self._near(np.array([c.forward_bytes for c in self._choices], np.int64))
+        self._need_backward = self._near(np.array([c.backward_bytes for c in self._choices], np.int64))
+        self._need_pass = self._near(self._passing(joint, before))
+        self._table = np.empty((count * (count + 1) // 2, slots), np.int32)
+        fill(
+            count, self._forward, self._joint, self._need_pass, self._first, self._tape, self._paid,
+            self._need_forward, self._need_backward, self._held, self._base, self._table,
+        )  # fmt: skip
+
+    @property
+    def table_bytes(self) -> int:
+        """What the table takes."""
+        return int(self._table.nbytes)
+
+    def _near(self, size: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.int64]:
+        return (size + self.slot_bytes // 2) // self.slot_bytes
+
+    def _passing(
+        self, joint: np.typing.NDArray[np.int64], before: np.typing.NDArray[np.int64]
+    ) -> np.typing.NDArray[np.int64]:
+        """[L, L] the bytes beside the input of s that passing s … t − 1 takes, with t + 1 … L reversed before."""
+        count = self.segments.count
+        own = np.array([menu.passing_bytes for menu in self.menus], np.int64)
+        beside = own + np.concatenate(([0], joint[:-1]))
+        need = np.zeros((count, count), np.int64)
+        for s in range(count - 1):
+            steps = np.concatenate(([own[s]], beside[s + 1 : count - 1]))
+            need[s, s + 1 :] = before[s + 1 :] + np.maximum.accumulate(steps)
+        return need
+
+    def costs(self) -> np.typing.NDArray[np.int32]:
+        """[slots] the cost in units of the best plan within each memory limit, `NEVER` where there is none."""
+        return self._table[row_of(0, self.segments.count - 1, self.segments.count)]
+
+    def items(self, slots: int) -> list[Item]:
+        """What the best plan within so many slots does, in order; empty where there is none."""
+        count, table = self.segments.count, self._table
+        if self.costs()[slots] >= NEVER:
+            return []
+        done: list[Item] = []
+        todo: list[Item | tuple[int, int, int]] = [(0, count - 1, slots)]
+        while todo:
+            head = todo.pop()
+            if isinstance(head, Item):
+                done.append(head)
+                continue
+            s, t, m = head
+            value = int(table[row_of(s, t, count), m])
+            choice = self._taped(s, t, m, value)
+            if choice is not None:
+                done.append(Item("tape", s, choice))
+                todo.append(Item("reverse", s, choice))
+                if s < t:
+                    todo.append((s + 1, t, m - int(self._tape[self._first[s] + choice])))
+                continue
+            k = self._split(s, t, m, value)
+            done += (Item("pass", segment) for segment in range(s, k))
+            todo += ((s, k - 1, m), (k, t, m - int(self._joint[k - 1])))
+        return done
+
+    def _taped(self, s: int, t: int, m: int, value: int) -> int | None:
+        for c in range(int(self._first[s]), int(self._first[s + 1])):
+            low = max(self._held[t] + self._need_forward[c], self._base[s] + self._need_backward[c])
+            if m < low or (s < t and m < self._tape[c]):
+                continue
+            after = 0 if s == t else int(self._table[row_of(s + 1, t, self.segments.count), m - int(self._tape[c])])
+            if after + int(self._paid[c]) == value:
+                return c - int(self._first[s])
+        return None
+
+    def _split(self, s: int, t: int, m: int, value: int) -> int:
+        count = self.segments.count
+        for k in range(s + 1, t + 1):
+            saved = int(self._joint[k - 1])
+            if m < max(saved, int(self._need_pass[s, t])):
+                continue
+            ahead = int(self._forward[k] - self._forward[s])
+            if int(self._table[row_of(k, t, count), m - saved] + self._table[row_of(s, k - 1, count), m]) + ahead == value:
+                return k
+        raise AssertionError(f"no step reaches C({s}, {t}, {m})")
+
+
+def _gradients(segments: Segments) -> tuple[np.typing.NDArray[np.int64], np.typing.NDArray[np.int64]]:
+    """[L] twice: the bytes of backward values alive before the backward part of each segment, after that of the next;
+    and of those alone that are there throughout it without being read or made in it.
+    """
+    graph, split = segments.graph, segments.ends[-1] + 1
+    keep = frozenset(graph.keep)
+    change = [0] * (graph.ops + 1)
+    idle = [0] * segments.count
+    place = [0] * graph.ops
+    for segment in range(segments.count):
+        for op in segments.backward(segment):
+            place[op] = segment
+    for value, op in enumerate(graph.value_op):
+        if op < split:
+            continue
+        last = graph.ops if value in keep else max(graph.users[value], default=op)
+        change[op] += graph.value_bytes[value]
+        change[min(last, graph.ops)] -= graph.value_bytes[value]
+        readers = {place[user] for user in graph.users[value]}
+        lowest = 0 if value in keep else min(readers, default=place[op])
+        for segment in range(lowest, place[op]):
+            if segment not in readers:
+                idle[segment] += graph.value_bytes[value]
+    alive = np.cumsum(change)
+    before = [
+        int(alive[segments.backward_starts[i] - 1]) if segments.backward_starts[i] > split else 0
+        for i in range(segments.count)
+    ]
+    return np.array(before, np.int64), np.array(idle, np.int64)
