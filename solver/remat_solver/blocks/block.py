@@ -78,7 +78,7 @@ def block_of(segments: Segments, segment: int) -> Block:
 def _outside(
     graph: Graph, forward: range, backward: range, inner: dict[int, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The values that a segment reads of earlier forward ops, and those that its backward part reads of anything else."""
+    """The values that a segment reads of earlier forward ops, and what its backward part reads of anything else."""
     read = {v for op in (*forward, *backward) for v in graph.op_inputs[op] if graph.value_op[v] not in inner}
     before = tuple(sorted(v for v in read if graph.value_op[v] < forward.start))
     return before, tuple(sorted(read.difference(before)))

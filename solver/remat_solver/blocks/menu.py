@@ -121,7 +121,7 @@ def _passing_bytes(block: Block) -> int:
     """The peak while the forward part runs and nothing but the joint stays."""
     graph = block.graph
     end = block.turn
-    last = {v: end for v in block.joint}
+    last = dict.fromkeys(block.joint, end)
     for op in range(1, end):
         for value in graph.op_inputs[op]:
             last[value] = max(last.get(value, 0), op)

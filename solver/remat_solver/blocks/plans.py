@@ -20,7 +20,9 @@ from .segments import Segments, segments_of
 
 MOST_SEGMENTS = 200
 """More are joined, so that the program takes about a second and 40 MB."""
-_SLOTS = 512
+_WORK = 4e8
+"""Additions that the program may make: a third of a second."""
+_FEWEST_SLOTS, _MOST_SLOTS = 256, 2048
 _SPARE = 1.15
 """How far above the budget the program's limits reach: what it counts is mostly more than what a plan needs."""
 _FEWEST = 4
@@ -36,6 +38,8 @@ def plans_by_blocks(
 ) -> bool:
     """Offer the cheapest plan that the program over blocks leads to; False where the graph has too few narrow places.
 
+    Needs the search to be compiled.
+
     `polish` is handed the cheapest sequence that does not fit, if there is one, and may make a plan of it.
     """
     problem = incumbent.problem
@@ -47,11 +51,18 @@ def plans_by_blocks(
         return False
     menus = menus_of(blocks, stopped=incumbent.stopped)
     shape = shape_of(problem)
-    program = Program(segments, blocks, menus, int(_SPARE * shape.capacity), _SLOTS)
+    if incumbent.stopped():
+        return True
+    program = Program(segments, menus, int(_SPARE * shape.capacity), slots_of(segments.count))
     near = _offer_best(incumbent, shape, program, source)
     if near is not None and polish is not None and not incumbent.stopped():
         polish(near)
     return True
+
+
+def slots_of(segments: int) -> int:
+    """How finely memory is cut for so many segments."""
+    return max(_FEWEST_SLOTS, min(_MOST_SLOTS, int(6 * _WORK / segments**3)))
 
 
 def menus_of(blocks: Iterable[Block], *, stopped: Callable[[], bool] = lambda: False) -> list[Menu]:

@@ -1,12 +1,13 @@
-"""The best order in which to pass, tape and reverse the segments of a graph, for every memory limit: a chain program."""
+"""A chain program: how best to pass, tape and reverse the segments of a graph, for every memory limit."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .block import Block
+from ..staged.shape import Ids
 from .kernel import NEVER, fill, row_of
 from .menu import Menu
 from .segments import Segments
@@ -37,9 +38,7 @@ class Program:
         table_bytes: what the table takes.
     """
 
-    def __init__(
-        self, segments: Segments, blocks: list[Block], menus: list[Menu], available_bytes: int, slots: int
-    ) -> None:
+    def __init__(self, segments: Segments, menus: list[Menu], available_bytes: int, slots: int) -> None:
         count = segments.count
         self.segments, self.menus, self.slots = segments, menus, slots
         self.slot_bytes = max(1, -(-available_bytes // (slots - 1)))
@@ -75,12 +74,10 @@ class Program:
         """What the table takes."""
         return int(self._table.nbytes)
 
-    def _near(self, size: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.int64]:
+    def _near(self, size: Ids) -> Ids:
         return (size + self.slot_bytes // 2) // self.slot_bytes
 
-    def _passing(
-        self, joint: np.typing.NDArray[np.int64], before: np.typing.NDArray[np.int64]
-    ) -> np.typing.NDArray[np.int64]:
+    def _passing(self, joint: Ids, before: Ids) -> Ids:
         """[L, L] the bytes beside the input of s that passing s … t − 1 takes, with t + 1 … L reversed before."""
         count = self.segments.count
         own = np.array([menu.passing_bytes for menu in self.menus], np.int64)
@@ -91,9 +88,10 @@ class Program:
             need[s, s + 1 :] = before[s + 1 :] + np.maximum.accumulate(steps)
         return need
 
-    def costs(self) -> np.typing.NDArray[np.int32]:
+    def costs(self) -> NDArray[np.int32]:
         """[slots] the cost in units of the best plan within each memory limit, `NEVER` where there is none."""
-        return self._table[row_of(0, self.segments.count - 1, self.segments.count)]
+        row: NDArray[np.int32] = self._table[row_of(0, self.segments.count - 1, self.segments.count)]
+        return row
 
     def items(self, slots: int) -> list[Item]:
         """What the best plan within so many slots does, in order; empty where there is none."""
@@ -138,12 +136,15 @@ class Program:
             if m < max(saved, int(self._need_pass[s, t])):
                 continue
             ahead = int(self._forward[k] - self._forward[s])
-            if int(self._table[row_of(k, t, count), m - saved] + self._table[row_of(s, k - 1, count), m]) + ahead == value:
+            if (
+                int(self._table[row_of(k, t, count), m - saved] + self._table[row_of(s, k - 1, count), m]) + ahead
+                == value
+            ):
                 return k
         raise AssertionError(f"no step reaches C({s}, {t}, {m})")
 
 
-def _gradients(segments: Segments) -> tuple[np.typing.NDArray[np.int64], np.typing.NDArray[np.int64]]:
+def _gradients(segments: Segments) -> tuple[Ids, Ids]:
     """[L] twice: the bytes of backward values alive before the backward part of each segment, after that of the next;
     and of those alone that are there throughout it without being read or made in it.
     """

@@ -41,7 +41,7 @@ class Segments:
 
     @cached_property
     def joints(self) -> tuple[tuple[int, ...], ...]:
-        """[L] the values that later segments' forward ops read of this segment and of earlier ones; the last is empty."""
+        """[L] the values that forward ops of later segments read of this one or of earlier ones; the last is empty."""
         graph, last = self.graph, self.ends[-1]
         found: list[list[int]] = [[] for _ in self.ends]
         place = segment_of(self.ends)
@@ -66,12 +66,13 @@ def segment_of(ends: tuple[int, ...]) -> list[int]:
 def segments_of(graph: Graph) -> Segments | None:
     """Cut a graph wherever a single value leads on to the rest of its forward pass; None without a backward pass.
 
+    Only where the backward pass reads it too: what stays beside a tape would else be there for nothing.
     Values that live through much of the forward pass count nowhere: they are small, or there is no narrow place.
     """
     split = graph.backward_from
     if split is None or split < 2:
         return None
-    crossing = [0] * (split + 1)
+    crossing, passing = [0] * (split + 1), [0] * (split + 1)
     for value, op in enumerate(graph.value_op):
         if op >= split:
             break
@@ -79,11 +80,15 @@ def segments_of(graph: Graph) -> Segments | None:
         if op < last <= op + max(8, _LONG_LIVED * split):
             crossing[op] += 1
             crossing[last] -= 1
+            if max(graph.users[value]) < split:
+                passing[op] += 1
+                passing[last] -= 1
     ends: list[int] = []
-    across = 0
+    across = unread = 0
     for op in range(split - 1):
         across += crossing[op]
-        if across == 1:
+        unread += passing[op]
+        if across == 1 and not unread:
             ends.append(op)
     return with_ends(graph, (*ends, split - 1))
 

@@ -16,6 +16,7 @@ from ..offload import PofoOptions, offload_all, pofo, save_on_cpu
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 from .auto import AutoOptions, run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
+from .blocks import run_blocks
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
 from .lp_rounding import LpRoundingOptions, lp_rounding
@@ -121,6 +122,7 @@ METHODS: dict[str, Method] = {
         ),
         Method("lp-rounding", "round the linear relaxation in two phases", lp_rounding, LpRoundingOptions),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
+        Method("blocks", "a chain program over blocks, each distinct one solved once", run_blocks),
         Method("search", "local search over sets of recomputations", run_search, SearchOptions),
     )
 }

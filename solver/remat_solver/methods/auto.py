@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from remat_ir import Graph, plain_peak, plain_plan, replay
 
 from ..backends import Engine
+from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
+from ..lift import LiftedIncumbent
 from ..search import Search, await_compiled, compiling, first_plan, is_compiled, least_memory
 from ..staged.prove import Proof
 from .staged import polished
@@ -19,6 +21,8 @@ from .structured import run_disguised, run_structured
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
+_MOVES_BEFORE_BLOCKS = 100_000
+"""Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,10 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
     run_disguised(incumbent)
+    structured = isinstance(incumbent, LiftedIncumbent)
+    if incumbent.plan is None and not structured and await_compiled(incumbent):
+        structured = True
+        plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None:
         plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
         peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
@@ -93,6 +101,10 @@ def _search(incumbent: Incumbent, seed: int) -> None:
             incumbent.offer(plan, "least-memory")
     if not incumbent.stopped() and await_compiled(incumbent):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
+        if not structured:
+            searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
+            if not incumbent.stopped():
+                plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         searching.run(incumbent)
 
 

@@ -45,7 +45,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     Proof(incumbent, switches, polish=polished(incumbent, wait=True) if options.polish else None).run()
 
 
-def polished(incumbent: Incumbent, *, wait: bool) -> Callable[[list[int]], None]:
+def polished(incumbent: Incumbent, *, wait: bool, source: str = "staged") -> Callable[[list[int]], None]:
     """What makes plans of sequences that may exceed the budget, and offers the cheaper ones.
 
     `wait` for the search to be compiled, so that every run does the same; else nothing is made before it is.
@@ -59,6 +59,6 @@ def polished(incumbent: Incumbent, *, wait: bool) -> Callable[[list[int]], None]
             problem.graph, problem.budget_bytes, sequence, moves=_MOVES, seed=len(sequence), stop=incumbent.stopped
         )
         if better is not None:
-            incumbent.offer(plan_of(problem.graph, better), "staged")
+            incumbent.offer(plan_of(problem.graph, better), source)
 
     return make

@@ -1,0 +1,20 @@
+"""The program over blocks as a method of its own."""
+
+from __future__ import annotations
+
+from ..blocks import plans_by_blocks
+from ..incumbent import Incumbent
+from ..search import await_compiled, compiling
+from .staged import polished
+
+
+def run_blocks(incumbent: Incumbent, options: object = None) -> None:
+    """Offer the plan that the chain program over a graph's blocks leads to, and what the search makes of it."""
+    compiling()
+    if not await_compiled(incumbent):
+        return
+    applies = plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
+    if not applies:
+        incumbent.nothing_within((), "blocks does not apply: the forward pass has no narrow places to cut it at.")
+    elif incumbent.plan is None and not incumbent.stopped():
+        incumbent.nothing_within((), "blocks has no plan within the budget.")
