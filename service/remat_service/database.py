@@ -15,7 +15,7 @@ from .settings import driver_url
 
 
 class Database:
-    """Readers see a snapshot; writers come one at a time on SQLite, which has one write lock anyway.
+    """Writers come one at a time on SQLite, which has one write lock anyway.
 
     SQLite: WAL, `synchronous=NORMAL`, `busy_timeout`, `foreign_keys=ON`; the driver begins nothing by itself, writers
     `BEGIN IMMEDIATE`, so that no transaction finds out at its end that it may not write.
@@ -27,10 +27,13 @@ class Database:
         # a burst waits for a connection rather than failing
         more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
         if not self.is_sqlite:
-            more |= {"pool_pre_ping": True, "max_overflow": 20}
+            more |= {"pool_pre_ping": True}
         elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
             more = {}
         self.engine: AsyncEngine = create_async_engine(self.url, **more)
+        self._reader = self.engine
+        if not self.is_sqlite:  # READ COMMITTED has no snapshot to lose, and BEGIN and ROLLBACK are a trip each
+            self._reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writing = asyncio.Lock()
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _on_connect)
@@ -38,8 +41,8 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection in a read transaction."""
-        async with self.engine.connect() as connection, connection.begin():
+        """A connection to read from: in a transaction, and so a snapshot, on SQLite; statement by statement else."""
+        async with self._reader.connect() as connection, connection.begin():
             yield connection
 
     @asynccontextmanager

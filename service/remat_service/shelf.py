@@ -17,6 +17,7 @@ from .bells import heard
 from .cache import answer_of
 from .endings import running_answer
 from .errors import Gone, NotFound
+from .glance import Given
 from .identity import Caller, Keys
 from .keep import pin
 from .room import Room
@@ -24,7 +25,7 @@ from .store import StoredPlan, names
 from .subjects import gross_of
 from .tables import events, graphs, plans, problems, requests, solves
 
-_POLL_S = 2.0
+_POLL_S = 5.0
 """How often a wait looks by itself where several processes share the database: a note between them may be lost."""
 
 
@@ -35,29 +36,34 @@ async def answer(room: Room, caller: Caller, request_id: str, until: float) -> t
         NotFound: there is no such request of this tenant's.
         Gone: the answer's plan has been evicted, or was damaged.
     """
+    looked = False
     while True:
         bell = room.bells.listen(request_id)
-        body = await _at_once(room, caller, request_id)
+        found = await room.glance.given(caller.tenant_id, request_id)
+        body = None if found is None else _at_once(room, found)
         if body is not None:
             room.bells.ring_here(request_id)
             return body, True
-        row = await desk.view(room, caller, request_id)
         left = until - time.monotonic()
+        if looked and found is None and left > 0 and not room.stopping:  # nothing new
+            await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+            continue
+        row, looked = await desk.view(room, caller, request_id), True
         if row.ended or left <= 0 or room.stopping:
             if not row.ended or row.plan_id is None:
                 return await body_of(room, caller, row)
             room.bells.ring_here(request_id)
             async with room.turns.of(row.plan_id):  # of a burst, one has the plan judged
-                body = await _at_once(room, caller, request_id)
+                found = await room.glance.given(caller.tenant_id, request_id)
+                body = None if found is None else _at_once(room, found)
                 return (body, True) if body is not None else await body_of(room, caller, row)
         await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
 
 
-async def _at_once(room: Room, caller: Caller, request_id: str) -> bytes | None:
+def _at_once(room: Room, found: Given) -> bytes | None:
     """The body for an ended request whose plan's bytes have been judged before; None where the long way is needed."""
-    found = await room.glance.given(caller.tenant_id, request_id)
-    if found is None or found.data is None:
-        return None if found is None else rendered(found.answer, None)
+    if found.data is None:
+        return rendered(found.answer, None)
     claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
     text = room.judge.text_at_once(found.graph_key, found.budget_bytes, found.data, claimed)
     if text is None:
