@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from remat_ir import Chain
 
 from .circumstances import circumstance_bytes
 from .shared import SharedParameters, shared_parameters
-from .stage_profile import StageCost, size_of, stage_cost
+from .stage_profile import REPETITIONS, StageCost, Timing, size_of, stage_cost
 
 
 class ProfiledChain(NamedTuple):
@@ -29,6 +30,8 @@ def chain_of(
     *,
     link_bytes_per_s: int | None = None,
     host_bytes: int | None = None,
+    repetitions: int = REPETITIONS,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> ProfiledChain:
     """Rotor's chain of a list of stages: one stage at a time runs, forward and backward, on a copy of its module.
 
@@ -40,6 +43,7 @@ def chain_of(
 
     Args:
         link_bytes_per_s, host_bytes: as in `Chain`.
+        repetitions, clock: how often each stage is timed, and by what, in ns; the median counts.
 
     Raises:
         CaptureError: a stage that the executor cannot run.
@@ -51,7 +55,8 @@ def chain_of(
         for n, stage in enumerate(stages):
             needs = [n > 0 or x.requires_grad]
             last = n + 1 == len(stages)
-            costs.append(stage_cost(stage, f"stage {n + 1}", [y], needs, shared.of(n), last=last))
+            name, timing = f"stage {n + 1}", Timing(repetitions, clock)
+            costs.append(stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing))
             y = costs[-1].output
     noted = sum(circumstance_bytes(stage, x.device) for stage in stages)
     beside = [held + noted + costs[-1].activation_bytes for held in waiting_bytes(costs, shared)]

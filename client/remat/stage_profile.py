@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,13 @@ from .tape import Tape, record
 from .timing import rounded
 
 REPETITIONS = 3
+
+
+class Timing(NamedTuple):
+    """How often a stage is timed, and by what clock, in ns."""
+
+    repetitions: int = REPETITIONS
+    clock: Callable[[], int] = time.perf_counter_ns
 
 
 class StageCost(NamedTuple):
@@ -54,6 +62,7 @@ def stage_cost(
     shared: Mapping[str, Any],
     *,
     last: bool,
+    timing: Timing | None = None,
 ) -> StageCost:
     """Measure a stage; neither parameters, buffers nor gradients of the module change.
 
@@ -94,7 +103,7 @@ def stage_cost(
 
     for _ in range(2):  # makes the gradients that the measured passes add to
         backward(forward())
-    forward_ns, backward_ns = _times(forward, backward, inputs[0].device)
+    forward_ns, backward_ns = _times(forward, backward, inputs[0].device, timing or Timing())
     sizes = _bytes(forward, backward, inputs[0].device)
     made = size_of(y)
     tape = max(made, sizes["tape"])
@@ -135,23 +144,25 @@ def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
     return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
 
 
-def _times(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> tuple[float, float]:
+def _times(
+    forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device, timing: Timing
+) -> tuple[float, float]:
     forwards, backwards = [], []
-    for _ in range(REPETITIONS):
-        marks = [_now(device)]
+    for _ in range(timing.repetitions):
+        marks = [_now(device, timing)]
         tape = forward()
-        marks.append(_now(device))
+        marks.append(_now(device, timing))
         backward(tape)
-        marks.append(_now(device))
+        marks.append(_now(device, timing))
         forwards.append(marks[1] - marks[0])
         backwards.append(marks[2] - marks[1])
-    return min(forwards), min(backwards)
+    return statistics.median(forwards), statistics.median(backwards)
 
 
-def _now(device: torch.device) -> int:
+def _now(device: torch.device, timing: Timing) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter_ns()
+    return timing.clock()
 
 
 def _bytes(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
