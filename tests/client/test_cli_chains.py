@@ -1,0 +1,113 @@
+"""Chains and joins on the command line: what is refused, what is infeasible, and every method by its name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.test_cli import Ran
+from remat.cli import main
+from remat_ir import Answer, Chain, Join, Problem, Subject, budget_at, verify
+
+CHAIN = Chain(
+    forward_ns=(40, 50, 30, 60, 20, 10),
+    backward_ns=(80, 90, 70, 120, 40, 20),
+    forward_workspace_bytes=(0, 2, 0, 1, 0, 0),
+    backward_workspace_bytes=(3, 0, 0, 2, 0, 0),
+    tape_bytes=(20, 30, 25, 20, 15, 1),
+    activation_bytes=(8, 10, 12, 9, 10, 8, 1),
+    gradient_bytes=(0, 10, 12, 9, 10, 8, 1),
+    link_bytes_per_s=400_000_000,
+)
+JOIN = Join(lengths=(4, 6), forward_ns=3, backward_ns=5, turn_ns=2, slots=8)
+
+
+@pytest.fixture
+def remat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Any]:
+    """The entry point itself, in this process: the solver is imported once for all."""
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("REMAT_BASE_URL", raising=False)
+    log = logging.getLogger("remat")
+    before = list(log.handlers), log.level
+
+    def run(*words: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    yield run
+    log.handlers, log.level = before
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    def write(subject: Subject, **change: Any) -> Path:
+        path = tmp_path / "problem.json"
+        path.write_text(json.dumps(subject.to_json() | change))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("subject", "change", "says"),
+    [
+        (CHAIN, {"forward_ns": [1, 2]}, "backward_ns has 6 entries where there are 2 stages"),
+        (CHAIN, {"tape_bytes": [1, 2]}, "tape_bytes has 2 entries where there are 6 stages"),
+        (CHAIN, {"activation_bytes": [1] * 6}, "activation_bytes has 6 entries where there are 6 stages, and one more"),
+        (CHAIN, {"activation_bytes": [8, -10, 12, 9, 10, 8, 1]}, "cut 1: activation_bytes must not be negative"),
+        (CHAIN, {"gradient_bytes": [0, 1, 2, 3, 4, 5, -1]}, "cut 6: gradient_bytes must not be negative"),
+        (CHAIN, {"backward_workspace_bytes": [0, 0, -2, 0, 0, 0]}, "stage 3: backward_workspace_bytes must not be"),
+        (CHAIN, {"link_bytes_per_s": 0}, "link_bytes_per_s must be at least 1"),
+        (CHAIN, {"link_bytes_per_s": None, "host_bytes": 5}, "host_bytes needs link_bytes_per_s"),
+        (JOIN, {"lengths": [4, -1]}, "branch 1: length must not be negative"),
+        (JOIN, {"slot_bytes": 0}, "slot_bytes must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    subject: Subject, change: dict[str, Any], says: str, remat: Any, written: Any
+) -> None:
+    ran = remat("solve", written(subject, **change), "-b", 80, "--local")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert says in ran.err
+
+
+@pytest.mark.parametrize(("subject", "budget"), [(CHAIN, 60), (JOIN, 4)])
+def test_a_budget_under_the_least_is_infeasible_with_the_least(
+    subject: Subject, budget: int, remat: Any, written: Any
+) -> None:
+    ran = remat("solve", written(subject), "-b", budget, "--local", "--json")
+    assert ran.code == 3
+    answer = Answer.from_json(ran.data)
+    assert answer.status.value == "infeasible"
+    assert answer.least_budget_bytes is not None
+    assert answer.least_budget_bound_bytes is not None
+    assert budget < answer.least_budget_bound_bytes <= answer.least_budget_bytes
+    again = remat("solve", written(subject), "-b", answer.least_budget_bytes, "--local", "--json")
+    assert again.code == 0
+
+
+METHODS = [
+    *((CHAIN, name) for name in ("rotor", "revolve", "sequential", "pofo", "offload-all", "save-on-cpu", "auto")),
+    *((JOIN, name) for name in ("join", "equiv-chain", "auto")),
+]
+
+
+@pytest.mark.parametrize(("subject", "method"), METHODS)
+def test_every_method_is_reached_by_its_name(subject: Subject, method: str, remat: Any, written: Any) -> None:
+    budget = budget_at(subject, 0.9) if isinstance(subject, Chain) else 8
+    ran = remat("solve", written(subject), "-b", budget, "-m", method, "-t", 5, "--local", "--json")
+    assert ran.code == 0, ran.err
+    answer = Answer.from_json(ran.data)
+    assert answer.method == method
+    assert answer.plan is not None
+    verify(Problem(subject, budget), answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
