@@ -9,7 +9,8 @@ its memory, whose best overhead is 7.34 %, linear programs prove 7.33 with 4 cut
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,15 @@ _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
 graphs of `_LARGE` ops and more: there linear programs alone come within a hundredth of a percent."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
+_SEARCHES = (("max_lp", 2), ("objective_lb_search_max_lp", 4))
+_FIRST_TURN = 1.0
+"""CP-SAT's searches, each with a level of symmetry detection, and the work after which the other takes over, twofold
+from turn to turn: in its own units of one to two seconds, so that the same problem gives the same turns everywhere.
+
+Most programs are solved within the first turn, by the first search sooner: of ResNet-50 at 0.75 the first program in
+0.8 s, by the second in 45 s. Where layers repeat it is the other way round: of a GPT at 0.5 in 1.4 s instead of over
+30. Of ResNet-16 at 0.3 with 8 cuts the second proves 18.5 % in 10 s and the first 18.0 %.
+"""
 
 
 @dataclass(frozen=True)
@@ -145,15 +155,29 @@ class Proof:
             if news.x is not None:
                 self._offer(self._trace(round_, news.x))
 
-        outcome = engine.run(
-            program,
-            deadline=self.incumbent.deadline,
-            start=self._start(round_),
-            on_improvement=improved,
-            stopped=self.incumbent.stopped,
-            absolute_gap=factor * self._tolerated_units(),
-        )
+        for options in self._turns():
+            outcome = engine.run(
+                program,
+                deadline=self.incumbent.deadline,
+                start=self._start(round_),
+                on_improvement=improved,
+                stopped=self.incumbent.stopped,
+                absolute_gap=factor * self._tolerated_units(),
+                options=options,
+            )
+            if outcome.status in ("optimal", "infeasible") or self.incumbent.stopped():
+                break
+            self._bound(outcome.bound / factor, round_)
         return outcome._replace(objective=outcome.objective / factor, bound=outcome.bound / factor)
+
+    def _turns(self) -> Iterator[dict[str, object]]:
+        """The engine's options, turn by turn: CP-SAT's searches alternate, each turn longer than the one before."""
+        if self.switches.engine != "cpsat":
+            yield {}
+            return
+        for number, (search, symmetry) in enumerate(itertools.cycle(_SEARCHES)):
+            work = _FIRST_TURN * 2.0**number
+            yield {"subsolvers": [search], "symmetry_level": symmetry, "max_deterministic_time": work}
 
     def _tolerated_units(self) -> float:
         """How far from its optimum an integer program may be left."""
