@@ -73,6 +73,7 @@ class Processes:
             **os.environ,
             "REMAT_DATABASE_URL": url or f"sqlite:///{folder}/load.sqlite",
             "REMAT_LOG_LEVEL": "WARNING",
+            "REMAT_NOTICE_S": "0",
             **{"REMAT_" + name.upper(): str(value) for name, value in settings.items()},
         }
         self.log = (folder / "log").open("a")

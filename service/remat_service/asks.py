@@ -63,27 +63,31 @@ class Ask:
 
 
 class Readings:
-    """Bodies read lately, by their SHA-256: every rank of a job, and every retry, sends the same bytes."""
+    """Bodies read lately, by tenant and SHA-256: every rank of a job, and every retry, sends the same bytes.
+
+    Not across tenants: how long a body takes to be read would tell one whether another has sent it.
+    """
 
     def __init__(self, most_ops: int = 400_000, most_asks: int = 256) -> None:
-        self._asks: OrderedDict[bytes, Ask] = OrderedDict()
+        self._asks: OrderedDict[tuple[str, bytes], Ask] = OrderedDict()
         self._ops, self._most_ops, self._most_asks = 0, most_ops, most_asks
 
-    async def read(self, raw: bytes, digest: bytes, settings: Settings) -> Ask:
+    async def read(self, tenant_id: str, raw: bytes, digest: bytes, settings: Settings) -> Ask:
         """The request in a body of this SHA-256; large ones are read off the event loop.
 
         Raises:
             BadRequest: not JSON. Otherwise as `read_ask`.
         """
-        ask = self._asks.get(digest)
+        key = (tenant_id, digest)
+        ask = self._asks.get(key)
         if ask is not None:
-            self._asks.move_to_end(digest)
+            self._asks.move_to_end(key)
             return ask
         big = len(raw) > _BIG_BYTES
         ask = await asyncio.to_thread(_read_whole, raw, digest, settings) if big else _read_whole(raw, digest, settings)
-        if digest not in self._asks:
+        if key not in self._asks:
             self._ops += size_of(ask.problem.subject)[0]
-        self._asks[digest] = ask
+        self._asks[key] = ask
         while len(self._asks) > 1 and (self._ops > self._most_ops or len(self._asks) > self._most_asks):
             self._ops -= size_of(self._asks.popitem(last=False)[1].problem.subject)[0]
         return ask

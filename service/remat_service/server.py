@@ -81,10 +81,12 @@ class Server(uvicorn.Server):
             print(f"remat-service ready on http://{shown}:{port}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Not ready from here on: long polls answer with what there is, then connections close."""
+        """Not ready from here on, while a balancer takes notice; long polls answer with what there is; then the end."""
         room: Room = self._app.state.room
         room.stopping = True
         room.bells.ring_all()
+        if not self.force_exit:
+            await asyncio.sleep(room.settings.notice_s)
         await super().shutdown(sockets)
 
 

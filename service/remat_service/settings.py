@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     stale_after_s: float = Field(
         default=30.0, gt=0, description="Seconds without one after which a solve is taken over."
     )
+    notice_s: float = Field(
+        default=1.0, ge=0, description="Seconds that a stopping server is not ready but still answers, for balancers."
+    )
     drain_s: float = Field(
         default=10.0, ge=0, description="Seconds that a stopping server gives requests and solves to end."
     )

@@ -32,7 +32,12 @@ class Service:
 
     def start(self) -> None:
         """Start it, on the same port as before if there was one, and wait for the ready line."""
-        environment = {**os.environ, "REMAT_DATABASE_URL": self.database_url, "REMAT_LOG_LEVEL": "INFO"}
+        environment = {
+            **os.environ,
+            "REMAT_DATABASE_URL": self.database_url,
+            "REMAT_LOG_LEVEL": "INFO",
+            "REMAT_NOTICE_S": "0",
+        }
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in self.settings.items()}
         self.log = (self.folder / "service.log").open("a")
         self.process = subprocess.Popen(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,41 @@ def test_what_the_image_copies_is_there() -> None:
                 assert (DOCKER.parent / source).exists(), source
     script = DOCKER / "slurm" / "worker.sbatch"
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
+    """What the Dockerfile sets and starts, and its health check, with another database and port."""
+    text = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
+    env = dict(
+        re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S+)", next(row for row in text.splitlines() if "ENV" in row))
+    )
+    assert env["REMAT_REQUIRE_KEYS"] == "true"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    base = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(folder)}
+    own = {
+        "REMAT_DATABASE_URL": f"sqlite:///{folder}/service.sqlite",
+        "REMAT_PORT": "0",
+        "NUMBA_CACHE_DIR": str(folder),
+    }
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
+    command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
+    check = json.loads(re.findall(r"^HEALTHCHECK .*?CMD (.*)$", text, re.MULTILINE)[0])
+    assert entry == ["remat-service"]
+    start = [sys.executable, "-m", "remat_service.cli"]
+    environment = base | env | own
+    subprocess.run([*start, "keys", "create", "team"], env=environment, cwd=folder, check=True, capture_output=True)
+    server = subprocess.Popen([*start, *command], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert "ready on http://0.0.0.0:" in line
+        port = line.strip().rsplit(":", 1)[1]
+        healthy = [word.replace("8750", port) for word in check]
+        assert healthy != check
+        assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, timeout=20).returncode == 0
+    finally:
+        server.terminate()
+        server.wait(20)
+        server.stdout.close()  # type: ignore[union-attr]
+    assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode

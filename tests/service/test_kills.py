@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from remat_ir import Problem, budget_at
-from service.serving import Service, checked, eventually, hard_graph, serving
+from remat_ir import Problem, budget_at, plain_peak
+from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 
 
 @pytest.fixture
@@ -92,6 +93,22 @@ def test_graceful_stop_gives_solves_back(own: Service) -> None:
     own.start()
     assert own.get(str(posted["id"]), 0)[1]["cost_ns"] == cost
     _ends_with(own, problem, posted, cost)
+
+
+def test_not_ready_before_it_stops(tmp_path: Path) -> None:
+    """After SIGTERM: not ready, and no new solve, but what is stored is still answered; then the end, in its time."""
+    with serving(tmp_path, workers=1, notice_s=1.5, drain_s=2) as own:
+        graph, other = training_graph(5), training_graph(6)
+        stored = Problem(graph, plain_peak(graph))
+        assert own.post(stored, time_limit_s=5)[0] == 200
+        begun = time.monotonic()
+        own.process.send_signal(signal.SIGTERM)
+        eventually(lambda: own.http.get("/readyz").status_code == 503, 1.2)
+        assert own.post(stored, time_limit_s=5)[1]["cache"] == "hit"
+        assert own.post(Problem(other, plain_peak(other)), time_limit_s=5)[0] == 503
+        assert own.http.get("/livez").status_code == 200
+        assert own.stop() in (0, -signal.SIGTERM)
+        assert time.monotonic() - begun < 8
 
 
 @pytest.mark.slow

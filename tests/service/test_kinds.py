@@ -8,7 +8,7 @@ import pytest
 
 from remat_ir import Answer, Chain, Join, Problem, budget_at, plain_peak, verify
 from remat_solver import METHODS
-from service.serving import Service, checked
+from service.serving import Service, checked, training_graph
 
 CHAIN = Chain(
     forward_ns=(5000, 7000, 3000, 6000, 2000),
@@ -29,6 +29,25 @@ def _methods(kind: str) -> list[str]:
 
 def _fraction(method: str) -> float:
     return 1.0 if method in ("sequential", "offload-all", "save-on-cpu") else 0.8
+
+
+_COMPILED = ("blocks",)  # has a kernel to compile first
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in _COMPILED)) for name in _methods("graph")],
+)
+def test_every_method_of_graphs(service: Service, method: str) -> None:
+    """Each is reachable by its name, and what it finds is judged and its own."""
+    graph = training_graph(5, cost=3001)
+    problem = Problem(graph, plain_peak(graph))
+    status, data = service.post(problem, method=method, time_limit_s=30)
+    while status == 202:
+        status, data = service.get(data["id"])
+    assert (status, data["method"]) == (200, method)
+    assert data["status"] in ("optimal", "feasible"), data
+    checked(problem, data)
 
 
 @pytest.mark.parametrize("method", _methods("chain"))

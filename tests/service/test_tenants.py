@@ -186,6 +186,27 @@ def test_no_timing_difference(anna: Tenant, bert: Tenant) -> None:
     assert difference < (spread[2] - spread[0]) / 2
 
 
+@pytest.mark.slow
+def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
+    """Bodies that another tenant has posted and had solved against bodies that nobody has: as quick to be refused.
+
+    The asker's quota is 0, so that each POST is read, looked up, and refused before it costs anything.
+    """
+    karl = Tenant(locked, cli(locked, "keys", "create", "karl"))
+    cli(locked, "tenants", "quota", "karl", "--queued", "0")
+    problems = [Problem(graph, plain_peak(graph)) for graph in (training_graph(150, cost=2000 + i) for i in range(400))]
+    for problem in problems[::2]:
+        assert anna.post(problem, method="checkpoint-all").status_code == 200
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for i, problem in enumerate(problems):
+        begun = time.perf_counter()
+        assert karl.post(problem, method="checkpoint-all").status_code == 429
+        seconds[i % 2].append(time.perf_counter() - begun)
+    difference = abs(statistics.median(seconds[0]) - statistics.median(seconds[1]))
+    spread = statistics.quantiles(seconds[1], n=4)
+    assert difference < (spread[2] - spread[0]) / 2
+
+
 def test_sharing_group_is_opt_in(locked: Service) -> None:
     """Members of a group share stored answers, not requests."""
     for name in ("emil", "fred"):

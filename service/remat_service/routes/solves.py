@@ -87,7 +87,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
             room.metrics.cache.labels("hit").inc()
             room.metrics.recalls.labels("body").inc()
             return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
-        ask = await room.readings.read(raw, digest, room.settings)
+        ask = await room.readings.read(caller.tenant_id, raw, digest, room.settings)
         request_id = await desk.admit(room, caller, ask, retry)
     return await answered(room, caller, request_id, preferred_wait(request))
 
