@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "SideEffects",
+    "active_ddp",
     "aot_backend",
     "boxed",
     "compile_joint",
@@ -139,6 +141,7 @@ def compile_joint(
     # compiling empties the metadata that it is given, and one capture may be compiled for several plans
     descriptor, state = copy.copy(descriptor), copy.copy(descriptor._aot_state)
     state.fw_metadata = copy.copy(state.fw_metadata)
+    state.fw_metadata.bw_donated_idxs = []  # None would be taken for some, and retain_graph=True be refused
     descriptor._aot_state = state
     descriptor._aot_graph_capture = copy.copy(descriptor._aot_graph_capture)
     inner = getattr(descriptor._aot_graph_capture, "maybe_subclass_meta", None)
@@ -159,6 +162,12 @@ def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., A
             return made(module, example_inputs)
 
     return run
+
+
+def active_ddp() -> Any:
+    """The DistributedDataParallel in whose forward pass this code runs, or None."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    return None if module is None else module.DistributedDataParallel._get_active_ddp_module()
 
 
 def frame_number() -> int | None:

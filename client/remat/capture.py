@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from . import _compat
 from .errors import CaptureError
+from .parallel import refuse_sharded
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """
     if not torch.is_grad_enabled():
         raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
+    refuse_sharded(module)
     generator_states = _generator_states()
     try:
         with contextlib.ExitStack() as stack:

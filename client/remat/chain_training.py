@@ -52,9 +52,12 @@ def optimize_chain(
     if not modules:
         raise CaptureError("there is no stage to train")
     link = bandwidth(x.device) if offload else None
-    chain, graded = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
-    problem = Problem(chain, activation_budget(budget, chain, modules, optimizer_bytes))
     asked = planner_for(planner)
+    chain, graded = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
+    among_ranks = getattr(asked, "agreed_chain", None)
+    if among_ranks is not None:
+        chain, graded = among_ranks(chain, graded)
+    problem = Problem(chain, activation_budget(budget, chain, modules, optimizer_bytes))
     answer = plan_or_raise(asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap))
     return carry_out_chain(modules, problem, answer, graded)
 

@@ -305,14 +305,15 @@ def planner_for(
     Args:
         planner: None: the service of REMAT_BASE_URL if set, the local solver if installed, the greedy plan;
             a URL: that service, with the same fallbacks; "local": the local solver, which must be installed;
-            "greedy": the client's own plan; a `Planner`: that one, its answers checked.
+            "greedy": the client's own plan; a `Planner`: that one, its answers checked. A `RankPlanner` stays as it is:
+            ranks that fell back each by itself would run different plans.
         strict: raise at the first failure instead of falling back.
 
     Raises:
         InvalidData: neither a planner nor one of these words, or "local" without a solver.
     """
-    if isinstance(planner, ChainPlanner):
-        return planner
+    if isinstance(planner, ChainPlanner) or getattr(planner, "in_step", False):
+        return planner  # type: ignore[return-value]
     here = given or settings()
     disk = DiskProfiles(here.cache_dir / "profiles")
     memo = Memo(here.cache_dir / "answers")

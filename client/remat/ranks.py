@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from remat_ir import Answer, Problem, Progress, RematError, problem_digest
+from remat_ir import Answer, Chain, Problem, Progress, RematError, problem_digest
 
+from .check import checked
 from .planner import Planner, planner_for, profile_table
 from .profiles import Profile
+
+_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
 
 
 class RanksDiffer(RematError):
@@ -32,6 +37,8 @@ class RankPlanner:
     Raises:
         RuntimeError: torch.distributed is not initialized.
     """
+
+    in_step = True
 
     def __init__(self, planner: Planner | str | None = None, group: Any = None) -> None:
         if not dist.is_initialized():
@@ -56,28 +63,66 @@ class RankPlanner:
             RanksDiffer: some rank poses another problem.
             RematError: the first rank got no answer; every rank hears why.
         """
+        return self.agreed(
+            problem,
+            lambda: self.asked.plan(
+                problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress
+            ),
+        )
+
+    def agreed(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` gives on the first rank, on all of them, once all are seen to pose the same problem; checked.
+
+        Raises:
+            RanksDiffer, RematError: as `plan`.
+        """
         digest = problem_digest(problem)
 
-        def ask() -> dict[str, Any]:
+        def told() -> dict[str, Any]:
             try:
-                answer = self.asked.plan(
-                    problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress
-                )
-            except RematError as error:
-                return {"digest": digest, "error": str(error)}
+                answer = ask()
+            except Exception as error:  # the others wait for a word, whatever happens here
+                return {"digest": digest, "error": str(error) or type(error).__name__}
             return {"digest": digest, "answer": answer.to_json()}
 
-        heard = self.share(ask)
-        equal = torch.tensor([int(heard["digest"] == digest)], device=_device(self.group))
-        dist.all_reduce(equal, dist.ReduceOp.MIN, group=self.group)
-        if not int(equal.item()):
+        heard = self.share(told)
+        if not self.all_equal(heard["digest"] == digest):
             raise RanksDiffer(
                 f"rank {dist.get_rank(self.group)} has graph and budget {digest[:12]}, the first rank "
                 f"{heard['digest'][:12]}: all ranks must train the same model on inputs of the same shape"
             )
         if "error" in heard:
             raise RematError(f"the first rank has no plan: {heard['error']}")
-        return Answer.from_json(heard["answer"])
+        return checked(problem, Answer.from_json(heard["answer"]))
+
+    def agreed_chain(self, chain: Chain, graded: frozenset[int]) -> tuple[Chain, frozenset[int]]:
+        """A chain with the times and workspaces that the first rank has measured; its sizes stay this rank's own.
+
+        Where the ranks' stages are not the same, `plan` says so: their problems differ.
+        """
+        heard = self.share(
+            lambda: {
+                **{name: list(getattr(chain, name)) for name in _MEASURED},
+                "link_bytes_per_s": chain.link_bytes_per_s,
+                "graded": sorted(graded),
+            }
+        )
+        if len(heard["forward_ns"]) != chain.stages:
+            return chain, graded
+        measured: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
+        if chain.link_bytes_per_s is not None and heard["link_bytes_per_s"] is not None:
+            measured["link_bytes_per_s"] = heard["link_bytes_per_s"]
+        return replace(chain, **measured), frozenset(heard["graded"])
+
+    def all_equal(self, here: bool) -> bool:
+        """Whether something holds on every rank."""
+        return self.least(int(here)) == 1
+
+    def least(self, number: int) -> int:
+        """The least of the numbers that the ranks have."""
+        found = torch.tensor([number], device=_device(self.group))
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
+        return int(found.item())
 
     def share(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on the first rank, on all of them; JSON, so nothing received is ever code."""
@@ -101,9 +146,21 @@ class RankProfiles:
         self._table = profile_table(ranks.asked)
 
     def get(self, device: str, signatures: Sequence[str]) -> dict[str, Profile]:
-        """What the first rank knows; every rank then measures the same rest."""
-        known = self._ranks.share(lambda: {s: list(p) for s, p in self._table.get(device, signatures).items()})
-        return {s: Profile(*p) for s, p in known.items()}
+        """What the first rank knows; every rank then measures the same rest.
+
+        Raises:
+            RanksDiffer: the ranks ask for other kernels, so they do not train the same step.
+        """
+        asked = hashlib.sha256(json.dumps(sorted(signatures)).encode()).hexdigest()
+        heard = self._ranks.share(
+            lambda: {"asked": asked, "known": {s: list(p) for s, p in self._table.get(device, signatures).items()}}
+        )
+        if not self._ranks.all_equal(heard["asked"] == asked):
+            raise RanksDiffer(
+                f"rank {dist.get_rank(self._ranks.group)} or another one runs other kernels than the first rank: all "
+                "ranks must train the same model on inputs of the same shape"
+            )
+        return {s: Profile(*p) for s, p in heard["known"].items()}
 
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """The first rank's measurements stand for all."""

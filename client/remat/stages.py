@@ -19,6 +19,7 @@ from torch import nn
 
 from .circumstances import Circumstances
 from .errors import CaptureError
+from .parallel import refuse_searching_ddp
 from .shared import SharedGradients, shared_parameters
 from .tape import Held, Packing, Tape, record
 from .transfer import Copies, Link, link_of
@@ -238,6 +239,8 @@ class _Staged(torch.autograd.Function):
         state, ctx.state = ctx.state, None
         if state is None:
             raise RuntimeError("a plan's backward pass runs once: retain_graph and double backward are not supported")
+        if torch.is_grad_enabled():
+            raise RuntimeError("a plan's gradients have no graph: create_graph and double backward are not supported")
         state.gradients[ctx.end] = gradients[0].pop() if isinstance(gradients[0], list) else gradients[0]
         del gradients
         state.run(state.schedule.backward)
@@ -245,7 +248,12 @@ class _Staged(torch.autograd.Function):
 
 
 def run_by_plan(schedule: Schedule, cuts: Sequence[int], xs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What the last stage gives for inputs at some cuts, with a backward pass by the plan."""
+    """What the last stage gives for inputs at some cuts, with a backward pass by the plan.
+
+    Raises:
+        CaptureError: the DDP around it looks for unused parameters.
+    """
+    refuse_searching_ddp()
     # the function must have an input that requires gradients, or autograd never calls its backward pass
     anchor = torch.empty(0, device=xs[0].device).requires_grad_()
     result: torch.Tensor = _Staged.apply(schedule, cuts, anchor, *xs)  # type: ignore[no-untyped-call]

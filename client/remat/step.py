@@ -116,7 +116,7 @@ def existing_gradients(module: nn.Module) -> int:
     """Bytes of gradients that are there before the step."""
     found: dict[int, int] = {}
     for parameter in module.parameters():
-        if isinstance(parameter.grad, torch.Tensor):
+        if parameter.is_leaf and isinstance(parameter.grad, torch.Tensor):
             storage = parameter.grad.untyped_storage()
             found[_compat.storage_key(parameter.grad)] = int(storage.nbytes())
     return sum(found.values())

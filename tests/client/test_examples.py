@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
+from benchmarks.serve import serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -57,9 +59,59 @@ def test_the_largest_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_share_a_plan(tmp_path: Path) -> None:
-    """DDP over gloo: both ranks train three steps by the first rank's plan."""
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_two_ranks_share_a_plan(name: str, tmp_path: Path) -> None:
+    """DDP and FSDP2 over gloo: both ranks train three steps by the first rank's plan; FSDP2's losses are plain ones."""
     command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
-    out = run(*command, str(EXAMPLES / "ddp.py"), folder=tmp_path)
+    out = run(*command, str(EXAMPLES / f"{name}.py"), folder=tmp_path)
     assert out.count("rank 0 step") == 3
     assert out.count("rank 1 step") == 3
+
+
+SRUN = """#!/bin/bash
+# what srun does on one node: the command once for each task, with Slurm's variables
+[[ $1 == --kill-on-bad-exit=1 ]] && shift
+for task in $(seq 0 $((SLURM_NTASKS - 1))); do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks+=($!); done
+for task in "${tasks[@]}"; do wait "$task" || exit 1; done
+"""
+
+PYTHON = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+
+
+@pytest.mark.slow
+def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
+    """The job script as it stands, two tasks each time, a real service: the second job finds the first one's plan."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    hosts = '#!/bin/bash\n[[ "$1 $2" == "show hostnames" ]] && echo "$3"\n'
+    for name, text in (("srun", SRUN), ("scontrol", hosts), ("python", PYTHON)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    with serving(tmp_path / "store.sqlite") as served:
+        for job in range(2):
+            environment = {
+                **os.environ,
+                "PATH": f"{commands}:{os.environ['PATH']}",
+                "OMP_NUM_THREADS": "1",
+                "REMAT_BASE_URL": served.url,
+                "REMAT_CACHE_DIR": str(tmp_path / f"cache-{job}"),
+                "SLURM_JOB_ID": str(os.getpid() + job),
+                "SLURM_JOB_NODELIST": "127.0.0.1",
+                "SLURM_NTASKS": "2",
+                "SLURM_SUBMIT_DIR": str(EXAMPLES.parent),
+            }
+            done = subprocess.run(
+                ["bash", str(EXAMPLES / "slurm.sbatch")],
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=200,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            for rank in range(2):
+                assert done.stdout.count(f"rank {rank} step") == 3
+            assert "passed over" not in done.stderr, "the planner was there"
+        metrics = httpx2.get(f"{served.url}/metrics", trust_env=False).text
+    again = re.findall(r'^(?:remat_cache_results_total\{result="hit"\}|remat_recalls_total\{.*\}) (\S+)', metrics, re.M)
+    assert sum(map(float, again)) >= 1, "the second job gets the first one's plan"

@@ -1,0 +1,236 @@
+"""What each of two ranks does, in a process of its own under `test_ranks.py`: cases by name, found as JSON."""
+
+# no `from __future__ import annotations`: DDP looks at the annotations of a communication hook
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import remat
+from remat.errors import CaptureError
+from remat.ranks import RankPlanner, RanksDiffer
+
+FRACTION = remat.Fraction(0.85)
+
+
+class Block(nn.Module):
+    """Three layers with dropout."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(3))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + x
+
+
+def blocks(count: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(count)))
+
+
+def data(step: int, rows: int = 64) -> torch.Tensor:
+    """Every rank has its own."""
+    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+
+
+def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False) -> list[float]:
+    """Losses and the norm of all that was learned, after a few steps of SGD; with `no_sync` every other step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(steps):
+        torch.manual_seed(10 * step + dist.get_rank())
+        alone = accumulate and step % 2 == 0
+        with call.no_sync() if alone else nullcontext():  # type: ignore[operator]
+            loss = call(data(step)).square().mean()
+            loss.backward()
+        found.append(loss.item())
+        if not alone:
+            optimizer.step()
+            optimizer.zero_grad()
+    for parameter in model.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        found.append(float(whole.detach().double().square().sum()))
+    return found
+
+
+def message(run: Callable[[], Any]) -> str:
+    """The name and the message of what a call raises."""
+    try:
+        run()
+    except (CaptureError, RanksDiffer, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def ddp(**options: Any) -> dict[str, Any]:
+    plain, planned = blocks(), blocks()
+    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    outcome = [
+        trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
+        for m in (plain, planned)
+    ]
+    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
+
+
+def chain_in_ddp() -> dict[str, Any]:
+    plain, planned = blocks(), blocks()
+    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner=RankPlanner("greedy"))
+    assert chained.answer is not None
+    return {
+        "plain": trained(plain, DistributedDataParallel(plain), steps=4, accumulate=True),
+        "planned": trained(chained, DistributedDataParallel(chained), steps=4, accumulate=True),
+        "overhead": chained.answer.overhead,
+        "digest": chained.answer.digest,
+    }
+
+
+def refused() -> dict[str, Any]:
+    rank = dist.get_rank()
+    model = blocks(2)
+    chained = remat.optimize_chain(copy.deepcopy(model), data(0), budget=remat.Fraction(0.8), planner="greedy")
+    searching = DistributedDataParallel(chained, find_unused_parameters=True)
+    planned = remat.optimize(model, (data(0),), budget=remat.Fraction(1.0), planner=RankPlanner("greedy"))
+    x = data(0).requires_grad_()
+
+    def twice(module: nn.Module) -> None:
+        (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    planner = RankPlanner("greedy")
+    shapes = data(0, rows=8 + rank)
+    return {
+        "unused": message(lambda: searching(data(0))),
+        "double chain": message(lambda: twice(chained)),
+        "double": message(lambda: twice(remat.optimize(model, (x,), budget=FRACTION, planner=RankPlanner("greedy")))),
+        "shapes": message(lambda: remat.optimize(model, (shapes,), budget=FRACTION, planner=planner)),
+        "budgets": message(
+            lambda: remat.optimize(model, (data(0),), budget=10**6 + rank, planner=RankPlanner("greedy"))
+        ),
+        "chains": message(lambda: remat.optimize_chain(list(model)[: 1 + rank], x, budget=FRACTION, planner=planner)),
+        "still": float(planned(data(0)).sum().isfinite()),
+    }
+
+
+def sharded_units() -> dict[str, Any]:
+    plain, planned = blocks(), blocks()
+    planner = RankPlanner("greedy")
+    for block in planned:
+        remat.enable(block, budget=FRACTION, planner=planner)
+    for model in (plain, planned):
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+    found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
+    answers = [next(iter(remat.inplace.plans_of(b).plans.values())).answer for b in planned]  # type: ignore[attr-defined,union-attr]
+    return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
+
+
+def sharded_stages() -> dict[str, Any]:
+    plain, planned = blocks(), blocks()
+    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner=RankPlanner("greedy"))
+    assert chained.answer is not None
+    for units in (plain, chained.stages):
+        for unit in units:
+            fully_shard(unit)
+    fully_shard(plain)
+    fully_shard(chained)
+    return {
+        "plain": trained(plain, plain),
+        "planned": trained(chained, chained),
+        "overhead": chained.answer.overhead,
+        "digest": chained.answer.digest,
+    }
+
+
+def sharded_refused() -> dict[str, Any]:
+    nested, outside, older = blocks(2), blocks(2), blocks(2)
+    remat.enable(nested, budget=FRACTION, planner=RankPlanner("greedy"))
+    for block in nested:
+        fully_shard(block)
+    fully_shard(nested)
+    fully_shard(outside)
+    remat.enable(older, budget=FRACTION, planner=RankPlanner("greedy"))
+    wrapped = FullyShardedDataParallel(older, device_id=torch.device("cpu"))
+    views = blocks(2)
+    remat.enable(views, budget=FRACTION, planner=RankPlanner("greedy"))
+    kept = FullyShardedDataParallel(views, device_id=torch.device("cpu"), use_orig_params=True)
+    return {
+        "nested": message(lambda: nested(data(0))),
+        "outside": message(lambda: remat.optimize(outside, (data(0),), budget=FRACTION, planner="greedy")),
+        "older": message(lambda: wrapped(data(0))),
+        "older, original parameters": message(lambda: kept(data(0))),
+    }
+
+
+def overlap() -> dict[str, Any]:
+    """The order of events in the third step's backward pass: blocks begin, buckets are reduced."""
+
+    def events(model: nn.Module, units: nn.Module, steps: int = 3) -> list[str]:
+        seen: list[str] = []
+        for number, unit in enumerate(units.children()):
+            unit.register_full_backward_pre_hook(lambda *_, n=number: seen.append(f"block {n}"))
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=0.01)
+
+        def reduce(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            seen.append("reduce")
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0] / 2)  # type: ignore[union-attr]
+
+        wrapped.register_comm_hook(None, reduce)
+        for step in range(steps):
+            seen.clear()
+            wrapped(data(step)).square().mean().backward()
+        return list(seen)
+
+    plain, by_block = blocks(), blocks()
+    planner = RankPlanner("greedy")
+    for block in by_block:
+        remat.enable(block, budget=FRACTION, planner=planner)
+    chained = remat.optimize_chain(blocks(), data(0), budget=remat.Fraction(0.6), planner=planner)
+    whole = nn.Sequential(remat.enable(blocks(), budget=FRACTION, planner=planner))
+    return {
+        "plain": events(plain, plain),
+        "blocks": events(by_block, by_block),
+        "chain": events(chained, chained.stages),
+        "whole": events(whole, whole),
+    }
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "ddp": ddp,
+    "static_graph": lambda: ddp(static_graph=True),
+    "unused_parameters": lambda: ddp(find_unused_parameters=True),
+    "chain_in_ddp": chain_in_ddp,
+    "refused": refused,
+    "sharded_units": sharded_units,
+    "sharded_stages": sharded_stages,
+    "sharded_refused": sharded_refused,
+    "overlap": overlap,
+}
+
+
+def main() -> None:
+    rank, store, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    found = {name: CASES[name]() for name in names}
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Two ranks over gloo: one plan for both, the losses and parameters of plain training, refusals by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def ran(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """What two processes find, by rank."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "ranks_cases.py"), str(rank), str(folder / "store"), *names],
+            stdout=subprocess.PIPE,
+            stderr=(folder / f"errors-{rank}").open("w"),
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(folder / f"cache-{rank}")},
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    errors = "\n".join((folder / f"errors-{rank}").read_text()[-2000:] for rank in range(2))
+    assert all(process.returncode == 0 for process in processes), errors
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def same(found: list[dict[str, Any]], name: str) -> None:
+    """Both ranks trained as plain data parallel training does, bit for bit, by one plan that recomputes."""
+    one, other = (rank[name] for rank in found)
+    for rank in (one, other):
+        assert rank["plain"] == rank["planned"]
+        assert rank["overhead"] > 0
+    assert one["digest"] == other["digest"]
+    assert one["plain"][:3] != other["plain"][:3], "each rank has data of its own"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused")
+
+
+@pytest.mark.parametrize("name", ["ddp", "chain_in_ddp"])
+def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) -> None:
+    """A planned module and planned stages in DDP, every other step under `no_sync`."""
+    same(found, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unused", "CaptureError: DistributedDataParallel(find_unused_parameters=True) is not supported"),
+        ("double", "RuntimeError: torch.compile with aot_autograd does not currently support double backward"),
+        ("double chain", "RuntimeError: a plan's gradients have no graph: create_graph and double backward"),
+        ("shapes", "RanksDiffer: "),
+        ("budgets", "RanksDiffer: "),
+        ("chains", "RanksDiffer: "),
+    ],
+)
+def test_what_is_not_supported_is_said(found: list[dict[str, Any]], name: str, said: str) -> None:
+    """One sentence, on every rank, and no rank waits for another."""
+    for rank in found:
+        assert rank["refused"][name].startswith(said), rank["refused"][name]
+        assert rank["refused"]["still"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    names = ("static_graph", "unused_parameters", "sharded_units", "sharded_stages", "sharded_refused", "overlap")
+    return ran(tmp_path_factory.mktemp("ranks"), *names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["static_graph", "unused_parameters", "sharded_units", "sharded_stages"])
+def test_more_ways_of_training_in_parallel(more: list[dict[str, Any]], name: str) -> None:
+    """A static graph, unused parameters around a planned module, and FSDP2 around planned units and stages."""
+    same(more, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nested", "FSDP shards 0 of this Sequential as a unit of its own"),
+        ("outside", "is sharded over ranks (DTensor) when this FSDPSequential is captured"),
+        ("older", "FullyShardedDataParallel has flattened the parameters"),
+        ("older, original parameters", "FullyShardedDataParallel has flattened the parameters"),
+    ],
+)
+def test_shards_that_are_not_units_are_refused(more: list[dict[str, Any]], name: str, said: str) -> None:
+    """FSDP around a whole planned module."""
+    for rank in more:
+        assert rank["sharded_refused"][name].startswith("CaptureError: ")
+        assert said in rank["sharded_refused"][name]
+
+
+@pytest.mark.slow
+def test_plans_of_parts_let_communication_overlap_the_backward_pass(more: list[dict[str, Any]]) -> None:
+    """With a plan a block, or a chain, gradients are reduced before the backward pass of the first block begins."""
+    for rank in more:
+        early = {name: events[: events.index("block 0")].count("reduce") for name, events in rank["overlap"].items()}
+        assert early["blocks"] == early["plain"] > 0
+        assert early["chain"] > 0
+        assert early["whole"] == 0, "one plan of the whole gives all its gradients at its end"
