@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     began = time.monotonic()
     compiling().wait()
-    lines = [_HEAD + (" prototype: overhead % / bound % / s |" if prototype else "")]
+    lines = [_HEAD + (_OTHER if prototype else "")]
     lines.append("|" + " --- |" * (lines[0].count("|") - 1))
     for line in lines:
         print(line, flush=True)
@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for case in cases:
         run, line = _measure(case, folders, known, options.method, options.limit)
         if prototype is not None:
-            line += f" {prototype.run(problem_of(case, folders), case.fraction, case.seconds)} |"
+            limit = options.limit or case.seconds
+            line += f" {prototype.run(problem_of(case, folders), case.fraction, limit)} |"
+            line += f" {prototype.beside(problem_of(case, folders), case.fraction)} |"
         runs.append(run)
         lines.append(line)
         print(line, flush=True)
@@ -67,6 +69,7 @@ _HEAD = (
     "| instance | ops | budget | first plan s | over best at 1 s % | at 3 s % | at 10 s % | overhead % | bound % |"
     " gap % | status | s | CPU s |"
 )
+_OTHER = " prototype: overhead % / bound % / s | local search alone, 3 s: its / our thousand moves/s; overheads % |"
 
 
 def _options() -> argparse.ArgumentParser:
