@@ -120,3 +120,17 @@ def test_engines_end_with_a_killed_parent() -> None:
         parent.wait()
     _, alive = psutil.wait_procs(engines, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("method", ["auto", "staged", "milp", "lp-rounding"])
+def test_an_engine_without_memory_ends_the_proof_and_not_the_solve(method: str) -> None:
+    problem = hard()
+    options = {"memory_bytes": 20 << 20}
+    answer = solve(problem, method=method, time_limit_s=3, options=options)
+    assert answer.bound_ns is not None
+    if method == "auto":
+        assert answer.status is Status.FEASIBLE
+        assert answer.limit == "time"
+    else:
+        assert answer.limit == "memory"
+    assert "memory" in answer.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -198,10 +199,45 @@ def test_the_worker_imports_only_its_own_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_memory_limit_is_a_failure_not_a_crash() -> None:
-    with Engine("highs", memory_bytes=40_000_000) as engine:
-        outcome = engine.run(random_program(0), deadline=Deadline(20))
+def wide_program(columns: int) -> Program:
+    """A knapsack with so many items, and that many rows more."""
+    builder = Builder()
+    weights = 1.0 + np.arange(columns) % 97
+    x = builder.variables(columns, cost=-weights)
+    builder.add_rows(1, [Term(0, x, weights)], upper=10.0)
+    rows = np.arange(columns - 1)
+    builder.add_rows(columns - 1, [Term(rows, x[1:]), Term(rows, x[:-1])], upper=1.0)
+    return builder.program()
+
+
+@pytest.mark.parametrize(
+    ("name", "megabytes"), [("highs", 30), ("highs", 60), ("highs", 90), ("cpsat", 60), ("cpsat", 130)]
+)
+def test_memory_limit_is_a_failure_not_a_crash(name: str, megabytes: int) -> None:
+    program = wide_program(400_000)
+    with Engine(name, memory_bytes=megabytes << 20) as engine:
+        outcome = engine.run(program, deadline=Deadline(60))
         assert outcome.status == "failed"
+        assert outcome.out_of_memory
+        assert outcome.seconds < 30
+
+
+def test_an_engine_that_ran_out_of_memory_serves_on() -> None:
+    with Engine("highs", memory_bytes=200 << 20) as engine:
+        assert engine.run(wide_program(2_000_000), deadline=Deadline(60)).out_of_memory
+        assert engine.run(random_program(0), deadline=Deadline(20)).status in ("optimal", "infeasible")
+
+
+def test_engines_are_limited_unless_told_otherwise() -> None:
+    with Engine("highs") as engine:
+        assert engine.pid is not None
+        limit, _ = psutil.Process(engine.pid).rlimit(resource.RLIMIT_DATA)
+        for _ in range(100):
+            if limit > 0:
+                break
+            time.sleep(0.05)
+            limit, _ = psutil.Process(engine.pid).rlimit(resource.RLIMIT_DATA)
+        assert 2**30 <= limit <= psutil.virtual_memory().total
 
 
 def test_unknown_engine() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from ..deadline import Deadline
 from ..program import INFINITY, Floats, Program
 from .outcome import Improvement, Outcome, failed
@@ -36,6 +38,18 @@ main(sys.argv[1:])
 """What a child runs: the worker module without the package's own `__init__`, which wires in every method and all that
 they import, for a second or more."""
 
+_NO_MEMORY = (
+    "MemoryError",
+    "can't start new thread",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "cannot map zero-fill",
+    "emory allocation",
+)
+"""How engines, their libraries and the loader say that an allocation was refused."""
+
+_LEAST_MEMORY = 2**30
+
 _GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
 
@@ -49,10 +63,11 @@ class Engine:
 
     Args:
         name: one of `ENGINES`.
-        memory_bytes: address space that the child may use, or None for no limit of its own.
+        memory_bytes: memory that the child may use; 0 is half of what is free when it starts, but no less than 1 GiB.
+            An engine that wants more ends, and the run with it: `Outcome.out_of_memory`.
     """
 
-    def __init__(self, name: str, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, name: str, *, memory_bytes: int = 0) -> None:
         if name not in ENGINES:
             raise ValueError(f"unknown engine {name!r}; there are: {', '.join(ENGINES)}")
         self.name = name
@@ -161,10 +176,18 @@ class Engine:
             assert process.stdin is not None
             limit = watch.remaining()
             members["time_limit_s"] = None if math.isinf(limit) else limit
+            # a child that does not read would have the write wait for ever
+            guard = None if math.isinf(limit) else threading.Timer(limit + _GRACE_S[self.name], process.kill)
             try:
+                if guard is not None:
+                    guard.daemon = True
+                    guard.start()
                 send(process.stdin, kind, members, arrays)
             except OSError:
                 return self._died(_Best(program), watch)
+            finally:
+                if guard is not None:
+                    guard.cancel()
             return self._listen(program, watch, on_improvement, stopped)
         finally:
             self._lock.release()
@@ -219,6 +242,8 @@ class Engine:
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").strip().splitlines()
                 last = f": {lines[-1][:300]}" if lines else ""
+                if any(word in line for line in lines[-8:] for word in _NO_MEMORY):
+                    last = ", out of the memory that it may use" + last
         self.close()
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         message = f"the process of {self.name} ended {how}{last}"
@@ -232,8 +257,7 @@ class Engine:
         self._news = queue.SimpleQueue()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         command = [sys.executable, "-c", _WORKER, str(Path(__file__).parents[1]), self.name, str(os.getpid())]
-        if self._memory_bytes is not None:
-            command.append(str(self._memory_bytes))
+        command.append(str(self._memory_bytes or free_memory()))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=_environment()
         )
@@ -292,6 +316,21 @@ class _Best:
         return Outcome(status, self.x, self.objective, self.bound, seconds, message=why)  # type: ignore[arg-type]
 
 
+def free_memory() -> int:
+    """What an engine may use unless told otherwise: half of what is free, but no less than 1 GiB."""
+    return max(_LEAST_MEMORY, int(psutil.virtual_memory().available // 2))
+
+
+def check_memory(memory_bytes: object) -> None:
+    """Refuse an option that is no number of bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if type(memory_bytes) is not int or not 0 <= memory_bytes <= 2**53:
+        raise ValueError(f"memory_bytes must be an integer from 0 to {2**53}, not {memory_bytes!r}")
+
+
 def np_floats(given: Floats, count: int) -> Floats:
     """A start as the wire wants it.
 
@@ -324,7 +363,7 @@ def run(
     start: Floats | None = None,
     on_improvement: Callable[[Improvement], None] | None = None,
     stopped: Callable[[], bool] | None = None,
-    memory_bytes: int | None = None,
+    memory_bytes: int = 0,
     **how: Any,
 ) -> Outcome:
     """Solve one program with one engine in a process of its own; the arguments are those of `Engine.run`."""

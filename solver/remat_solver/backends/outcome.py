@@ -45,6 +45,11 @@ class Outcome(NamedTuple):
     reduced_cost: Floats | None = None
     message: str = ""
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the engine ended because there was no more memory for it."""
+        return "memory" in self.message.lower() or "by signal 9" in self.message
+
 
 def failed(message: str, seconds: float = 0.0) -> Outcome:
     """An engine that broke without a solution."""

@@ -77,15 +77,22 @@ def die_with_parent(parent: int) -> None:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Refuse address space beyond this: an allocation then fails in this process instead of starving the machine."""
+    """Refuse memory beyond this: an allocation then fails in this process instead of starving the machine.
+
+    What counts on Linux are writable private pages, asked for and maybe never touched; libraries' code does not.
+    Children inherit the limit.
+    """
     import resource
 
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    kind = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
+    with contextlib.suppress(ValueError, OSError):  # refused where a lower limit is set already
+        resource.setrlimit(kind, (memory_bytes, memory_bytes))
 
 
 def _listen(link: Link, source: IO[bytes], work: queue.SimpleQueue[Message]) -> None:
     """Take messages until the parent is gone, then leave at once."""
-    with contextlib.suppress(OSError):
+    code = 0
+    try:
         while (message := receive(source)) is not None:
             if message.kind == "stop":
                 link.stop.set()
@@ -93,9 +100,16 @@ def _listen(link: Link, source: IO[bytes], work: queue.SimpleQueue[Message]) -> 
                     link.on_stop()
             else:
                 work.put(message)
+    except OSError:
+        pass
+    except MemoryError:
+        # the rest of the message is never read: only leaving tells the parent, which is still writing it
+        sys.stderr.write("MemoryError\n")
+        sys.stderr.flush()
+        code = 1
     if link.at_exit is not None:
         link.at_exit()
-    os._exit(0)
+    os._exit(code)
 
 
 def main(arguments: list[str]) -> None:
@@ -117,6 +131,6 @@ def main(arguments: list[str]) -> None:
         try:
             engine.serve(message.kind, program_of(message), message.members, message.arrays.get("start"), link)
         except MemoryError:
-            link.say("failed", {"message": f"{name} needs more memory than it may use"})
+            link.say("failed", {"message": f"{name} ran out of the memory that it may use"})
         except Exception as error:
             link.say("failed", {"message": f"{name}: {type(error).__name__}: {error}"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from remat_ir import Graph, plain_peak, plain_plan, replay
 
-from ..backends import Engine
+from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
@@ -27,17 +27,22 @@ _MOVES_BEFORE_BLOCKS = 100_000
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Which of the two halves run beside each other, and the search's seed."""
+    """Which of the two halves run beside each other, the search's seed, and the memory that each engine may use.
+
+    `memory_bytes` 0 means half of what is free when an engine starts, but at least 1 GiB.
+    """
 
     search: bool = True
     proof: bool = True
     seed: int = 0
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if type(self.search) is not bool or type(self.proof) is not bool:
             raise ValueError("search and proof must be true or false")
         if type(self.seed) is not int or not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be an integer from 0 to 2^32 − 1, not {self.seed}")
+        check_memory(self.memory_bytes)
 
 
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
@@ -52,13 +57,14 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         first_plan(incumbent, brief=options.search and is_compiled())
         if incumbent.stopped():
             return
-        engine = stack.enter_context(Engine("cpsat")) if options.proof else None
+        memory = options.memory_bytes
+        engine = stack.enter_context(Engine("cpsat", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
         search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
         try:
             if options.proof:
-                Proof(incumbent, polish=polished(incumbent, wait=False)).run(integer=engine)
+                Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
                 if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
                     # the search looks nowhere else, or would never end
                     incumbent.close()

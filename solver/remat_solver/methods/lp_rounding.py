@@ -8,7 +8,7 @@ import numpy as np
 
 from remat_ir import Graph, plan_of, replay
 
-from ..backends import Ending, Engine
+from ..backends import Ending, Engine, check_memory
 from ..baselines.recompute import Retained, computed
 from ..formulate import Formulation, checkmate, tables, tight
 from ..incumbent import Incumbent
@@ -30,12 +30,14 @@ class LpRoundingOptions:
         threshold: round S up above this; None tries several for each relaxation.
         program: the relaxation of "tight", or of "checkmate", the paper's own rows.
         tries: relaxations to solve at most.
+        memory_bytes: what the engine may use; 0 means half of what is free, but at least 1 GiB.
     """
 
     epsilon: float | None = None
     threshold: float | None = None
     program: str = "tight"
     tries: int = 16
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not 0 <= self.epsilon < 1:
@@ -46,6 +48,7 @@ class LpRoundingOptions:
             raise ValueError(f"program must be 'tight' or 'checkmate', not {self.program!r}")
         if type(self.tries) is not int or self.tries < 1:
             raise ValueError(f"tries must be a positive integer, not {self.tries}")
+        check_memory(self.memory_bytes)
 
 
 def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
@@ -57,7 +60,7 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
     """
     found: dict[float, int | None] = {}  # ε → cost of the cheapest rounding that fits
     most = 1.0  # relaxations from this ε on have no solution
-    with Engine("highs") as engine:
+    with Engine("highs", memory_bytes=options.memory_bytes) as engine:
         while len(found) < options.tries and not incumbent.stopped():
             epsilon = _next(found, options, most)
             if epsilon is None:
@@ -108,6 +111,9 @@ class _Rounding:
         """Solve the relaxation, offer its roundings, and say how the relaxation ended."""
         program = self.formulation.program
         outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
+        if outcome.out_of_memory:
+            self.incumbent.stop_for("memory")
+            self.incumbent.reason = f"The engine broke: {outcome.message}."
         if outcome.status == "infeasible" and self.epsilon == 0:
             self.incumbent.nothing_within((ONE_PER_STAGE,), "The linear relaxation of the program has no solution.")
         if outcome.status == "optimal" and self.epsilon == 0 and outcome.row_dual is not None:

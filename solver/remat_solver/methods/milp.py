@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
 from remat_ir import InvalidPlan, Plan, Problem, verify
 
-from ..backends import Engine, Improvement, Outcome
+from ..backends import Engine, Improvement, Outcome, free_memory
 from ..formulate import Formulation, Reductions, Tables, checkmate, engine_bytes, forward, tables, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
@@ -30,7 +28,7 @@ class MilpOptions:
         recomputations: how often an op may be recomputed in a stage (Checkmate, Section 4.10), 1 to 8.
         threads: of the engine, 1 to 64.
         seed: of the engine.
-        memory_bytes: what the engine may use; 0 means half of what is free.
+        memory_bytes: what the engine may use; 0 means half of what is free, but at least 1 GiB.
     """
 
     engine: str = "highs"
@@ -150,7 +148,7 @@ def _solve(
         incumbent.stop_for("memory")
         incumbent.reason = f"The program would need about {need_bytes} bytes of memory, more than the {allowed} for it."
         return
-    with Engine(options.engine) as engine:
+    with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes
         for attempt in range(_MOST_TIGHTENINGS):
             formulation = formulated(budget)
@@ -172,11 +170,6 @@ def _solve(
             # the optimum lies over the budget by a tolerance: ask for that much less
             budget -= listener.excess * 2**attempt
     _conclude(incumbent, outcome, within, tightened=attempt > 0)
-
-
-def free_memory() -> int:
-    """What an engine may use unless told otherwise: half of what is free, in bytes."""
-    return int(psutil.virtual_memory().available // 2)
 
 
 def starting_plan(incumbent: Incumbent) -> Plan | None:
@@ -230,6 +223,6 @@ def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], t
     if outcome.status == "infeasible" and not tightened and incumbent.cost_ns is None:
         incumbent.nothing_within(within, f"No plan within {' and '.join(within)} fits the budget; others may.")
     elif outcome.status == "failed":
-        if "signal 9" in outcome.message or "memory" in outcome.message:
+        if outcome.out_of_memory:
             incumbent.stop_for("memory")
         incumbent.reason = f"The engine broke: {outcome.message}."

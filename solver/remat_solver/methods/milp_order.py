@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, verify
 
-from ..backends import Engine, Improvement
+from ..backends import Engine, Improvement, free_memory
 from ..formulate import any_order, engine_bytes, reordered, tables
 from ..formulate.order import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
-from .milp import MilpOptions, free_memory, starting_plan
+from .milp import MilpOptions, starting_plan
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
     start = starting_plan(incumbent)
     formulation = any_order(graph, problem.budget_bytes)
     found = _Found(incumbent, formulation)
-    with Engine(options.engine) as engine:
+    with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         outcome = engine.run(
             formulation.program,
             deadline=incumbent.deadline,
@@ -72,6 +72,8 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
             (ONE_PER_STAGE,), "No op order has a plan that fits the budget, each op run as rarely."
         )
     elif outcome.status == "failed":
+        if outcome.out_of_memory:
+            incumbent.stop_for("memory")
         incumbent.reason = f"The engine broke: {outcome.message}."
     found.tell()
 

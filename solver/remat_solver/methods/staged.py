@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from remat_ir import plan_of
 
+from ..backends import check_memory
 from ..incumbent import Incumbent
 from ..search import await_compiled, compiling, polish
 from ..staged.prove import Proof, Switches
@@ -19,6 +20,7 @@ _MOVES = 32768
 class StagedOptions:
     """Which engine solves the integer programs, and which parts of the proof are on; see `remat_solver.staged`.
 
+    `memory_bytes`: what each of its two engines may use; 0 means half of what is free, but at least 1 GiB.
     `polish`: whether the local search makes plans of the relaxations' solutions.
     """
 
@@ -28,6 +30,7 @@ class StagedOptions:
     loose: bool = True
     single: bool = True
     polish: bool = True
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.engine not in ("cpsat", "highs"):
@@ -35,6 +38,7 @@ class StagedOptions:
         for name in ("linear", "reruns", "loose", "single", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")
+        check_memory(self.memory_bytes)
 
 
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
@@ -42,7 +46,11 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single)
     if options.polish:
         compiling()
-    Proof(incumbent, switches, polish=polished(incumbent, wait=True) if options.polish else None).run()
+    polish = polished(incumbent, wait=True) if options.polish else None
+    proof = Proof(incumbent, switches, polish=polish, memory_bytes=options.memory_bytes)
+    proof.run()
+    if proof.out_of_memory:
+        incumbent.stop_for("memory")
 
 
 def polished(incumbent: Incumbent, *, wait: bool, source: str = "staged") -> Callable[[list[int]], None]:

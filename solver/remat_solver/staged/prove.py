@@ -69,7 +69,10 @@ class Proof:
     """Raises the bound of an incumbent, and offers the plans that its relaxations lead to.
 
     `polish` is handed each sequence that a relaxation's solution leads to, whether or not it fits, and may make a
-    plan of it; it must return soon.
+    plan of it; it must return soon. `memory_bytes` is what each engine that is started here may use, as in `Engine`.
+
+    Attributes:
+        out_of_memory: whether an engine has ended for want of memory, and the proof with it.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Proof:
         *,
         polish: Callable[[list[int]], None] | None = None,
         source: str = "staged",
+        memory_bytes: int = 0,
     ) -> None:
         self.incumbent = incumbent
         self.switches = switches or Switches()
@@ -87,7 +91,9 @@ class Proof:
         self.scale: Scale = scale_of(self.shape)
         roomy, last = self.shape.roomy, self.shape.ops - 1
         self.rows = Rows({min(max(0, roomy - 1), last), last})
+        self.out_of_memory = False
         self._polish = polish
+        self._memory_bytes = memory_bytes
         self._far = self.switches.loose
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
@@ -100,11 +106,11 @@ class Proof:
             return
         with contextlib.ExitStack() as stack:
             # started before it is needed: the engine's libraries load while linear programs are solved
-            integer = integer or stack.enter_context(Engine(self.switches.engine))
+            integer = integer or stack.enter_context(Engine(self.switches.engine, memory_bytes=self._memory_bytes))
             if self.switches.linear and self.shape.ops >= _SMALL:
-                linear = linear or stack.enter_context(Engine("highs"))
+                linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
                 self._linear(linear)
-            while not self.incumbent.stopped():
+            while not self.incumbent.stopped() and not self.out_of_memory:
                 if not self._round(integer):
                     return
 
@@ -115,6 +121,7 @@ class Proof:
         for _ in range(_LP_ROUNDS):
             round_ = write(self.shape, self.rows, self.scale)
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
+            self._note_memory(outcome)
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to judge
                 return
@@ -133,7 +140,8 @@ class Proof:
             self._infeasible(round_)
             return False
         self._bound(outcome.bound, round_)
-        if outcome.x is None or self.incumbent.stopped():
+        self._note_memory(outcome)
+        if self.out_of_memory or outcome.x is None or self.incumbent.stopped():
             return False
         run = self._trace(round_, outcome.x)
         if self._offer(run):
@@ -194,6 +202,12 @@ class Proof:
         start = np.full(round_.program.columns, np.nan)
         start[: round_.columns.count] = point(self.shape, round_.columns, trace(self.shape, plan.computes))
         return start
+
+    def _note_memory(self, outcome: Outcome) -> None:
+        """Where an engine ran out of memory, say so: what it had proved holds, and plans are sought without it."""
+        if outcome.out_of_memory and not self.out_of_memory:
+            self.out_of_memory = True
+            self.incumbent.note(f"The proof ended early: {outcome.message}.")
 
     def _bound(self, units: float, round_: Round) -> None:
         if np.isfinite(units):
