@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-import os
 import sys
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch.profiler import ProfilerActivity, profile
 
 OLDEST = (2, 11)
 TRIED = ("2.13",)
@@ -29,6 +26,8 @@ def version() -> tuple[int, int]:
 if version() < OLDEST:
     raise ImportError(f"remat needs torch {OLDEST[0]}.{OLDEST[1]} or later, and {torch.__version__} is installed")
 
+import torch._C._autograd as _autograd  # noqa: E402
+import torch._C._profiler as _profiler  # noqa: E402
 import torch._dynamo.config as _dynamo_config  # noqa: E402
 import torch._functorch.config as _functorch_config  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
@@ -58,7 +57,9 @@ __all__ = [
     "missing",
     "only_real_tensors",
     "raw_call",
-    "spans",
+    "recording",
+    "start_recording",
+    "stop_recording",
     "storage_key",
     "strict_graph",
     "version",
@@ -83,6 +84,8 @@ def missing() -> list[str]:
     for config, name in ((_dynamo_config, "ignore_logging_functions"), (_functorch_config, "donated_buffer")):
         if not hasattr(config, name):
             found.append(f"{config.__name__}.{name}")
+    recorder = ("_enable_profiler_legacy", "_disable_profiler_legacy")
+    found.extend(f"torch._C._autograd.{name}" for name in recorder if not hasattr(_autograd, name))
     if not hasattr(torch.ops.aten.add.Tensor, "_op"):
         found.append("OpOverload._op")
     return found
@@ -135,7 +138,8 @@ def forward_outputs(descriptor: Any) -> int:
 def compile_joint(
     descriptor: Any,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
-    compiler: Any,
+    forward: Any,
+    backward: Any,
 ) -> Callable[..., Any]:
     """A function of (parameters, buffers, arguments) that runs the two graphs under AOTAutograd's own runtime."""
     # compiling empties the metadata that it is given, and one capture may be compiled for several plans
@@ -149,7 +153,7 @@ def compile_joint(
         descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
     with _functorch_config.patch(donated_buffer=False):
         return aot_compile_joint_with_descriptors(
-            descriptor, partition_fn=partition, fw_compiler=compiler, bw_compiler=compiler
+            descriptor, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
 
 
@@ -197,41 +201,30 @@ def only_real_tensors() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-@contextlib.contextmanager
-def memory_profiler() -> Iterator[Any]:
-    """The profiler of the CPU's memory events, without the notes that its library writes at start and stop.
-
-    They are written by native code straight to the standard error stream, and its switch is read before anybody can
-    turn it; so the stream is caught for these moments, and whatever else came by is passed on.
-    """
-    profiler: Any = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with _without_notes("USDT:"):
-        profiler.__enter__()
-    try:
-        yield profiler
-    finally:
-        with _without_notes("USDT:"):
-            profiler.__exit__(None, None, None)
+def recording() -> bool:
+    """Whether a profiler, the caller's own perhaps, is at work in this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def _without_notes(start: str) -> Iterator[None]:
-    try:
-        kept = os.dup(2)
-    except OSError:  # no such stream
-        yield
-        return
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            caught.seek(0)
-            for line in caught:
-                if not line.startswith(start.encode()):
-                    os.write(2, line)
+def start_recording() -> None:
+    """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto."""
+    off = torch.profiler._ExperimentalConfig()
+    config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
+    _autograd._enable_profiler_legacy(config)
+
+
+def stop_recording() -> list[int]:
+    """Bytes allocated or (negative) freed on the CPU, in order."""
+    threads = _autograd._disable_profiler_legacy()
+    start = next(record for records in threads for record in records)
+    found = [
+        (start.cpu_elapsed_us(record), record.cpu_memory_usage())
+        for records in threads
+        for record in records
+        if record.kind() == "memory_alloc" and record.cpu_memory_usage()
+    ]
+    # one thread's records are in order; several are merged by time
+    return [size for _, size in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
 
 
 def memory_events(profiler: Any) -> list[tuple[int, int]]:
@@ -241,11 +234,3 @@ def memory_events(profiler: Any) -> list[tuple[int, int]]:
         if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
             found.append((event.start_ns(), order, event.nbytes()))
     return [(when, size) for when, _, size in sorted(found)]
-
-
-def spans(profiler: Any, prefix: str) -> list[tuple[int, int, str]]:
-    """A finished profiler's ranges whose names begin with `prefix`, as (begin, end, rest of the name), in order."""
-    events = profiler.profiler.kineto_results.events()
-    return sorted(
-        (e.start_ns(), e.end_ns(), e.name().removeprefix(prefix)) for e in events if e.name().startswith(prefix)
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,8 @@ from remat_ir import Answer
 
 from .errors import CaptureError
 from .kinds import Holders, kind_of_call, what_changed
-from .step import TrainingStep
+from .selfcheck import SelfCheck, StepPeak
+from .step import Around, TrainingStep
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 log = logging.getLogger("remat")
@@ -42,7 +43,9 @@ class Planned:
         answer: the planner's answer, verified on `step.graph`.
         run: the step by the plan, a function of (parameters, buffers, arguments).
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
-        better: the plan that is still being looked for, where training started on a quick one; None in it: none was.
+        better: the plan that is still being looked for, where training started on a quick one; None in it: there is
+            none that is better.
+        around: what is called once in place of the next backward function: see `TrainingStep.compile`.
     """
 
     step: TrainingStep
@@ -50,6 +53,7 @@ class Planned:
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     better: Future[Planned | None] | None = field(default=None, repr=False)
+    around: list[Around] = field(default_factory=list, repr=False)
 
     @cached_property
     def holders(self) -> Holders:
@@ -63,6 +67,9 @@ class Planned:
         return self.predicted_bytes - self.step.graph.fixed_bytes
 
 
+MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned]
+
+
 class Rematerialized(nn.Module):
     """A module that trains by plans and otherwise is the module that it was made from.
 
@@ -72,15 +79,17 @@ class Rematerialized(nn.Module):
     seen. A call under torch.no_grad() has nothing to rematerialize and runs the original.
 
     Args:
-        make_plan: captures and plans one kind of call.
+        make_plan: captures and plans one kind of call, given the plans of other kinds, the latest last.
         on_failure: "raise" lets a CaptureError out; "plain" runs the original for that kind and logs a warning.
+        self_check: whether the first step of each plan measures its peak: see `remat.selfcheck`.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        make_plan: Callable[[Sequence[Any], Mapping[str, Any]], Planned],
+        make_plan: MakePlan,
         on_failure: OnFailure = "raise",
+        self_check: bool = True,
     ) -> None:
         super().__init__()
         for name in _SHARED:
@@ -89,6 +98,7 @@ class Rematerialized(nn.Module):
         self.__dict__["_plans"] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
+        self._check = SelfCheck() if self_check else None
         self.training = module.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +109,9 @@ class Rematerialized(nn.Module):
         planned = self.plan_for(args, kwargs)
         if planned is None:
             return original(*args, **kwargs)
+        check = self._check
+        if check is not None and check.due and planned in check.due:
+            return check.watch(planned, lambda: planned.run(*planned.holders.tensors(self), *args, **kwargs))
         return planned.run(*planned.holders.tensors(self), *args, **kwargs)
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
@@ -112,18 +125,41 @@ class Rematerialized(nn.Module):
         plans: dict[Any, Planned | None] = self.__dict__["_plans"]
         key = kind_of_call(self.__dict__["original"], args, kwargs)
         if key in plans:
-            plans[key] = _latest(plans[key])
+            plans[key] = self._latest(plans[key])
             return plans[key]
         if plans:
             log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
+        for other in plans:
+            plans[other] = self._latest(plans[other])
+        known = [planned for planned in plans.values() if planned is not None]
         try:
-            plans[key] = self._make_plan(args, kwargs)
+            plans[key] = self._expected(self._make_plan(args, kwargs, known))
         except CaptureError as error:
             if self._on_failure != "plain":
                 raise
             log.warning("training runs without a plan: %s", error)
             plans[key] = None
         return plans[key]
+
+    def _latest(self, planned: Planned | None) -> Planned | None:
+        """The better plan once it is there. A step that has begun ends by the plan that it began with."""
+        if planned is None or planned.better is None or not planned.better.done():
+            return planned
+        found = planned.better.result()
+        if found is None:
+            return planned
+        log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
+        return self._expected(found)
+
+    def _expected(self, planned: Planned) -> Planned:
+        if self._check is not None:
+            self._check.expect(planned)
+        return planned
+
+    @property
+    def peaks(self) -> Mapping[Planned, StepPeak]:
+        """What the first step of each plan came to, where it has run and was watched."""
+        return {} if self._check is None else self._check.found
 
     @property
     def plans(self) -> Mapping[Any, Planned | None]:
@@ -144,18 +180,3 @@ class Rematerialized(nn.Module):
             if original is None:
                 raise
             return getattr(original, name)
-
-
-def _latest(planned: Planned | None) -> Planned | None:
-    """The better plan once it is there. A step that has begun ends by the plan that it began with."""
-    if planned is None or planned.better is None or not planned.better.done():
-        return planned
-    found = None
-    try:
-        found = planned.better.result()
-    except Exception as error:  # the planner's trouble is no reason to stop training
-        log.warning("no better plan came, training goes on by the quick one: %s", error)
-    if found is None:
-        return replace(planned, better=None)
-    log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
-    return found

@@ -29,30 +29,50 @@ class Outcome(NamedTuple):
     generator: torch.Tensor
 
 
-def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:
-    """Run once and measure its peak on a device, in bytes above what was allocated before.
+class Window:
+    """A stretch of time in which a device's allocator is watched, in this thread.
 
-    CPU: the profiler's memory events, which are the allocator's own. CUDA: max_memory_allocated.
+    CPU: the allocator's own events. CUDA: max_memory_allocated, whose peak is reset. One window at a time is open in a
+    thread, and none beside a profiler (`_compat.recording`).
     """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self._before = 0
+
+    def open(self) -> None:
+        """From now on."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            _compat.start_recording()
+
+    def close(self) -> Peak:
+        """Until now: the peak and what is left, in bytes above the beginning."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device) - self._before
+            return Peak(peak, torch.cuda.memory_allocated(self.device) - self._before)
+        now = worst = 0
+        for size in _compat.stop_recording():
+            now += size
+            worst = max(worst, now)
+        return Peak(worst, now)
+
+
+def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:
+    """Run once and measure its peak on a device, in bytes above what was allocated before."""
     gc.collect()
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    window = Window(device)
+    window.open()
+    try:
         result = run()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
-        left = torch.cuda.memory_allocated(device) - before
-        del result
-        return Peak(peak, left)
-    with _compat.memory_profiler() as profiler:
-        result = run()
-    now = worst = 0
-    for _, size in _compat.memory_events(profiler):
-        now += size
-        worst = max(worst, now)
+    finally:
+        found = window.close()
     del result
-    return Peak(worst, now)
+    return found
 
 
 def training_step(

@@ -16,12 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import httpx2
 
-from remat_ir import Answer, InvalidData, Problem, Progress, Status
+from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status
 
 from . import service
 from .check import checked
 from .errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, Unreachable
-from .greedy import greedy_answer
+from .greedy import greedy_answer, least_need
 from .http import Http, Timeouts
 from .memo import Memo
 from .profiles import DiskProfiles, ProfileTable, SharedProfiles
@@ -355,18 +355,24 @@ def profile_table(planner: object, given: Settings | None = None) -> ProfileTabl
     return SharedProfiles(http, disk) if isinstance(http, Http) else disk
 
 
-def plan_or_raise(answer: Answer) -> Answer:
-    """The answer if it has a plan.
+def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
+    """The answer if it has a plan; the error names the op of `graph` that needs the most.
 
     Raises:
         BudgetTooSmall, NothingFound: it has none; the message says what would do.
     """
     if answer.plan is not None:
         return answer
-    known = f"; {answer.least_budget_bytes} bytes are known to do" if answer.least_budget_bytes else ""
-    if answer.status is Status.INFEASIBLE:
-        raise BudgetTooSmall((answer.message or "No plan fits the budget").rstrip(".") + known, answer)
-    raise NothingFound((answer.message or f"The solve ended {answer.status.value}").rstrip(".") + known, answer)
+    infeasible = answer.status is Status.INFEASIBLE
+    said = (answer.message or ("No plan fits" if infeasible else f"The solve ended {answer.status.value}")).rstrip(".")
+    if graph is not None:
+        op, need = least_need(graph)
+        label = graph.op_label(op)
+        said += "" if label in said else f"; {label} alone needs {need} bytes of the {answer.budget_bytes} given"
+    least = answer.least_budget_bytes
+    if least and str(least) not in said:
+        said += f"; {least} bytes are known to do"
+    raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)
 
 
 def _with_fallbacks(first: list[Planner], strict: bool, *, local: bool) -> list[Planner]:

@@ -7,16 +7,17 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
-from torch.profiler import record_function
 
 from . import _compat
 from .dataflow import tensors
 from .errors import CaptureError
+from .measure import Window
 from .operations import Measured
 from .timing import VERSION, times
 
@@ -114,6 +115,10 @@ def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
 def _measure(nodes: Mapping[str, fx.Node]) -> dict[str, Measured]:
     if not nodes:
         return {}
+    if _compat.recording():  # the caller's profiler: another thread has none
+        with ThreadPoolExecutor(1) as aside:
+            threads = torch.get_num_threads()
+            return aside.submit(lambda: (torch.set_num_threads(threads), _measure(nodes))[1]).result()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
     try:
         with _compat.only_real_tensors(), torch.no_grad():
@@ -179,24 +184,15 @@ def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
     rest = [(s, n) for s, n in sorted(nodes.items()) if s not in cuda]
     for _, node in rest:
         _first_call(node)
-    with _compat.memory_profiler() as profiler:
-        for text, node in rest:
-            call = _call(node)
-            with record_function(f"remat:{text}"):
-                kept = call()
-            del kept, call
-    spans = _compat.spans(profiler, "remat:")
-    events = list(_compat.memory_events(profiler))
-    position = 0
-    for begin, end, text in spans:
-        while position < len(events) and events[position][0] < begin:
-            position += 1
-        now = worst = 0
-        while position < len(events) and events[position][0] <= end:
-            now += events[position][1]
-            worst = max(worst, now)
-            position += 1
-        found[text] = max(0, worst - now)
+    for text, node in rest:
+        call, window = _call(node), Window()
+        window.open()
+        try:
+            kept = call()
+        finally:
+            peak = window.close()
+        found[text] = max(0, peak.peak_bytes - peak.left_bytes)
+        del kept, call
     return found
 
 

@@ -13,6 +13,7 @@ from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomput
 from .budget import Budget, readable
 from .execute import Planned, Rematerialized
 from .operations import module_path
+from .selfcheck import summary
 from .training import optimize
 
 
@@ -44,7 +45,11 @@ def explain(
         raise InvalidData("explain takes what remat.optimize returned, or a module, one call of it and a budget")
     else:
         trained = optimize(model, example_args, example_kwargs, budget=budget, **asking)
-    parts = [explain_plan(planned, depth, rows) for planned in trained.plans.values() if planned is not None]
+    parts = [
+        "\n".join(filter(None, (explain_plan(planned, depth, rows), summary(trained.peaks, planned))))
+        for planned in trained.plans.values()
+        if planned is not None
+    ]
     unplanned = sum(planned is None for planned in trained.plans.values())
     if unplanned:
         parts.append(f"{unplanned} kinds of calls run without a plan.")

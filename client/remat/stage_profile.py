@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.profiler import record_function
 
-from . import _compat
 from .errors import CaptureError
+from .measure import Window
 from .stages import differentiable
 from .tape import Tape, record
 from .timing import rounded
@@ -166,37 +165,12 @@ def _now(device: torch.device, timing: Timing) -> int:
 
 
 def _bytes(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
-    if device.type == "cuda":
-        return _bytes_cuda(forward, backward, device)
-    with _compat.memory_profiler() as profiler:
-        with record_function("remat:forward"):
-            tape = forward()
-        with record_function("remat:backward"):
-            kept = backward(tape)
-        del kept, tape
-    found = {}
-    for begin, end, name in _compat.spans(profiler, "remat:"):
-        now = worst = 0
-        for when, size in _compat.memory_events(profiler):
-            if begin <= when <= end:
-                now += size
-                worst = max(worst, now)
-        found[f"{name}_peak"] = worst
-        if name == "forward":
-            found["tape"] = now
-    return found
-
-
-def _bytes_cuda(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    window = Window(device)
+    window.open()
     tape = forward()
-    torch.cuda.synchronize(device)
-    found = {"forward_peak": torch.cuda.max_memory_allocated(device) - before}
-    between = torch.cuda.memory_allocated(device)
-    found["tape"] = between - before
-    torch.cuda.reset_peak_memory_stats(device)
-    backward(tape)
-    torch.cuda.synchronize(device)
-    found["backward_peak"] = torch.cuda.max_memory_allocated(device) - between
-    return found
+    first = window.close()
+    window.open()
+    kept = backward(tape)
+    second = window.close()
+    del kept, tape
+    return {"forward_peak": first.peak_bytes, "tape": first.left_bytes, "backward_peak": second.peak_bytes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -20,6 +20,8 @@ from .lower import Lowered, lower
 from .operations import Operations, operations, to_graph
 from .peak import kernel_peak
 from .profile import Profiled, Table, profile_kernels
+
+Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +39,11 @@ class TrainingStep:
     values: tuple[int, ...]
     profiled: Profiled
 
-    def compile(self, plan: Plan) -> Callable[..., Any]:
+    def compile(self, plan: Plan, around: list[Around] | None = None) -> Callable[..., Any]:
         """The step by a plan, as a function of (parameters, buffers, arguments).
 
-        The plan must have passed the judge on `graph`.
+        The plan must have passed the judge on `graph`. What is put into `around` is called once in place of the next
+        backward function, with that function and its arguments.
         """
         made: list[Lowered] = []
 
@@ -48,7 +51,15 @@ class TrainingStep:
             made.append(lower(self.operations, plan))
             return made[0].forward, made[0].backward
 
-        return _compat.compile_joint(self.captured.descriptor, partition, lambda module, _: boxed_function(module))
+        def backward(module: Any, _: Any) -> Callable[[list[Any]], Any]:
+            function = boxed_function(module)
+            if around is None:
+                return function
+            return _compat.boxed(lambda args: around.pop()(function, args) if around else function(args))
+
+        return _compat.compile_joint(
+            self.captured.descriptor, partition, lambda module, _: boxed_function(module), backward
+        )
 
 
 def training_step(

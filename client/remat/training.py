@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -16,9 +17,17 @@ from .budget import Budget, budget_bytes
 from .execute import OnFailure, Planned, Rematerialized
 from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
-from .step import TrainingStep, existing_gradients, running_peak, training_step
+from .sizes import plan_of_another_size
+from .step import Around, TrainingStep, existing_gradients, running_peak, training_step
 
 OnProgress = Callable[[Progress], None]
+log = logging.getLogger("remat")
+
+_BUSY = threading.RLock()
+"""Torch captures and compiles one step at a time: it changes its own settings meanwhile."""
+
+_ASKING = threading.Semaphore(2)
+"""Of many sizes that wait for their plans, so many are asked for at once."""
 
 
 def optimize(
@@ -36,6 +45,7 @@ def optimize(
     slack: float = 1.0,
     on_failure: OnFailure = "raise",
     on_progress: OnProgress | None = None,
+    self_check: bool = True,
 ) -> Rematerialized:
     """Make a module that trains inside a memory budget, with the gradients of plain training.
 
@@ -53,6 +63,10 @@ def optimize(
         optimizer: counted with the state that its first step will make.
         slack: bytes reserved over bytes allocated, where a budget is bytes of a device.
         on_failure: what to do where a step cannot be captured: "raise", or train "plain" and say so in the log.
+        self_check: whether the first step of each plan measures its peak, and warns where it is off by more than 3 %.
+
+    A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
+    of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`.
 
     Returns:
         A module with the state_dict of `model`.
@@ -74,6 +88,7 @@ def optimize(
         slack=slack,
         on_failure=on_failure,
         on_progress=on_progress,
+        self_check=self_check,
     )
     made.plan_for(tuple(example_args), example_kwargs)
     return made
@@ -86,19 +101,28 @@ def planned_module(
     planner: Planner | str | None = None,
     optimizer: Any = None,
     on_failure: OnFailure = "raise",
+    self_check: bool = True,
     **asking: Any,
 ) -> Rematerialized:
     """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
     asked = planner_for(planner)
     table = profile_table(asked)
 
-    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Planned:
+    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
         extra = existing_gradients(model) + optimizer_state(optimizer)
         return plan_step(
-            model, args, kwargs, budget=budget, planner=asked, table=table, extra_fixed_bytes=extra, **asking
+            model,
+            args,
+            kwargs,
+            budget=budget,
+            planner=asked,
+            table=table,
+            extra_fixed_bytes=extra,
+            known=known,
+            **asking,
         )
 
-    return Rematerialized(model, make_plan, on_failure)
+    return Rematerialized(model, make_plan, on_failure, self_check)
 
 
 def plan_step(
@@ -116,35 +140,54 @@ def plan_step(
     extra_fixed_bytes: int = 0,
     on_progress: OnProgress | None = None,
     wait: bool = True,
+    known: Sequence[Planned] = (),
 ) -> Planned:
-    """Capture, profile and plan one kind of call; the plan is verified here, whoever made it."""
-    step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes)
+    """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
+
+    Args:
+        known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
+    """
+    with _BUSY:
+        like = known[-1].step if known else None
+        step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes, like=like)
     problem = Problem(step.graph, budget_bytes(budget, step.graph, slack))
 
     def ask() -> Answer:
         return planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
 
-    if not wait:
-        quick = GreedyPlanner().plan(problem, time_limit_s=time_limit_s, max_gap=max_gap)
-        if isinstance(quick.plan, Plan):
-            return replace(carry_out(step, problem, quick), better=_later(step, problem, quick, ask))
-    return carry_out(step, problem, plan_or_raise(ask()))
+    if not in_step(planner):
+        quick = plan_of_another_size(problem, known)
+        if quick is None and not wait:
+            quick = GreedyPlanner().plan(problem, time_limit_s=time_limit_s, max_gap=max_gap)
+        if quick is not None and isinstance(quick.plan, Plan):
+            log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
+            made = carry_out(step, problem, quick)
+            return made if (quick.gap or 0) <= 0 else replace(made, better=_later(step, problem, quick, ask))
+    return carry_out(step, problem, plan_or_raise(ask(), step.graph))
+
+
+def in_step(planner: object) -> bool:
+    """Whether a planner must be asked by all ranks of a job in the same order, and so never beside the training."""
+    return any(getattr(one, "in_step", False) for one in (planner, *getattr(planner, "planners", ())))
 
 
 def _later(step: TrainingStep, problem: Problem, quick: Answer, ask: Callable[[], Answer]) -> Future[Planned | None]:
-    """The planner's plan, when it comes, if it costs less than the quick one.
+    """The planner's plan, when it comes, if it costs less than the quick one; None if it does not.
 
     It is asked in a thread of its own, which does not keep the process; the plan is compiled there, too.
     """
     found: Future[Planned | None] = Future()
 
     def work() -> None:
+        better = None
         try:
-            answer = ask()
-            less = answer.plan is not None and (answer.cost_ns or 0) < (quick.cost_ns or 0)
-            found.set_result(carry_out(step, problem, answer) if less else None)
-        except BaseException as error:
-            found.set_exception(error)
+            with _ASKING:
+                answer = ask()
+            if answer.plan is not None and (answer.cost_ns or 0) < (quick.cost_ns or 0):
+                better = carry_out(step, problem, answer)
+        except Exception as error:  # the planner's trouble is no reason to stop training
+            log.warning("no better plan came, training goes on by the quick one: %s", error)
+        found.set_result(better)
 
     threading.Thread(target=work, name="remat-planner", daemon=True).start()
     return found
@@ -160,7 +203,10 @@ def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
         raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
-    return Planned(step, answer, step.compile(answer.plan), predicted)
+    with _BUSY:
+        around: list[Around] = []
+        run = step.compile(answer.plan, around)
+    return Planned(step, answer, run, predicted, around=around)
 
 
 def optimizer_state(optimizer: Any) -> int:

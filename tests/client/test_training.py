@@ -275,7 +275,7 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
     whole = Problem(step.graph, budget_at(step.graph, 1))
     found = replace(carry_out(step, problem, quick), better=_later(step, whole, quick, lambda: planner.plan(whole)))
-    trained = Rematerialized(module, lambda args, kwargs: found)
+    trained = Rematerialized(module, lambda args, kwargs, known: found)
     assert trained.plan_for(x) is found
     loss = trained(*x)
     planner.go.set()

@@ -1,0 +1,65 @@
+"""The plan of one size of a training step, tried on another: the same ops in the same order, other bytes and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+
+if TYPE_CHECKING:
+    from .execute import Planned
+
+MOST_TRIED = 8
+"""Of the plans that a module has, the latest."""
+
+
+def same_structure(one: Graph, other: Graph) -> bool:
+    """Whether two graphs have the same ops and values, whatever they cost and weigh: a plan of one is one of both."""
+    return _structure(one) == _structure(other)
+
+
+def plan_of_another_size(problem: Problem, known: Sequence[Planned]) -> Answer | None:
+    """The cheapest plan of a graph of the same structure that the judge passes on this problem, as an answer to it.
+
+    Args:
+        known: plans of other kinds of calls, the latest last.
+    """
+    graph = problem.graph
+    best: Answer | None = None
+    for planned in list(reversed(known))[:MOST_TRIED]:
+        plan = planned.answer.plan
+        if not isinstance(plan, Plan) or not same_structure(graph, planned.step.graph):
+            continue
+        try:
+            verdict = verify(problem, plan)
+        except InvalidPlan:  # over the budget at this size
+            continue
+        if best is not None and (best.cost_ns or 0) <= verdict.cost_ns:
+            continue
+        free = verdict.cost_ns == graph.total_cost_ns
+        best = replace(
+            planned.answer,
+            status=Status.OPTIMAL if free else Status.FEASIBLE,
+            budget_bytes=problem.budget_bytes,
+            cost_ns=verdict.cost_ns,
+            bound_ns=graph.total_cost_ns,
+            overhead=overhead_of(verdict.cost_ns, graph.total_cost_ns),
+            gap=gap_of(verdict.cost_ns, graph.total_cost_ns),
+            peak_bytes=verdict.peak_bytes,
+            seconds=0.0,
+            limit=None,
+            restricted_to=(),
+            least_budget_bytes=None,
+            least_budget_bound_bytes=None,
+            digest=problem_digest(problem),
+            cache="near",
+            id=None,
+            message="The plan of another size of this step, verified on this one.",
+        )
+    return best
+
+
+def _structure(graph: Graph) -> tuple[object, ...]:
+    return (graph.op_inputs, graph.value_op, graph.optional, graph.once, graph.keep, graph.backward_from)

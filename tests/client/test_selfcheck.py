@@ -1,0 +1,88 @@
+"""The first step by a plan checks itself, and what is off is told."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import remat
+from client.small_models import numbers
+from client.test_training import Net
+from remat.execute import Planned, Rematerialized
+
+ARGS = (numbers(512, 64),)
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy").plan_for(ARGS)
+    assert made is not None
+    return made
+
+
+def trained_by(planned: Planned, module: nn.Module | None = None, **options: bool) -> Rematerialized:
+    return Rematerialized(module or Net(), lambda args, kwargs, known: planned, **options)
+
+
+def test_the_first_step_is_measured_and_the_second_is_not(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:
+    trained = trained_by(planned)
+    with caplog.at_level(logging.INFO, "remat"):
+        for _ in range(3):
+            trained(*ARGS).backward()
+    peak = trained.peaks[planned]
+    assert peak.predicted_bytes == planned.activation_bytes
+    assert peak.measured_bytes == pytest.approx(peak.predicted_bytes, rel=0.01)
+    assert caplog.text.count("the first step peaked at") == 1
+    assert not trained._check.due
+    assert "first step: peak" in remat.explain(trained)
+
+
+def test_a_peak_that_is_off_is_told_after_a_second_look(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:
+    wrong = replace(planned, predicted_bytes=planned.predicted_bytes - planned.activation_bytes // 10)
+    trained = trained_by(wrong)
+    with caplog.at_level(logging.INFO, "remat"):
+        trained(*ARGS).backward()
+        assert "the budget may not hold" not in caplog.text
+        trained(*ARGS).backward()
+        trained(*ARGS).backward()
+    assert caplog.text.count("the budget may not hold") == 1
+    assert trained.peaks[wrong].off == pytest.approx(1 / 9, abs=0.02)
+
+
+def test_the_loss_of_the_caller_is_no_part_of_the_peak(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+    trained = remat.optimize(module, ARGS, budget=remat.Fraction(0.9), planner="greedy")
+    with caplog.at_level(logging.INFO, "remat"):
+        output = trained(*ARGS)
+        (output.exp() * output.sin()).logsumexp(0).square().mean().backward()
+    (peak,) = trained.peaks.values()
+    assert peak.measured_bytes == pytest.approx(peak.predicted_bytes, rel=0.01)
+    assert "was predicted" in caplog.text
+
+
+def test_it_can_be_switched_off_and_leaves_the_profiler_of_the_caller_alone(planned: Planned) -> None:
+    silent = trained_by(planned, self_check=False)
+    silent(*ARGS).backward()
+    assert silent.peaks == {}
+    trained = trained_by(planned)
+    with profile(activities=[ProfilerActivity.CPU]) as theirs:
+        trained(*ARGS).backward()
+    assert trained.peaks == {}
+    assert len(theirs.events()) > 10
+    trained(*ARGS)  # never runs backward, and says nothing
+    assert trained.peaks == {}
+    trained(*ARGS).backward()
+    assert planned in trained.peaks
+
+
+def test_planning_goes_on_under_the_profiler_of_the_caller() -> None:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
+        made = remat.optimize(Net(), (numbers(96, 64),), budget=remat.Fraction(0.8), planner="greedy")
+    assert len(made.plans) == 1

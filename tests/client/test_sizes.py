@@ -1,0 +1,138 @@
+"""A new size of a known step trains at once, by a plan that is known, and by a better one when that arrives."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from client.small_models import numbers
+from client.test_training import Net
+from remat import measure
+from remat.greedy import greedy_answer
+from remat.sizes import plan_of_another_size
+from remat.step import training_step
+from remat_ir import Answer, Problem, budget_at, problem_digest, verify
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class OnDemand:
+    """A planner whose first plan could cost less, and whose later ones come when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), list[Problem]()
+
+    def plan(self, problem: Problem, **asking: Any) -> Answer:
+        self.asked.append(problem)
+        if len(self.asked) > 1:
+            assert self.go.wait(60)
+            return greedy_answer(problem, time_limit_s=10, max_gap=0.01)
+        tight = Problem(problem.graph, budget_at(problem.graph, 0.7))
+        found = greedy_answer(tight, time_limit_s=10, max_gap=0.01)
+        return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
+
+
+def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outcome:
+    state = copy.deepcopy(module.state_dict())
+    found = measure.outcome(module, measure.training_step(run, (x,)))
+    module.load_state_dict(state)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(256, 512), (512, 256)])
+def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
+    sizes: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    planner, module = OnDemand(), Net()
+    old, new = (numbers(size, 64) for size in sizes)
+    trained = remat.optimize(module, (old,), budget=remat.Fraction(1), planner=planner)
+    first = trained.plan_for((old,))
+    with caplog.at_level(logging.INFO, "remat"):
+        before = trained.plan_for((new,))
+    assert first is not None
+    assert before is not None
+    assert "the plan of another size" in caplog.text
+    assert before.answer.plan == first.answer.plan
+    assert before.answer.cache == "near"
+    assert before.answer.budget_bytes == budget_at(before.step.graph, 1) != first.answer.budget_bytes
+    verify(Problem(before.step.graph, before.answer.budget_bytes), before.answer.plan, cost_ns=before.answer.cost_ns)
+    assert measure.differences(outcome(module, module, new), outcome(module, trained, new)) == []
+    loss = trained(new)
+    planner.go.set()
+    assert before.better is not None
+    assert before.better.result(60) is not None
+    loss.backward()  # ends by the plan that it began with
+    after = trained.plan_for((new,))
+    assert after is not None
+    assert after.answer.cost_ns is not None
+    assert before.answer.cost_ns is not None
+    assert after.answer.cost_ns < before.answer.cost_ns
+    assert measure.differences(outcome(module, module, new), outcome(module, trained, new)) == []
+    assert trained.plan_for((old,)) is first
+    assert len(planner.asked) == 2
+
+
+def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
+    planner, x = OnDemand(), numbers(512, 64)
+    planner.asked.append(None)  # type: ignore[arg-type]
+    module = Net()
+    trained = remat.optimize(module, (x,), budget=remat.Fraction(0.7), planner=planner, wait=False)
+    quick = trained.plan_for((x,))
+    assert quick is not None
+    assert quick.answer.method == "greedy"
+    assert quick.better is not None
+    assert not quick.better.done()
+    plain = outcome(module, module, x)
+    assert measure.differences(plain, outcome(module, trained, x)) == []
+    planner.go.set()
+    assert quick.better.result(60) is None  # the same walk once more, and no better
+    assert trained.plan_for((x,)) is quick
+
+
+class Failing:
+    """A planner that has no answer but the first."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def plan(self, problem: Problem, **asking: Any) -> Answer:
+        self.asked += 1
+        if self.asked > 1:
+            raise RuntimeError("the planner is gone")
+        return OnDemand().plan(problem)
+
+
+def test_training_goes_on_by_the_known_plan_when_no_better_comes(caplog: pytest.LogCaptureFixture) -> None:
+    trained = remat.optimize(Net(), (numbers(256, 64),), budget=remat.Fraction(1), planner=Failing())
+    x = numbers(128, 64)
+    found = trained.plan_for((x,))
+    assert found is not None
+    assert found.better is not None
+    found.better.result(60)
+    trained(x).backward()
+    assert "the planner is gone" in caplog.text
+
+
+def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
+    def problem(rows: int, fraction: float, depth: int = 3) -> tuple[Any, Problem]:
+        module = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(depth)])
+        step = training_step(module, (numbers(rows, 32),), {})
+        return step, Problem(step.graph, budget_at(step.graph, fraction))
+
+    step, asked = problem(64, 1)
+    known = [remat.training.carry_out(step, asked, greedy_answer(asked))]
+    assert plan_of_another_size(problem(128, 1)[1], known) is not None
+    assert plan_of_another_size(problem(128, 0.9)[1], known) is None
+    assert plan_of_another_size(problem(128, 1, depth=4)[1], known) is None
