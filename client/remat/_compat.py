@@ -208,7 +208,7 @@ def recording() -> bool:
 
 def start_recording() -> None:
     """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto."""
-    off = torch.profiler._ExperimentalConfig()
+    off = _profiler._ExperimentalConfig()
     config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
     _autograd._enable_profiler_legacy(config)
 
@@ -221,7 +221,7 @@ def stop_recording() -> list[int]:
         (start.cpu_elapsed_us(record), record.cpu_memory_usage())
         for records in threads
         for record in records
-        if record.kind() == "memory_alloc" and record.cpu_memory_usage()
+        if str(record.kind()) == "memory_alloc" and record.cpu_memory_usage()
     ]
     # one thread's records are in order; several are merged by time
     return [size for _, size in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]

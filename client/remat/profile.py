@@ -117,8 +117,7 @@ def _measure(nodes: Mapping[str, fx.Node]) -> dict[str, Measured]:
         return {}
     if _compat.recording():  # the caller's profiler: another thread has none
         with ThreadPoolExecutor(1) as aside:
-            threads = torch.get_num_threads()
-            return aside.submit(lambda: (torch.set_num_threads(threads), _measure(nodes))[1]).result()
+            return aside.submit(_measure, nodes).result()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
     try:
         with _compat.only_real_tensors(), torch.no_grad():

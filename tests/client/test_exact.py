@@ -10,7 +10,7 @@ from torch import nn
 
 from client.small_models import CASES, Case
 from remat import measure
-from remat.execute import _tensor
+from remat.kinds import Holders
 from remat.profiles import MemoryProfiles
 from remat.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
@@ -26,14 +26,10 @@ def one_thread() -> None:
 def callable_of(case: Case, step: TrainingStep, plan: Plan):  # type: ignore[no-untyped-def]
     """The case's step by a plan."""
     run, captured = step.compile(plan), step.captured
-    names = (*captured.params, *captured.buffers)
+    holders = Holders((*captured.params, *captured.buffers), captured.constants)
 
     def call(*args, **kwargs):  # type: ignore[no-untyped-def]
-        return run(
-            *[captured.constants.get(n, None) if n in captured.constants else _tensor(case.module, n) for n in names],
-            *args,
-            **kwargs,
-        )
+        return run(*holders.tensors(case.module), *args, **kwargs)
 
     return call
 
