@@ -1,9 +1,9 @@
 """Load on a running service: hits against a bare route, identical and distinct problems, kills and restarts.
 
-`python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster] …` prints one table a scenario, and appends
-it to `--out FILE`. Each starts its own service on a free port with a temporary database; `scaling` and `cluster` start
-PostgreSQL servers of their own. Every answer's plan is replayed by the judge on the problem as it was sent; a lost or
-wrong answer ends the run with exit code 1.
+`python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario, and
+appends it to `--out FILE`. Each starts its own service on a free port with a temporary database; those from `scaling`
+on start PostgreSQL servers of their own. Every answer's plan is replayed by the judge on the problem as it was sent; a
+lost or wrong answer ends the run with exit code 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import httpx2
 from remat_ir import Problem, budget_at, plain_peak
 
 from .crowd import JSON, Processes, Report, ask, client, judged, many, step, timed
-from .load_cluster import cluster, scaling
+from .load_cluster import cluster, depth, scaling
 
 BARE = """
 import sys, uvicorn
@@ -177,7 +177,7 @@ async def killed(folder: Path, options: argparse.Namespace) -> Report:
 
 def main() -> None:
     """Run the scenarios named, or all but those of a cluster."""
-    scenarios = {f.__name__: f for f in (hits, identical, distinct, killed, scaling, cluster)}
+    scenarios = {f.__name__: f for f in (hits, identical, distinct, killed, scaling, cluster, depth)}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("scenario", nargs="*", choices=[*scenarios, []], default=[])
     parser.add_argument("--out", type=Path, help="append the tables to this file, as Markdown")

@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import statistics
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psycopg
+from pydantic import SecretStr
+
+from remat_service.cluster import reconcile
+from remat_service.dispatch import next_solve
+from remat_service.room import room_of
+from remat_service.settings import Settings
 
 from .crowd import Processes, Report, many
 from .postgres import PrivatePostgres
@@ -129,4 +137,54 @@ async def cluster(folder: Path, options: argparse.Namespace) -> Report:
             workers, found.count, found.kills, found.restarts, f"{found.seconds:.1f}", f"{found.rate:.1f}", 0, 0,
             found.stored.solves - found.stored.flights, found.stored.again, found.stored.not_solving,
         )  # fmt: skip
+    return report
+
+
+_FILL = """
+INSERT INTO solves (id, tenant_id, flight_key, graph_key, budget_bytes, fixed_bytes, method, method_key, options, state,
+                    priority, restricted_to, queued_at)
+SELECT lpad(to_hex(i), 32, '0'), t.id, lpad(to_hex(i), 64, '0'), g.key, i, 0, 'auto', 'auto', '{}', 'queued', 0, '',
+       now()
+FROM generate_series(1, %s) AS i, (SELECT id FROM tenants LIMIT 1) AS t, (SELECT key FROM graphs LIMIT 1) AS g
+"""
+
+
+async def depth(folder: Path, options: argparse.Namespace) -> Report:
+    """What a long queue costs those who look at it, and how many connections each process keeps open."""
+    report = Report(
+        "A long queue", ("queued", "look for the next ms", "reconcile ms", "connections of server and worker")
+    )
+    with PrivatePostgres() as postgres:
+        processes = Processes(folder, postgres.url, dispatcher="cluster", workers=1)
+        processes.serve()
+        worker = processes.start("worker")
+        await many(processes.port, 40, _OPS, 5)
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()"
+            row = connection.execute(busy).fetchone()
+            await asyncio.to_thread(processes.end, worker)
+            alone = connection.execute(busy).fetchone()
+        assert row is not None
+        assert alone is not None
+        processes.close()
+        room = room_of(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
+        for queued in (100, 1_000, 10_000):
+            with psycopg.connect(postgres.url, autocommit=True) as connection:
+                connection.execute("DELETE FROM solves WHERE state = 'queued'")
+                connection.execute(_FILL, (queued,))
+                connection.execute("ANALYZE")
+            await reconcile(room)
+            looks, rounds = [], []
+            for _ in range(20):
+                begun = time.perf_counter()
+                assert await next_solve(room) is not None
+                looks.append(time.perf_counter() - begun)
+                begun = time.perf_counter()
+                await reconcile(room)
+                rounds.append(time.perf_counter() - begun)
+            report.add(
+                queued, f"{1000 * statistics.median(looks):.1f}", f"{1000 * statistics.median(rounds):.1f}",
+                f"{alone[0]}, {row[0] - alone[0]}",
+            )  # fmt: skip
+        await room.database.close()
     return report

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from .database import alone
 from .dispatch import next_solve
 from .execute import execute_solve
 from .relay import libpq_url
@@ -104,7 +105,8 @@ async def reconcile(room: Room) -> dict[str, int]:
     """The reaper and the reconciler: silent solves are queued again, dead tickets dropped, missing ones added."""
     stale = now() - timedelta(seconds=room.settings.stale_after_s)
     async with room.database.write() as connection:
-        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x72656170})
+        if not await alone(connection, 0x72656170):  # one process at a time is enough, of however many
+            return {"requeued": 0, "dropped": 0, "added": 0}
         silent = await connection.execute(
             update(solves)
             .where(solves.c.state == "running", solves.c.heartbeat_at < stale)

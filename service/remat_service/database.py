@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Table, event
+from sqlalchemy import Connection, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -64,6 +64,13 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         await self.engine.dispose()
+
+
+async def alone(connection: AsyncConnection, key: int) -> bool:
+    """Whether no other process is at the same work, up to the end of this transaction; on SQLite there is none."""
+    if connection.dialect.name != "postgresql":
+        return True
+    return bool(await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": key}))
 
 
 def _on_connect(connection: Any, record: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Status
 
+from .database import alone
 from .endings import end_request, leave
 from .room import Room
 from .tables import graphs, groups, now, plans, requests, solves
@@ -19,14 +21,18 @@ from .tables import graphs, groups, now, plans, requests, solves
 log = structlog.get_logger("remat_service.keep")
 
 _BATCH = 100
+_LOCK = 0x6B656570  # one process at a time sums the store up
 
 
 async def housekeeping(room: Room) -> None:
     """Evict by age and bytes, and end requests that have waited too long, for ever."""
+    evicted = -float("inf")
     while not room.stopping:
         try:
             await expire_queued(room)
-            await evict(room)
+            if time.monotonic() - evicted >= room.settings.housekeeping_s:
+                await evict(room)
+                evicted = time.monotonic()
         except Exception:
             log.exception("housekeeping failed; trying again")
         await asyncio.sleep(min(room.settings.housekeeping_s, 5.0))
@@ -64,6 +70,8 @@ async def evict(room: Room) -> int:
     settings = room.settings
     cutoff = now() - timedelta(days=settings.store_days)
     async with room.database.write() as connection:
+        if not await alone(connection, _LOCK):
+            return 0
         done = await connection.execute(
             delete(requests).where(requests.c.ended.is_(True), requests.c.ended_at < cutoff)
         )

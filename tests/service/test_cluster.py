@@ -137,6 +137,21 @@ async def test_tickets_come_with_their_solves_and_are_reconciled(url: str) -> No
         await room.database.close()
 
 
+async def test_one_process_reconciles_at_a_time(url: str) -> None:
+    """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
+    room = await _room(url)
+    try:
+        await _queued(room, "default", 1)
+        async with room.database.write() as connection:
+            await connection.execute(text("DELETE FROM procrastinate_jobs"))
+        async with room.database.write() as other:
+            await other.execute(text("SELECT pg_advisory_xact_lock(1919246704)"))
+            assert (await cluster.reconcile(room))["added"] == 0
+        assert (await cluster.reconcile(room))["added"] == 1
+    finally:
+        await room.database.close()
+
+
 async def _enqueue_and_fail(room: Room) -> None:
     async with room.database.write() as connection:
         await cluster.enqueue(connection, "x" * 32, 0)
