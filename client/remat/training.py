@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from remat_ir import Answer, InvalidPlan, Plan, Problem, Progress, verify
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Progress, verify
 
-from .budget import Budget, budget_bytes
+from .budget import Budget, Fraction, budget_bytes
 from .execute import OnFailure, Planned, Rematerialized
 from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
@@ -150,7 +150,7 @@ def plan_step(
     with _BUSY:
         like = known[-1].step if known else None
         step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes, like=like)
-    problem = Problem(step.graph, budget_bytes(budget, step.graph, slack))
+    problem = Problem(step.graph, max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known)))
 
     def ask() -> Answer:
         return planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
@@ -164,6 +164,14 @@ def plan_step(
             made = carry_out(step, problem, quick)
             return made if (quick.gap or 0) <= 0 else replace(made, better=_later(step, problem, quick, ask))
     return carry_out(step, problem, plan_or_raise(ask(), step.graph))
+
+
+def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
+    """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as many bytes."""
+    if not isinstance(budget, Fraction):
+        return 0
+    rooms = (planned.answer.budget_bytes - planned.step.graph.fixed_bytes for planned in known)
+    return graph.fixed_bytes + max(rooms, default=0)
 
 
 def in_step(planner: object) -> bool:

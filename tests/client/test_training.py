@@ -104,6 +104,17 @@ def test_explain_plans_a_module_that_has_no_plan_yet() -> None:
     assert "layers.0" in text
 
 
+def test_a_smaller_call_may_use_the_bytes_of_a_larger_one() -> None:
+    trained = remat.optimize(Mlp(), (numbers(512, 32),), budget=remat.Fraction(0.8), planner="greedy")
+    trained(numbers(16, 32)).sum().backward()
+    large, small = trained.plans.values()
+    assert large is not None
+    assert small is not None
+    assert small.answer.overhead == 0
+    room = large.answer.budget_bytes - large.step.graph.fixed_bytes
+    assert small.answer.budget_bytes - small.step.graph.fixed_bytes == room
+
+
 def test_a_budget_below_the_least_says_what_would_do() -> None:
     with pytest.raises(BudgetTooSmall, match="bytes"):
         remat.optimize(Mlp(), (numbers(16, 32),), budget=remat.Fraction(0.01), planner="greedy")
