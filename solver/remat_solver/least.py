@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from remat_ir import (
@@ -18,11 +19,13 @@ from remat_ir import (
     verify,
 )
 
+from .backends import Engine
 from .bounds import working_set
 from .deadline import Deadline
 from .search import Search, compiling, least_memory
 from .search.greedy import peak_of
 from .solve import solve
+from .staged.least import LeastProof
 
 METHOD = "least-budget"
 Prover = Callable[[Problem, float, Callable[[], bool]], Answer]
@@ -53,8 +56,9 @@ def least_budget(
 ) -> Answer:
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
-    From above a budget counts once a plan within it has passed the judge; from below once `prover` has certified that
-    none exists, or by the working set of a single op. Without a prover only plans are looked for.
+    From above a budget counts once a plan within it has passed the judge; from below by the working set of a single op,
+    by the staged relaxation with its capacity minimised, and once `prover` has certified that none exists. Without a
+    prover only plans are looked for.
 
     Returns:
         An answer with a plan whose peak is `least_budget_bytes`, which is its budget; every smaller budget down to
@@ -67,11 +71,15 @@ def least_budget(
     while not ready.wait(0.02) and not look.over():
         pass
     seconds = _FIRST_TRY_S
-    while not look.over():
-        look.seek(seconds)
-        if prover is not None:
-            look.certify(prover, _PROOF * seconds)
-        seconds *= 2
+    with contextlib.ExitStack() as stack:
+        engine = None if prover is None or look.over() else stack.enter_context(Engine("cpsat"))
+        while not look.over():
+            look.seek(seconds)
+            if engine is not None:
+                look.bound(engine, _PROOF * seconds)
+            if prover is not None:
+                look.certify(prover, _PROOF * seconds)
+            seconds *= 2
     return look.answer()
 
 
@@ -91,6 +99,8 @@ class _Look:
         self.low = working_set(graph).least_bytes
         self.plan = plain_plan(graph)
         self.high = peak_of(graph, self.plan)
+        self.proof: LeastProof | None = None
+        self.bounded = False
 
     def over(self) -> bool:
         """Whether there is a reason to stop."""
@@ -119,6 +129,15 @@ class _Look:
             else:
                 self.found(plan, "search")
         self.seed += 1
+
+    def bound(self, engine: Engine, seconds: float) -> None:
+        """Raise the lower side by the relaxation that minimises the memory, until it has nothing left to tell apart."""
+        if self.over() or self.bounded:
+            return
+        self.proof = self.proof or LeastProof(self.graph, self.low, self.high)
+        self.proof.low, self.proof.known = max(self.proof.low, self.low), self.high
+        self.bounded = not self.proof.run(engine, self.deadline.within(seconds), stopped=self.cancelled)
+        self.low = max(self.low, self.proof.low)
 
     def certify(self, prover: Prover, seconds: float) -> None:
         """Bisect by certificates; where one fails to come ask for an easier one, of a smaller budget."""

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from drawn import graphs
 from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify
 from remat_solver import solve
+from remat_solver.backends import Engine
 from remat_solver.bounds import working_set
+from remat_solver.deadline import Deadline
 from remat_solver.least import least_budget
+from remat_solver.staged.least import LeastProof
 from solver.brute import optimum
+from solver.little import little_graph
 
 
 def _brute(problem: Problem, seconds: float, cancelled: Callable[[], bool]) -> Answer:
@@ -43,10 +47,22 @@ def test_without_a_prover_the_working_set_bounds_it() -> None:
     assert answer.least_budget_bytes <= 1.05 * working_set(graph).least_bytes
 
 
+def test_the_relaxation_that_minimises_memory_stays_below_the_least_budget() -> None:
+    with Engine("cpsat") as engine:
+        for seed in (0, 1, 2, 25, 42, 56, 77, 99, 118):
+            graph = little_graph(seed, 7)
+            low = working_set(graph).least_bytes
+            proof = LeastProof(graph, low, plain_peak(graph))
+            proof.run(engine, Deadline(20))
+            assert (proof.low > low) == (seed > 2)
+            if proof.low > low:
+                assert optimum(Problem(graph, proof.low - 1)).plan is None
+
+
 @pytest.mark.slow
 def test_with_the_staged_prover_bounds_hold() -> None:
     graph = instance("dag-100")
-    answer = least_budget(graph, time_limit_s=40)
+    answer = least_budget(graph, time_limit_s=10)
     low, high = answer.least_budget_bound_bytes, answer.least_budget_bytes
     assert low is not None
     assert high is not None

@@ -31,6 +31,7 @@ The fine program, with one coarse stage per stage, is Checkmate's, equations 1 t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,15 +69,20 @@ class Columns:
         return int(np.searchsorted(self.cuts, op))
 
 
-def relax(shape: Shape, cuts: tuple[int, ...], scale: Scale) -> tuple[Builder, Columns]:
-    """Rows (a) to (d) for the given cuts, ascending and ending with n − 1."""
-    builder = Builder()
+def relax(
+    shape: Shape, cuts: tuple[int, ...], scale: Scale, builder: Builder | None = None, lent: Sequence[Term] = ()
+) -> tuple[Builder, Columns]:
+    """Rows (a) to (d) for the given cuts, ascending and ending with n − 1.
+
+    `lent` are terms to put into each memory row: of a column that `builder` has already, which lends it room.
+    """
+    builder = Builder() if builder is None else builder
     columns = _columns(shape, cuts, builder, scale)
     for c in range(1, columns.stages):
         _reads_of_recomputations(shape, columns, c, builder)
         _reads_of_first_computations(shape, columns, c, builder)
         _residence(shape, columns, c, builder)
-        _memory_at_cut(shape, columns, c, builder, scale)
+        _memory_at_cut(shape, columns, c, builder, scale, lent)
     return builder, columns
 
 
@@ -139,7 +145,9 @@ def _residence(shape: Shape, columns: Columns, c: int, builder: Builder) -> None
     builder.add_rows(len(values), [Term(rows, hold[values]), *terms], upper=0.0)
 
 
-def _memory_at_cut(shape: Shape, columns: Columns, c: int, builder: Builder, scale: Scale) -> None:
+def _memory_at_cut(
+    shape: Shape, columns: Columns, c: int, builder: Builder, scale: Scale, lent: Sequence[Term]
+) -> None:
     """(d)"""
     op = columns.cuts[c - 1]
     hold = columns.holds[c]
@@ -147,4 +155,4 @@ def _memory_at_cut(shape: Shape, columns: Columns, c: int, builder: Builder, sca
     counted[shape.inputs(op)] = False
     room = shape.capacity - int(shape.need[op]) - int(shape.size[counted & (hold == ONE)].sum())
     values = np.flatnonzero(counted & (hold >= 0))
-    builder.add_rows(1, [Term(0, hold[values], scale.weights(shape.size[values]))], upper=scale.room(room))
+    builder.add_rows(1, [Term(0, hold[values], scale.weights(shape.size[values])), *lent], upper=scale.room(room))

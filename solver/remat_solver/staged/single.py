@@ -27,7 +27,7 @@ can be struck out of a plan, and its readers come after its maker's slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +48,15 @@ class Rerun:
     values: Ids
 
 
-def add_reruns(shape: Shape, columns: Columns, rows: Iterable[Rerun], builder: Builder, scale: Scale) -> None:
-    """Write rows (h)."""
+def add_reruns(
+    shape: Shape,
+    columns: Columns,
+    rows: Iterable[Rerun],
+    builder: Builder,
+    scale: Scale,
+    lent: Sequence[Term] = (),
+) -> None:
+    """Write rows (h); `lent` as in `relax`."""
     for row in rows:
         c = columns.stage_of(row.stage)
         if c == 0 or columns.runs[c][row.op] < 0:
@@ -63,6 +70,7 @@ def add_reruns(shape: Shape, columns: Columns, rows: Iterable[Rerun], builder: B
             Term(0, columns.runs[c][row.op], scale.weights(shape.need[row.op : row.op + 1])),
             Term(0, hold[hold >= 0], scale.weights(size[hold >= 0])),
             Term(0, run[run >= 0], scale.weights(-size[run >= 0])),
+            *lent,
         ]
         builder.add_rows(1, terms, upper=scale.room(shape.capacity - int(size[hold == ONE].sum())))
 

@@ -1,0 +1,122 @@
+"""The least memory, bounded from below: the relaxation with its capacity as the variable that is minimised.
+
+The rows of the relaxation hold for every plan whatever its budget, if the budget stands on their right side: with b ≥
+the plan's peak, in units of memory rounded up, each memory row reads Σ floor(M / u) x − b ≤ floor(− constants / u). So
+the least b for which the relaxation has a solution is a bound on every budget that suffices, in the whole space, and
+the proof goes on as that of a cost does: cut where the solution needs more than b. Coarse stage 0, in which nothing is
+charged, ends before the first op at which the smallest known budget is exceeded; that it may be exceeded there under
+smaller ones makes the bound no less true, and is cut apart like the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from remat_ir import Graph, Problem
+
+from ..backends import Engine
+from ..deadline import Deadline
+from ..program import Builder, Floats, Program, Term
+from .realize import realize
+from .relaxation import Columns, relax
+from .scale import Scale, scale_of
+from .shape import Shape, shape_of
+from .single import Rerun, add_reruns, violated_reruns
+from .trace import Trace, trace
+
+_LOOSE = 0.1
+"""Recomputations per op that a solution may have more than it needs: they only say where to cut."""
+
+
+class LeastProof:
+    """Raises the bound on the least budget of a graph below `known`, a budget that suffices.
+
+    `low` and `known` are in bytes, fixed ones included. Work goes on where the last call of `run` ended.
+    """
+
+    def __init__(self, graph: Graph, low: int, known: int) -> None:
+        self.graph, self.low, self.known = graph, low, known
+        self._shape: Shape = shape_of(Problem(graph, max(low, known - 1)))
+        self._bare: Shape = replace(self._shape, capacity=0)
+        self._scale: Scale = scale_of(self._shape)
+        roomy, last = self._shape.roomy, self._shape.ops - 1
+        self._cuts = {min(max(0, roomy - 1), last), last}
+        self._reruns: list[Rerun] = []
+        sizes = np.concatenate((self._shape.size, self._shape.workspace))
+        self._exact = not (sizes % self._scale.bytes).any()
+        self._weight = 1.0
+
+    def run(
+        self,
+        engine: Engine,
+        deadline: Deadline,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Go on until the deadline, or until nothing is left to tell apart; whether there is more to do."""
+        while not (deadline.passed() or stopped()):
+            program, columns = self._write()
+            outcome = engine.run(
+                program,
+                deadline=deadline,
+                stopped=stopped,
+                absolute_gap=_LOOSE * self._shape.ops,
+                on_improvement=lambda news: self._raise(news.bound),
+            )
+            if outcome.status == "infeasible":
+                self._raise_to(self.known)
+                return False
+            self._raise(outcome.bound)
+            if outcome.x is None or outcome.status != "optimal":
+                return True
+            run = trace(self._shape, realize(self._shape, columns, outcome.x))
+            if self.low >= self.known or not self._refine(columns, outcome.x, run):
+                return False
+        return True
+
+    def _write(self) -> tuple[Program, Columns]:
+        unit, fixed = self._scale.bytes, self.graph.fixed_bytes
+        builder = Builder()
+        low, high = max(0, self.low - fixed) // unit, -(-max(0, self.known - 1 - fixed) // unit)
+        budget = builder.variables(1, cost=1.0, lower=float(low), upper=float(max(low, high)))
+        lent = (Term(0, budget, -1.0),)
+        builder, columns = relax(self._bare, tuple(sorted(self._cuts)), self._scale, builder, lent)
+        add_reruns(self._bare, columns, self._reruns, builder, self._scale, lent)
+        program = builder.program()
+        cost = np.zeros(program.columns)
+        runs = np.concatenate([run[run >= 0] for run in columns.runs])
+        cost[runs] = 1.0
+        # all recomputations together weigh less than one unit of memory; without any weight a solution has thousands
+        # that serve nothing, and does not show where to cut
+        cost[budget] = self._weight = float(len(runs) + 1)
+        return replace(program, cost=cost), columns
+
+    def _raise(self, objective: float) -> None:
+        if np.isfinite(objective):
+            units = int(np.floor(np.ceil(objective - 1e-3) / self._weight))
+            # where units are not exact, a peak is rounded up to them
+            least = units * self._scale.bytes if self._exact else (units - 1) * self._scale.bytes + 1
+            self._raise_to(self.graph.fixed_bytes + least)
+
+    def _raise_to(self, budget_bytes: int) -> None:
+        if budget_bytes > self.low:
+            self.low = min(budget_bytes, self.known)
+
+    def _refine(self, columns: Columns, x: Floats, run: Trace) -> bool:
+        """Cut where the sequence exceeds the solution's own b most; False where all that can be is told apart."""
+        capacity = max(self.low - self.graph.fixed_bytes, round(float(x[0])) * self._scale.bytes)
+        shape = replace(self._shape, capacity=capacity)
+        reruns = violated_reruns(shape, columns, x)
+        self._reruns += reruns
+        for position in np.argsort(-run.memory, kind="stable").tolist():
+            if run.memory[position] <= capacity:
+                break
+            stage = int(run.stage[position])
+            for cut in (stage, stage - 1):
+                if cut >= 0 and cut not in self._cuts:
+                    self._cuts.add(cut)
+                    return True
+        return bool(reruns)
