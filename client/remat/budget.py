@@ -82,6 +82,15 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
         raise InvalidData(
             f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
         )
+    found = device_budget(budget, slack)
+    assert isinstance(found, int)
+    return found
+
+
+def device_budget(budget: Budget, slack: float) -> Budget:
+    """A budget in bytes of the device less the allocator's share; any other as it is."""
+    if not isinstance(budget, (int, str)):
+        return budget
     return int(bytes_of(budget) / Ratio(slack)) if slack != 1.0 else bytes_of(budget)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from remat_ir import Answer
 
+from .chain import ChainedModule
 from .errors import CaptureError
 from .kinds import Holders, kind_of_call, what_changed
 from .selfcheck import SelfCheck, StepPeak
@@ -67,7 +68,7 @@ class Planned:
         return self.predicted_bytes - self.step.graph.fixed_bytes
 
 
-MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned]
+MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned | ChainedModule]
 
 
 class Rematerialized(nn.Module):
@@ -79,7 +80,8 @@ class Rematerialized(nn.Module):
     seen. A call under torch.no_grad() has nothing to rematerialize and runs the original.
 
     Args:
-        make_plan: captures and plans one kind of call, given the plans of other kinds, the latest last.
+        make_plan: captures and plans one kind of call, given the plans of other kinds, the latest last; or makes the
+            chain that runs it.
         on_failure: "raise" lets a CaptureError out; "plain" runs the original for that kind and logs a warning.
         self_check: whether the first step of each plan measures its peak: see `remat.selfcheck`.
     """
@@ -96,6 +98,7 @@ class Rematerialized(nn.Module):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["original"] = module
         self.__dict__["_plans"] = {}
+        self.__dict__["_chains"] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
         self._check = SelfCheck() if self_check else None
@@ -108,14 +111,17 @@ class Rematerialized(nn.Module):
             return original(*args, **kwargs)
         planned = self.plan_for(args, kwargs)
         if planned is None:
-            return original(*args, **kwargs)
+            chains = self.__dict__["_chains"]
+            return (chains.get(kind_of_call(original, args, kwargs), original) if chains else original)(*args, **kwargs)
         check = self._check
         if check is not None and check.due and planned in check.due:
             return check.watch(planned, lambda: planned.run(*planned.holders.tensors(self), *args, **kwargs))
         return planned.run(*planned.holders.tensors(self), *args, **kwargs)
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
-        """The plan that a call with these arguments runs by, made now if there is none; None: it runs plainly.
+        """The plan that a call with these arguments runs by, made now if there is none.
+
+        None: it runs as one of `chains`, or plainly.
 
         Raises:
             CaptureError: it cannot be captured, and `on_failure` is "raise".
@@ -127,19 +133,26 @@ class Rematerialized(nn.Module):
         if key in plans:
             plans[key] = self._latest(plans[key])
             return plans[key]
+        if key in self.chains:
+            return None
         if plans:
             log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
         for other in plans:
             plans[other] = self._latest(plans[other])
         known = [planned for planned in plans.values() if planned is not None]
         try:
-            plans[key] = self._expected(self._make_plan(args, kwargs, known))
+            made = self._make_plan(args, kwargs, known)
         except CaptureError as error:
             if self._on_failure != "plain":
                 raise
             log.warning("training runs without a plan: %s", error)
             plans[key] = None
-        return plans[key]
+            return None
+        if isinstance(made, ChainedModule):
+            self.__dict__["_chains"][key] = made
+            return None
+        plans[key] = self._expected(made)
+        return made
 
     def _latest(self, planned: Planned | None) -> Planned | None:
         """The better plan once it is there. A step that has begun ends by the plan that it began with."""
@@ -165,6 +178,11 @@ class Rematerialized(nn.Module):
     def plans(self) -> Mapping[Any, Planned | None]:
         """The plans so far by kind of call; None where one runs plainly."""
         return self.__dict__["_plans"]  # type: ignore[no-any-return]
+
+    @property
+    def chains(self) -> Mapping[Any, ChainedModule]:
+        """The kinds of calls that run by chain plans, with what runs them."""
+        return self.__dict__["_chains"]  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> Rematerialized:
         """Set the train mode, the original's too."""

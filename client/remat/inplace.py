@@ -27,7 +27,7 @@ def enable(model: M, *, budget: Budget, **options: Any) -> M:
     Args:
         budget: as for `remat.optimize`.
         options: `planner`, `method`, `time_limit_s`, `max_gap`, `optimizer`, `slack`, `on_failure`, `on_progress`,
-            `wait`, `self_check`, as for `remat.optimize`.
+            `wait`, `self_check`, `mode`, as for `remat.optimize`.
 
     Returns:
         The same module.

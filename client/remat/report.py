@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
+from remat_ir.chain_plan import Verb
 
 from .budget import Budget, readable
+from .chain import ChainedModule
 from .execute import Planned, Rematerialized
 from .operations import module_path
 from .selfcheck import summary
@@ -50,10 +52,34 @@ def explain(
         for planned in trained.plans.values()
         if planned is not None
     ]
+    parts += [explain_chain(chain) for chain in trained.chains.values()]
     unplanned = sum(planned is None for planned in trained.plans.values())
     if unplanned:
         parts.append(f"{unplanned} kinds of calls run without a plan.")
     return "\n\n".join(parts)
+
+
+def explain_chain(trained: ChainedModule) -> str:
+    """A chain's plan in words, and which stages run again."""
+    chain, answer = trained.chain, trained.answer
+    if answer is None:
+        return f"{chain.stages} stages by a plan that was given"
+    runs = Counter(s.stage for s in trained.plan.steps if s.verb in (Verb.F_ALL, Verb.F_CK, Verb.F_NONE))
+    again = {
+        f"{n} {type(stage).__name__}": (runs[n] - 1, round((runs[n] - 1) * chain.forward_ns[n - 1] / 1e6))
+        for n, stage in enumerate(trained.stages, 1)
+        if runs[n] > 1
+    }
+    cost = answer.cost_ns or 0
+    return "\n".join(
+        [
+            f"a chain of {chain.stages} stages; budget {readable(answer.budget_bytes)} beside parameters and gradients",
+            f"peak {readable(answer.peak_bytes or 0)} predicted; plain training needs {readable(plain_peak(chain))}",
+            f"cost {_ms(cost)}, {100 * overhead_of(cost, chain.total_cost_ns):.1f} % over plain: {answer.status.value}",
+            "",
+            _table("computed again", "times", "ms", again, chain.stages, str),
+        ]
+    )
 
 
 def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:

@@ -7,13 +7,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
+import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Progress, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Progress, verify
 
-from .budget import Budget, Fraction, budget_bytes
+from ._compat import SideEffects
+from .budget import Budget, Fraction, budget_bytes, device_budget
+from .chain import ChainedModule
+from .chain_training import optimize_chain
+from .errors import CaptureError
 from .execute import OnFailure, Planned, Rematerialized
 from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
@@ -21,6 +26,7 @@ from .sizes import plan_of_another_size
 from .step import Around, TrainingStep, existing_gradients, running_peak, training_step
 
 OnProgress = Callable[[Progress], None]
+Mode: TypeAlias = Literal["auto", "graph", "chain"]
 log = logging.getLogger("remat")
 
 _BUSY = threading.RLock()
@@ -46,6 +52,7 @@ def optimize(
     on_failure: OnFailure = "raise",
     on_progress: OnProgress | None = None,
     self_check: bool = True,
+    mode: Mode = "auto",
 ) -> Rematerialized:
     """Make a module that trains inside a memory budget, with the gradients of plain training.
 
@@ -64,6 +71,9 @@ def optimize(
         slack: bytes reserved over bytes allocated, where a budget is bytes of a device.
         on_failure: what to do where a step cannot be captured: "raise", or train "plain" and say so in the log.
         self_check: whether the first step of each plan measures its peak, and warns where it is off by more than 3 %.
+        mode: "graph" captures the step as one graph; "chain" runs the stages of an `nn.Sequential` one after the other,
+            with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes the graph, and
+            the chain where a Sequential of one tensor cannot be captured.
 
     A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
     of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`.
@@ -89,6 +99,7 @@ def optimize(
         on_failure=on_failure,
         on_progress=on_progress,
         self_check=self_check,
+        mode=mode,
     )
     made.plan_for(tuple(example_args), example_kwargs)
     return made
@@ -102,13 +113,16 @@ def planned_module(
     optimizer: Any = None,
     on_failure: OnFailure = "raise",
     self_check: bool = True,
+    mode: Mode = "auto",
     **asking: Any,
 ) -> Rematerialized:
     """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
+    if mode not in get_args(Mode):
+        raise InvalidData(f"mode is one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
     asked = planner_for(planner)
     table = profile_table(asked)
 
-    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
+    def graph(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
         extra = existing_gradients(model) + optimizer_state(optimizer)
         return plan_step(
             model,
@@ -122,7 +136,38 @@ def planned_module(
             **asking,
         )
 
+    def chain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChainedModule:
+        if not _is_chain(model, args, kwargs):
+            raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(model).__name__}")
+        given = {name: asking[name] for name in ("method", "time_limit_s", "max_gap") if name in asking}
+        size = device_budget(budget, asking.get("slack", 1.0))
+        state = optimizer_state(optimizer)
+        stages: list[nn.Module] = list(model)  # type: ignore[call-overload]
+        return optimize_chain(stages, args[0], budget=size, planner=asked, optimizer_bytes=state, **given)
+
+    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned | ChainedModule:
+        if mode == "chain":
+            return chain(args, kwargs)
+        try:
+            return graph(args, kwargs, known)
+        except CaptureError as error:
+            if mode == "graph" or not _is_chain(model, args, kwargs) or not _stages_would_do(error):
+                raise
+            log.info("the stages run as a chain: %s", error)
+            return chain(args, kwargs)
+
     return Rematerialized(model, make_plan, on_failure, self_check)
+
+
+def _stages_would_do(error: CaptureError) -> bool:
+    """Whether stages that run again as they are may do what cannot be captured: not where Python state would change."""
+    return error.__cause__ is not None and not isinstance(error.__cause__, SideEffects)
+
+
+def _is_chain(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call runs stages one after the other, the first on the only argument."""
+    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+    return one and isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
 def plan_step(

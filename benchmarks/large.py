@@ -1,0 +1,119 @@
+"""A model larger than this machine: captured under fake tensors, profiled kernel by kernel, planned, never allocated.
+
+`python -m benchmarks.large` takes Llama-7B's shape (32 layers of width 4096) and prints what each phase took in seconds
+and in memory of this process. `--layers`, `--length` and `--dtype` make it smaller or another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from remat._compat import FakeTensorMode
+from remat.budget import readable
+from remat.capture import capture
+from remat.dataflow import dataflow
+from remat.greedy import greedy_answer
+from remat.group import groups
+from remat.operations import operations, to_graph
+from remat.planner import LocalPlanner
+from remat.profile import profile_kernels
+from remat.step import resident_bytes
+from remat_ir import Problem, budget_at, plain_peak, verify
+
+T = TypeVar("T")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run all phases and print a line for each; `--json` prints them as one object."""
+    parser = argparse.ArgumentParser(prog="benchmarks.large")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--fraction", type=float, default=0.5)
+    parser.add_argument(
+        "--time-limit", type=float, default=60.0, help="seconds for the solver; 0: the greedy plan only"
+    )
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(argv)
+    rows = measured(given)
+    if given.json:
+        print(json.dumps(rows, indent=1))
+        return
+    for name, row in rows.items():
+        print(f"{name:<10}", ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+
+
+def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Each phase's seconds, the most memory this process had by its end, and what came of it."""
+    torch.set_num_threads(1)
+    rows: dict[str, dict[str, Any]] = {}
+
+    def phase(name: str, run: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        found = run()
+        seconds = round(time.perf_counter() - start, 1)
+        rows[name] = {
+            "seconds": seconds,
+            "process": readable(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
+        }
+        return found
+
+    model, tokens = phase("model", lambda: fake_llama(given))
+    kwargs = {"input_ids": tokens, "labels": tokens}
+    captured = phase("capture", lambda: capture(model, (), kwargs))
+    flow = dataflow(captured.joint, captured.forward_outputs)
+    step = phase("group", lambda: operations(flow, groups(flow)))
+    profiled = phase("profile", lambda: profile_kernels(flow.kernels))
+    fixed = resident_bytes(model, ((), kwargs), captured.constants)
+    graph, _ = to_graph(step, profiled.kernels, fixed)
+    plain = plain_peak(graph)
+    rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}
+    rows["capture"] |= {"nodes": len(captured.joint.graph.nodes), "kernels": len(flow.kernels)}
+    rows["group"] |= {"ops": graph.ops, "values": graph.values, "plain peak": readable(plain)}
+    rows["profile"] |= {"signatures": profiled.signatures, "plain step": f"{graph.total_cost_ns / 1e9:.1f} s"}
+    problem = Problem(graph, budget_at(graph, given.fraction))
+    answers = {"greedy": phase("greedy", lambda: greedy_answer(problem, time_limit_s=60, max_gap=0.01))}
+    if given.time_limit:
+        ask = LocalPlanner().plan
+        answers["auto"] = phase("auto", lambda: ask(problem, time_limit_s=given.time_limit, max_gap=0.001))
+    for name, answer in answers.items():
+        rows[name] |= {"budget": readable(problem.budget_bytes), "status": answer.status.value}
+        if answer.plan is not None:
+            verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+            rows[name] |= {"peak": readable(verdict.peak_bytes), "overhead": answer.overhead, "gap": answer.gap}
+    return rows
+
+
+def fake_llama(given: argparse.Namespace) -> tuple[Any, torch.Tensor]:
+    """Llama-7B's shape with fake parameters, and a sequence of fake tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=given.width,
+        intermediate_size=given.width * 11008 // 4096,
+        num_hidden_layers=given.layers,
+        num_attention_heads=given.width // 128,
+        vocab_size=32000,
+        max_position_embeddings=max(2048, given.length),
+        use_cache=False,
+        attn_implementation="sdpa",
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, given.dtype))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return LlamaForCausalLM(config).train(), torch.zeros(1, given.length, dtype=torch.int64)
+    finally:
+        torch.set_default_dtype(before)
+
+
+if __name__ == "__main__":
+    main()
