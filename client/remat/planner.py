@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -365,12 +366,13 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
         return answer
     infeasible = answer.status is Status.INFEASIBLE
     said = (answer.message or ("No plan fits" if infeasible else f"The solve ended {answer.status.value}")).rstrip(".")
-    if graph is not None:
+    if graph is not None and "alone needs" in said:  # a service knows no names
+        said = re.sub(r"\bop (\d+)(?= alone)", lambda found: graph.op_label(int(found[1])), said)
+    elif graph is not None:
         op, need = least_need(graph)
-        label = graph.op_label(op)
-        said += "" if label in said else f"; {label} alone needs {need} bytes of the {answer.budget_bytes} given"
+        said += f"; {graph.op_label(op)} alone needs {need} bytes of the {answer.budget_bytes} given"
     least = answer.least_budget_bytes
-    if least and str(least) not in said:
+    if least:
         said += f"; {least} bytes are known to do"
     raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)
 
