@@ -97,16 +97,21 @@ def write(models: Sequence[Found], out: Path) -> None:
     (out / "client.md").write_text(page(models))
 
 
+def spread(values: Sequence[float]) -> str:
+    """From the least to the most."""
+    return f"{min(values):g} to {max(values):g}"
+
+
 def page(models: Sequence[Found]) -> str:
     """The results as markdown."""
     states = [model["state"] for model in models]
-    loads = sorted(state["load"] for state in states)
+    loads = [state["load"] for state in states]
     state = states[-1]
     parts = [
         "# The client, measured",
         f"`python -m benchmarks.client`, ended {max(s['date'] for s in states)}; {state['cores']} cores, "
-        f"{state['threads']} thread, torch {state['torch']}, Python {state['python']}, load average {loads[0]} to "
-        f"{loads[-1]} at the end of a model.",
+        f"{state['threads']} thread, torch {state['torch']}, Python {state['python']}, load average {spread(loads)} "
+        f"where a model ended, {spread([model['rounds'] for model in models])} rounds.",
         HOW,
         verdict(models),
         "![Step time against measured peak](client.png)",
@@ -215,6 +220,9 @@ def _gradients(way: Found) -> str:
     return f"{wrong}off by {way['gradient_error']:.0e}{buffers}"
 
 
+TIME, SLOWDOWN, PEAK = range(3)
+
+
 def predictions(model: Found) -> list[tuple[float, float, float]]:
     """For each plan of remat's, predicted / measured − 1 of its time, its slowdown over the plain plan and its peak."""
     ways = model["ways"]
@@ -236,7 +244,8 @@ def predictions(model: Found) -> list[tuple[float, float, float]]:
 
 def _errors(model: Found, place: int) -> str:
     found = [100 * row[place] for row in predictions(model)]
-    return f"{statistics.median(found):+.1f}, {max(found, key=abs):+.1f} %"
+    digits = 2 if place == PEAK else 1
+    return f"{statistics.median(found):+.{digits}f}, {max(found, key=abs):+.{digits}f} %".replace("-0.00", "0.00")
 
 
 def _node(model: Found, other: str) -> str:
@@ -265,9 +274,9 @@ SUMMARY_CELLS: tuple[tuple[str, Callable[[Found], str]], ...] = (
     ("over each once", lambda m: _over(m, "each once")),
     ("µs a node over aot_eager", lambda m: _node(m, "aot_eager")),
     ("µs a node over each once", lambda m: _node(m, "each once")),
-    ("time: predicted / measured − 1", lambda m: _errors(m, 0)),
-    ("slowdown", lambda m: _errors(m, 1)),
-    ("peak", lambda m: _errors(m, 2)),
+    ("time: predicted / measured − 1", lambda m: _errors(m, TIME)),
+    ("slowdown", lambda m: _errors(m, SLOWDOWN)),
+    ("peak", lambda m: _errors(m, PEAK)),
     ("kernels profiled", lambda m: f"{m['signatures']} of {m['kernels']}"),
 )
 SUMMARY = tuple(name for name, _ in SUMMARY_CELLS)
