@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.client_draw import read, write
+from benchmarks.client_draw import RESULTS, read, write
 
-RESULTS = Path(__file__).parent / "results"
 NAMES = ("gpt2", "bert", "llama", "t5", "vit", "resnet50", "convnext", "unet")
 
 KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_MMAP_MAX_": "0", "MALLOC_TOP_PAD_": str(2**26)}
@@ -63,6 +63,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.quick:
         given.rounds, given.time_limit = min(given.rounds, 3), min(given.time_limit, 3.0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child is ended, too
     folder = (given.work / ("quick" if given.quick else "full")).resolve()
     out = given.out or (folder if given.quick else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
