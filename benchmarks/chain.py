@@ -1,21 +1,31 @@
 """How long the chain programs take, against plain numpy in the same run (`python -m benchmarks.chain`).
 
-CPU seconds of one process; the numpy version is the recursion of RR-9302, Theorem 1, vectorised over s' and m.
+CPU seconds of one process, the compile cache warm; the numpy version is the recursion of RR-9302, Theorem 1, vectorised
+over s' and m. Makespans and bounds of the offload program are in units of all steps once.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from remat_ir import Chain, Problem, budget_at, verify
+from remat_solver import solve
 from remat_solver.chain import Table
 from remat_solver.chain.needs import Needs
-from remat_solver.offload import OffloadTable, fluid_makespan, tensor_plan
+from remat_solver.offload import OffloadTable, fluid_makespan
+
+Made = TypeVar("Made")
 
 
 def random_chain(stages: int, seed: int, link: bool = False) -> Chain:
@@ -68,51 +78,80 @@ def numpy_cost(chain: Chain, budget_bytes: int, slots: int) -> float:
     return float(table[1, count, slots])
 
 
-def rotor(stages: int, slots: int, fraction: float) -> None:
-    """Time one table of the compiled program, ten smaller budgets from it, and the numpy version."""
+def rotor(stages: int, slots: int, fraction: float) -> float:
+    """Time one table of the compiled program, ten smaller budgets from it and the numpy version; the first's seconds."""
     chain = random_chain(stages, seed=0)
     budget = budget_at(chain, fraction)
-    start = time.process_time()
-    table = Table(chain, budget, slots)
-    filled = time.process_time() - start
-    start = time.process_time()
-    for part in range(10, 0, -1):
-        smaller = budget * part // 10
-        plan = table.plan(table.slots_within(smaller))
-        if plan is not None:
-            verify(Problem(chain, smaller), plan)
-    smaller_s = time.process_time() - start
-    start = time.process_time()
-    Table(chain, budget, slots, rounding="nearest")
-    nearest = time.process_time() - start
-    start = time.process_time()
-    reference = numpy_cost(chain, budget, slots)
-    plain = time.process_time() - start
+    table, filled = _timed(lambda: Table(chain, budget, slots))
+
+    def smaller() -> None:
+        for part in range(10, 0, -1):
+            plan = table.plan(table.slots_within(budget * part // 10))
+            if plan is not None:
+                verify(Problem(chain, budget * part // 10), plan)
+
+    _, again = _timed(smaller)
+    reference, plain = _timed(lambda: numpy_cost(chain, budget, slots))
     own = table.bound_ns(table.slots) or float("inf")
-    print(
-        f"rotor   L={stages:4} S={slots:4} budget {fraction:.0%}: {filled:6.2f} s, numpy {plain:6.2f} s, "
-        f"ratio {plain / filled:5.1f}; table {table.table_bytes / 1e6:.0f} MB; ten smaller budgets {smaller_s:.2f} s; "
-        f"rounded to nearest {nearest:.2f} s; cost {own / chain.total_cost_ns:.4f} (numpy "
-        f"{reference / chain.total_cost_ns:.4f})",
-        flush=True,
-    )
+    cells = (stages, slots, f"{fraction:.0%}", f"{filled:.2f}", f"{plain:.2f}", f"{plain / filled:.1f}")
+    more = (f"{table.table_bytes / 1e6:.0f}", f"{again:.2f}", f"{own / reference:.5f}")
+    print(_row(*cells, *more), flush=True)
+    return filled
 
 
-def offloading(stages: int, slots: int, fraction: float) -> None:
-    """Time one table of the offload program, and what its plan loses tensor by tensor."""
+def offloading(stages: int, slots: int, fraction: float) -> float:
+    """Time one table of the offload program and the whole method, whose plan is made of two; the table's seconds."""
     chain = random_chain(stages, seed=0, link=True)
-    budget = budget_at(chain, fraction)
-    start = time.process_time()
-    table = OffloadTable(chain, budget, slots)
-    filled = time.process_time() - start
+    problem = Problem(chain, budget_at(chain, fraction))
+    table, filled = _timed(lambda: OffloadTable(chain, problem.budget_bytes, slots))
     schedule = table.schedule()
     total = chain.total_cost_ns
-    text = "nothing fits"
-    if schedule is not None:
-        fluid = float(fluid_makespan(chain, budget, schedule)) / total
-        whole = verify(Problem(chain, budget), tensor_plan(chain, budget, schedule)).cost_ns / total
-        text = f"makespan {fluid:.4f} fluid, {whole:.4f} in whole tensors"
-    print(f"offload L={stages:4} N={slots:4} budget {fraction:.0%}: {filled:6.2f} s; {text}", flush=True)
+    fluid = float("nan") if schedule is None else float(fluid_makespan(chain, problem.budget_bytes, schedule)) / total
+    answer, whole = _timed(
+        lambda: solve(problem, method="pofo", options={"slots": slots}, time_limit_s=None, max_gap=0)
+    )
+    bound = (answer.bound_ns or 0) / total
+    cost = (answer.cost_ns or float("nan")) / total
+    cells = (stages, slots, f"{fraction:.0%}", f"{filled:.2f}", f"{whole:.2f}", f"{fluid:.4f}", f"{cost:.4f}")
+    print(_row(*cells, f"{bound:.4f}"), flush=True)
+    return filled
+
+
+def cold(stages: int = 339, slots: int = 500) -> float:
+    """The CPU seconds of the first table of a fresh installation, compiling included."""
+    script = (
+        "import time; from benchmarks.chain import random_chain, budget_at, Table; "
+        f"chain = random_chain({stages}, seed=0); budget = budget_at(chain, 0.5); "
+        f"start = time.process_time(); Table(chain, budget, {slots}); print(time.process_time() - start)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+        ran = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, check=True, text=True
+        )
+    return float(ran.stdout)
+
+
+def _timed(run: Callable[[], Made]) -> tuple[Made, float]:
+    start = time.process_time()
+    made = run()
+    return made, time.process_time() - start
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _head(*names: str) -> None:
+    print("\n" + _row(*names) + "\n" + _row(*["---"] * len(names)), flush=True)
+
+
+def _growth(seconds: dict[tuple[int, int], float], pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    for one, other in pairs:
+        what = 0 if one[1] == other[1] else 1
+        power = math.log(seconds[other] / seconds[one]) / math.log(other[what] / one[what])
+        name, sizes = ("L", "N")[what], f"{one[what]} to {other[what]}"
+        print(f"from {name} = {sizes}, {('N', 'L')[what]} = {one[1 - what]}: as {name} to the power of {power:.1f}")
 
 
 def main() -> None:
@@ -120,16 +159,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     quick = parser.parse_args().quick
-    start = time.perf_counter()
     tiny = random_chain(4, seed=1, link=True)
     Table(tiny, budget_at(tiny, 0.9), 20)
     OffloadTable(tiny, budget_at(tiny, 0.9), 8)
-    print(f"compiled, or loaded from the cache, in {time.perf_counter() - start:.2f} s", flush=True)
+    if not quick:
+        print(f"The first table of a fresh installation (L = 339, S = 500), compiling included: {cold():.2f} s")
+    _head("L", "S", "budget", "rotor s", "numpy s", "ratio", "table MB", "ten smaller budgets s", "cost over numpy's")
+    found: dict[tuple[int, int], float] = {}
     for stages in (50, 100) if quick else (50, 100, 200, 339):
         for fraction in (0.2, 0.5):
-            rotor(stages, 500, fraction)
-    for stages, slots in ((30, 50),) if quick else ((30, 50), (50, 50), (100, 50), (50, 100)):
-        offloading(stages, slots, 0.4)
+            found[stages, 500] = rotor(stages, 500, fraction)
+    if not quick:
+        _growth(found, [((100, 500), (200, 500)), ((200, 500), (339, 500))])
+    _head("L", "N", "budget", "table s", "pofo s", "fluid makespan", "makespan", "bound")
+    found = {}
+    for stages, slots in ((30, 50),) if quick else ((25, 50), (50, 50), (100, 50), (50, 25), (50, 100)):
+        found[stages, slots] = offloading(stages, slots, 0.4)
+    if not quick:
+        _growth(found, [((25, 50), (50, 50)), ((50, 50), (100, 50)), ((50, 25), (50, 50)), ((50, 50), (50, 100))])
 
 
 if __name__ == "__main__":
