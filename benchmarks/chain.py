@@ -79,7 +79,7 @@ def numpy_cost(chain: Chain, budget_bytes: int, slots: int) -> float:
 
 
 def rotor(stages: int, slots: int, fraction: float) -> float:
-    """Time one table of the compiled program, ten smaller budgets from it and the numpy version; the first's seconds."""
+    """Time one table of the compiled program, ten smaller budgets from it, and numpy; returns the table's seconds."""
     chain = random_chain(stages, seed=0)
     budget = budget_at(chain, fraction)
     table, filled = _timed(lambda: Table(chain, budget, slots))
