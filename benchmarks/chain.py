@@ -146,12 +146,14 @@ def _head(*names: str) -> None:
     print("\n" + _row(*names) + "\n" + _row(*["---"] * len(names)), flush=True)
 
 
-def _growth(seconds: dict[tuple[int, int], float], pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+def _growth(
+    names: tuple[str, str], seconds: dict[tuple[int, int], float], pairs: list[tuple[tuple[int, int], tuple[int, int]]]
+) -> None:
     for one, other in pairs:
         what = 0 if one[1] == other[1] else 1
         power = math.log(seconds[other] / seconds[one]) / math.log(other[what] / one[what])
-        name, sizes = ("L", "N")[what], f"{one[what]} to {other[what]}"
-        print(f"from {name} = {sizes}, {('N', 'L')[what]} = {one[1 - what]}: as {name} to the power of {power:.1f}")
+        name, sizes = names[what], f"{one[what]} to {other[what]}"
+        print(f"from {name} = {sizes}, {names[1 - what]} = {one[1 - what]}: as {name} to the power of {power:.1f}")
 
 
 def main() -> None:
@@ -170,13 +172,17 @@ def main() -> None:
         for fraction in (0.2, 0.5):
             found[stages, 500] = rotor(stages, 500, fraction)
     if not quick:
-        _growth(found, [((100, 500), (200, 500)), ((200, 500), (339, 500))])
+        _growth(("L", "S"), found, [((100, 500), (200, 500)), ((200, 500), (339, 500))])
     _head("L", "N", "budget", "table s", "pofo s", "fluid makespan", "makespan", "bound")
     found = {}
     for stages, slots in ((30, 50),) if quick else ((25, 50), (50, 50), (100, 50), (50, 25), (50, 100)):
         found[stages, slots] = offloading(stages, slots, 0.4)
     if not quick:
-        _growth(found, [((25, 50), (50, 50)), ((50, 50), (100, 50)), ((50, 25), (50, 50)), ((50, 50), (50, 100))])
+        _growth(
+            ("L", "N"),
+            found,
+            [((25, 50), (50, 50)), ((50, 50), (100, 50)), ((50, 25), (50, 50)), ((50, 50), (50, 100))],
+        )
 
 
 if __name__ == "__main__":
