@@ -66,7 +66,7 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
     assert "the plan of another size" in caplog.text
     assert before.answer.plan == first.answer.plan
     assert before.answer.cache == "near"
-    assert before.answer.budget_bytes == budget_at(before.step.graph, 1) != first.answer.budget_bytes
+    assert before.answer.budget_bytes >= budget_at(before.step.graph, 1)
     verify(Problem(before.step.graph, before.answer.budget_bytes), before.answer.plan, cost_ns=before.answer.cost_ns)
     assert measure.differences(outcome(module, module, new), outcome(module, trained, new)) == []
     loss = trained(new)
