@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, budget_at, verify
 from remat_solver import solve
@@ -19,7 +20,7 @@ from remat_solver.restrictions import ONE_PER_STAGE
 from remat_solver.staged.program import Rows, write
 from remat_solver.staged.prove import Proof, Switches
 from remat_solver.staged.realize import point
-from remat_solver.staged.scale import scale_of
+from remat_solver.staged.scale import balance_of, balanced, scale_of
 from remat_solver.staged.shape import shape_of
 from remat_solver.staged.trace import trace
 from solver.brute import FIXED_ORDER, optimum
@@ -89,6 +90,7 @@ OFF = (
     Switches(linear=False),
     Switches(reruns=False),
     Switches(loose=False),
+    Switches(nested=False),
 )
 
 
@@ -97,6 +99,50 @@ def test_switches_change_the_pace_and_not_the_optimum(engines: Engines, switches
     for seed in (3, 8, 21, 34):
         for problem in little_problems(seed, 6, rich=seed % 2 == 0, budgets=3):
             agrees(problem, engines, switches)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(problems(most_ops=7), st.lists(st.integers(0, 6), max_size=6, unique=True))
+def test_a_cut_more_never_lowers_the_linear_bound(engines: Engines, problem: Problem, cuts: list[int]) -> None:
+    assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)
+    shape = shape_of(problem)
+    assume(shape.roomy < shape.ops)
+    scale = scale_of(shape)
+    best = optimum(problem, FIXED_ORDER).cost_ns
+    last = shape.ops - 1
+    rows = Rows({min(max(0, shape.roomy - 1), last), last})
+    reached = 0.0
+    for cut in [*(cut for cut in cuts if cut < last and cut not in rows.cuts), None]:
+        program = write(shape, rows, scale).program
+        if program.rows:
+            outcome = engines.highs.lp(program, deadline=Deadline(20))
+            if outcome.status == "infeasible":
+                assert best is None
+                return
+            assert outcome.bound >= reached - 1e-6
+            reached = outcome.bound
+            assert best is None or scale.bound_ns(shape, outcome.bound, whole=False) <= best
+        if cut is not None:
+            rows.cut(cut)
+
+
+def test_the_spans_are_why(engines: Engines) -> None:
+    graph = Graph.from_json((GRAPHS / "made-resnet50.json").read_text())
+    shape = shape_of(Problem(graph, budget_at(graph, 0.2)))
+    last, bounds = shape.ops - 1, {}
+    for nested in (False, True):
+        rows = Rows({shape.roomy - 1, last})
+        reached: list[float] = []
+        for cut in (181, 313, 305, 335, 210, None):
+            program = write(shape, rows, scale_of(shape), nested=nested).program
+            outcome = engines.highs.lp(balanced(program), deadline=Deadline(20))
+            reached.append(outcome.bound / balance_of(program))
+            if cut is not None:
+                rows.cut(cut)
+        bounds[nested] = reached
+    assert all(b >= a - 1e-6 * abs(a) - 1.0 for a, b in zip(bounds[True], bounds[True][1:], strict=False))
+    assert min(bounds[False][2:]) < bounds[False][1]
+    assert bounds[True][-1] > bounds[False][-1]
 
 
 def test_without_single_stages_everything_said_holds_in_the_whole_space(engines: Engines) -> None:

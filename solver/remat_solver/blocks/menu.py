@@ -18,7 +18,7 @@ _LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
 """How much of what could be kept over the turn is, in most of the choices."""
 _PEAKS = (0.0, 0.2, 0.5)
 """Where the peaks of the other choices lie between the least and that of keeping all."""
-_MOVES_PER_OP, _MOST_MOVES = 200, 16_384
+_MOVES_PER_OP, _MOST_MOVES = 200, 8192
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from .structured import run_disguised, run_structured
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
+_DEEP = 500
+"""Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
 
@@ -96,7 +98,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         searching.run(incumbent, _FIRST_MOVES)
     run_disguised(incumbent)
     structured = isinstance(incumbent, LiftedIncumbent)
-    if incumbent.plan is None and not structured and await_compiled(incumbent):
+    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None:

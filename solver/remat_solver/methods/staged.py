@@ -29,13 +29,14 @@ class StagedOptions:
     reruns: bool = True
     loose: bool = True
     single: bool = True
+    nested: bool = True
     polish: bool = True
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.engine not in ("cpsat", "highs"):
             raise ValueError(f"engine must be 'cpsat' or 'highs', not {self.engine!r}")
-        for name in ("linear", "reruns", "loose", "single", "polish"):
+        for name in ("linear", "reruns", "loose", "single", "nested", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")
         check_memory(self.memory_bytes)
@@ -43,7 +44,7 @@ class StagedOptions:
 
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
-    switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single)
+    switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single, options.nested)
     if options.polish:
         compiling()
     polish = polished(incumbent, wait=True) if options.polish else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..program import Builder, Floats, Program, Term
+from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
 from .scale import Scale
 from .shape import Ids, Shape
@@ -26,15 +27,23 @@ class Cover:
 class Rows:
     """What a proof has found worth telling apart; grows from round to round and never shrinks.
 
-    `cuts` end coarse stages. `reruns` are rows (h). `covers` repair what rounded weights let through. `singles` maps a
-    stage that is told apart to the recomputations in it whose memory is charged: while it is empty, bounds hold in the
-    whole space.
+    `cuts` end coarse stages; `spans` are the coarse stages that were cut, those with variables. `reruns` are rows (h).
+    `covers` repair what rounded weights let through. `singles` maps a stage that is told apart to the recomputations in
+    it whose memory is charged: while it is empty, bounds hold in the whole space.
     """
 
     cuts: set[int]
+    spans: list[Span] = field(default_factory=list)
     reruns: list[Rerun] = field(default_factory=list)
     covers: list[Cover] = field(default_factory=list)
     singles: dict[int, set[int]] = field(default_factory=dict)
+
+    def cut(self, op: int) -> None:
+        """Tell the stages up to that of an op apart from those after it; the op is no cut yet."""
+        before = max((cut for cut in self.cuts if cut < op), default=None)
+        if before is not None:
+            self.spans.append((before, min(cut for cut in self.cuts if cut > op)))
+        self.cuts.add(op)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +55,11 @@ class Round:
     whole_space: bool
 
 
-def write(shape: Shape, rows: Rows, scale: Scale) -> Round:
+def write(shape: Shape, rows: Rows, scale: Scale, *, nested: bool = True) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run."""
     builder, columns = relax(shape, tuple(sorted(rows.cuts)), scale)
+    if nested:
+        add_spans(shape, columns, rows.spans, builder)
     add_reruns(shape, columns, rows.reruns, builder, scale)
     for cover in rows.covers:
         _add_cover(columns, cover, builder)

@@ -36,6 +36,8 @@ _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
 """The share of the remaining time that linear programs may take before the first integer one, which gains little on
 graphs of `_LARGE` ops and more: there linear programs alone come within a hundredth of a percent."""
+_NESTED = 400
+"""Up to so many ops integer programs have the rows of coarse stages that were cut, too; beyond, they take too long."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
 _SEARCHES = (("max_lp", 2), ("objective_lb_search_max_lp", 4))
@@ -55,7 +57,8 @@ class Switches:
 
     engine: "cpsat" or "highs". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
     programs whose solution breaks the memory anyway. single: go on inside stages, in the space of one recomputation
-    per op and stage, once the whole space has nothing more to tell apart.
+    per op and stage, once the whole space has nothing more to tell apart. nested: keep the rows of coarse stages that
+    were cut.
     """
 
     engine: str = "cpsat"
@@ -63,6 +66,7 @@ class Switches:
     reruns: bool = True
     loose: bool = True
     single: bool = True
+    nested: bool = True
 
 
 class Proof:
@@ -119,7 +123,7 @@ class Proof:
         share = _LP_SHARE if self.shape.ops < _LARGE else _LP_SHARE_OF_LARGE
         watch = self.incumbent.deadline.within(max(0.2, share * min(self.incumbent.deadline.remaining(), 1e6)))
         for _ in range(_LP_ROUNDS):
-            round_ = write(self.shape, self.rows, self.scale)
+            round_ = self._write(whole=False)
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
             self._note_memory(outcome)
             if outcome.status != "optimal" or outcome.x is None:
@@ -130,11 +134,11 @@ class Proof:
             over = excesses(self.shape, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed() or not over:
                 return
-            self.rows.cuts.add(max(over).op)
+            self.rows.cut(max(over).op)
 
     def _round(self, engine: Engine) -> bool:
         """One integer program and what follows from it; False when nothing is left to do."""
-        round_ = write(self.shape, self.rows, self.scale)
+        round_ = self._write(whole=True)
         outcome = self._solve(engine, round_)
         if outcome.status == "infeasible":
             self._infeasible(round_)
@@ -151,6 +155,11 @@ class Proof:
         if self._polish is not None:
             self._polish(run.order.tolist())
         return self._refine(round_, outcome.x, run)
+
+    def _write(self, *, whole: bool) -> Round:
+        """The program of a round, a linear or an integer one."""
+        nested = self.switches.nested and (not whole or self.shape.ops <= _NESTED)
+        return write(self.shape, self.rows, self.scale, nested=nested)
 
     def _solve(self, engine: Engine, round_: Round) -> Outcome:
         program, factor = round_.program, 1.0
@@ -251,7 +260,7 @@ class Proof:
             stage, op = int(run.stage[position]), int(run.order[position])
             cut = stage if stage not in self.rows.cuts else stage - 1
             if cut not in self.rows.cuts and (op < stage or cut == stage):
-                self.rows.cuts.add(cut)
+                self.rows.cut(cut)
                 self.rows.reruns += reruns
                 return True
             if op < stage:
