@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from .profile import rounded
+
 
 class Copies(NamedTuple):
     """Copies on the host of some storages, in order."""
@@ -104,7 +106,10 @@ def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def bandwidth(device: torch.device, sizes: Sequence[int] = (2**20, 2**24, 2**26)) -> int:
-    """Bytes per second that a link carries out and back, the slower of both, at the best of a few sizes."""
+    """Bytes per second that a link carries out and back, the slower of both, at the best of a few sizes.
+
+    Rounded as times are, so that jobs on equal machines ask about equal problems.
+    """
     link, best = link_of(device), 0.0
     for size in sizes:
         storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
@@ -119,7 +124,7 @@ def bandwidth(device: torch.device, sizes: Sequence[int] = (2**20, 2**24, 2**26)
             link.wait(token)
             slower = max(slower, min(size / max(1, middle - start), size / max(1, _now(device) - middle)))
         best = max(best, slower)
-    return max(1, int(best * 1e9))
+    return max(1, rounded(best * 1e9))
 
 
 def _now(device: torch.device) -> int:
