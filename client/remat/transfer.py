@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .profile import rounded
+from .timing import rounded
 
 
 class Copies(NamedTuple):
