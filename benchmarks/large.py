@@ -24,7 +24,7 @@ from remat.group import groups
 from remat.operations import operations, to_graph
 from remat.planner import LocalPlanner
 from remat.profile import profile_kernels
-from remat.step import resident_bytes
+from remat.step import resident
 from remat_ir import Problem, budget_at, plain_peak, verify
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     flow = dataflow(captured.joint, captured.forward_outputs)
     step = phase("group", lambda: operations(flow, groups(flow)))
     profiled = phase("profile", lambda: profile_kernels(flow.kernels))
-    fixed = resident_bytes(model, ((), kwargs), captured.constants)
+    fixed = sum(resident(model, ((), kwargs), captured.constants).values())
     graph, _ = to_graph(step, profiled.kernels, fixed)
     plain = plain_peak(graph)
     rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}

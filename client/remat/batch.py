@@ -25,9 +25,10 @@ from .execute import Planned, Rematerialized
 from .greedy import greedy_answer
 from .measure import peak_memory
 from .measure import training_step as step_of
+from .optimizers import optimizer_state
 from .planner import Planner, plan_or_raise, planner_for, profile_table
 from .step import TrainingStep, training_step
-from .training import carry_out, optimizer_state
+from .training import carry_out
 
 log = logging.getLogger("remat")
 

@@ -93,6 +93,7 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
     overhead = 100 * overhead_of(cost, graph.total_cost_ns)
     lines = [
         f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
+        "fixed: " + ", ".join(f"{name} {readable(size)}" for name, size in planned.step.fixed.items() if size),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.status.value}",
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "

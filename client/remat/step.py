@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -31,6 +31,7 @@ class TrainingStep:
     Attributes:
         graph: what is planned; its values stand for the storages `values`.
         profiled: what its kernels cost, and where that is known from.
+        fixed: bytes that are there throughout, by what they are.
     """
 
     captured: Capture
@@ -38,6 +39,7 @@ class TrainingStep:
     graph: Graph
     values: tuple[int, ...]
     profiled: Profiled
+    fixed: dict[str, int] = field(default_factory=dict)
 
     def compile(self, plan: Plan, around: list[Around] | None = None) -> Callable[..., Any]:
         """The step by a plan, as a function of (parameters, buffers, arguments).
@@ -86,9 +88,9 @@ def training_step(
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None))
     profiled = profile_kernels(flow.kernels, table)
-    fixed = resident_bytes(module, (args, kwargs), captured.constants)
-    graph, values = to_graph(ops, profiled.kernels, fixed + extra_fixed_bytes)
-    return TrainingStep(captured, ops, graph, values, profiled)
+    fixed = resident(module, (args, kwargs), captured.constants)
+    graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()) + extra_fixed_bytes)
+    return TrainingStep(captured, ops, graph, values, profiled, fixed)
 
 
 def running_peak(step: TrainingStep, plan: Plan) -> int:
@@ -100,15 +102,24 @@ def running_peak(step: TrainingStep, plan: Plan) -> int:
     return step.graph.fixed_bytes + kernel_peak(step.operations, plan, step.profiled.kernels)
 
 
-def resident_bytes(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tensor]) -> int:
+def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Bytes of parameters, buffers, inputs and constants on the device of the parameters, each storage once."""
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
-    found: dict[int, int] = {}
-    for tensor in (*module.parameters(), *module.buffers(), *leaves(inputs), *constants.values()):
-        if tensor.device.type == device.type:
-            size = int(tensor.untyped_storage().nbytes())
-            found[_compat.storage_key(tensor)] = -(-size // 512) * 512 if device.type == "cuda" else size
-    return sum(found.values())
+    seen: set[int] = set()
+    found: dict[str, int] = {}
+    for name, group in (
+        ("parameters", module.parameters()),
+        ("buffers", module.buffers()),
+        ("inputs", leaves(inputs)),
+        ("constants", constants.values()),
+    ):
+        found[name] = 0
+        for tensor in group:
+            if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
+                seen.add(_compat.storage_key(tensor))
+                size = int(tensor.untyped_storage().nbytes())
+                found[name] += -(-size // 512) * 512 if device.type == "cuda" else size
+    return found
 
 
 def leaves(thing: Any) -> Iterator[torch.Tensor]:

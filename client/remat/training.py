@@ -20,6 +20,7 @@ from .chain import ChainedModule
 from .chain_training import optimize_chain
 from .errors import CaptureError
 from .execute import OnFailure, Planned, Rematerialized
+from .optimizers import optimizer_state
 from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
 from .sizes import plan_of_another_size
@@ -123,7 +124,7 @@ def planned_module(
     table = profile_table(asked)
 
     def graph(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
-        extra = existing_gradients(model) + optimizer_state(optimizer)
+        extra = {"gradients": existing_gradients(model), "optimizer state": optimizer_state(optimizer)}
         return plan_step(
             model,
             args,
@@ -131,7 +132,7 @@ def planned_module(
             budget=budget,
             planner=asked,
             table=table,
-            extra_fixed_bytes=extra,
+            extra=extra,
             known=known,
             **asking,
         )
@@ -182,7 +183,7 @@ def plan_step(
     time_limit_s: float = 60.0,
     max_gap: float = 0.001,
     slack: float = 1.0,
-    extra_fixed_bytes: int = 0,
+    extra: Mapping[str, int] | None = None,
     on_progress: OnProgress | None = None,
     wait: bool = True,
     known: Sequence[Planned] = (),
@@ -190,11 +191,13 @@ def plan_step(
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
     Args:
+        extra: fixed bytes beside those of the module and its inputs, by name.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
     with _BUSY:
         like = known[-1].step if known else None
-        step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=extra_fixed_bytes, like=like)
+        step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=sum((extra or {}).values()), like=like)
+        step.fixed.update(extra or {})
     problem = Problem(step.graph, max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known)))
 
     def ask() -> Answer:
@@ -260,29 +263,3 @@ def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
         around: list[Around] = []
         run = step.compile(answer.plan, around)
     return Planned(step, answer, run, predicted, around=around)
-
-
-def optimizer_state(optimizer: Any) -> int:
-    """Bytes that an optimizer holds, or will hold once its first step has made its state.
-
-    Known: Adam and its kin (two moments, three with amsgrad), SGD with momentum, RMSprop, Adagrad. Others are counted
-    as what they hold now.
-    """
-    if optimizer is None:
-        return 0
-    kind = type(optimizer).__name__
-    total = 0
-    for group in optimizer.param_groups:
-        copies = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adagrad": 1, "RMSprop": 1}.get(kind, 0)
-        copies += bool(group.get("amsgrad")) + (kind == "SGD" and bool(group.get("momentum")))
-        copies += kind == "RMSprop" and bool(group.get("momentum"))
-        for parameter in group["params"]:
-            if not parameter.requires_grad:
-                continue
-            there = sum(t.numel() * t.element_size() for t in _tensors(optimizer.state.get(parameter, {})))
-            total += max(there, copies * parameter.numel() * parameter.element_size())
-    return total
-
-
-def _tensors(state: Mapping[str, Any]) -> list[Any]:
-    return [value for value in state.values() if hasattr(value, "element_size")]

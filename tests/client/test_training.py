@@ -18,8 +18,9 @@ from remat.budget import budget_bytes, bytes_of, readable
 from remat.errors import BudgetTooSmall, CaptureError
 from remat.execute import Rematerialized
 from remat.greedy import greedy_answer
+from remat.optimizers import optimizer_state
 from remat.step import training_step
-from remat.training import _later, carry_out, optimizer_state
+from remat.training import _later, carry_out
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
 
 
@@ -117,6 +118,19 @@ def test_a_smaller_call_may_use_the_bytes_of_a_larger_one() -> None:
 def test_a_budget_below_the_least_says_what_would_do() -> None:
     with pytest.raises(BudgetTooSmall, match="bytes"):
         remat.optimize(Mlp(), (numbers(16, 32),), budget=remat.Fraction(0.01), planner="greedy")
+
+
+@pytest.mark.parametrize("planner", ["greedy", "local"])
+def test_the_least_budget_and_the_op_that_forces_it_are_named(planner: str) -> None:
+    x = (numbers(64, 64),)
+    with pytest.raises(BudgetTooSmall) as raised:
+        remat.optimize(Mlp(64), x, budget=remat.Fraction(0.02), planner=planner, time_limit_s=10)
+    answer = raised.value.answer
+    assert answer.least_budget_bytes
+    assert str(answer.least_budget_bytes) in str(raised.value)
+    assert "gelu" in str(raised.value)
+    fits = remat.optimize(Mlp(64), x, budget=answer.least_budget_bytes, planner=planner, time_limit_s=10)
+    assert len(fits.plans) == 1
 
 
 class Branching(nn.Module):
@@ -232,6 +246,41 @@ def test_optimizer_state_is_counted_before_it_exists() -> None:
     adam.step()
     assert 2 * size <= optimizer_state(adam) <= 2 * size + 64
     assert optimizer_state(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *[(kind, {}) for kind in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop")],
+        ("Adam", {"amsgrad": True}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+        ("SGD", {"momentum": 0.9, "lr": 0.1}),
+    ],
+)
+def test_the_state_that_the_first_step_makes_is_foreseen(kind: str, settings: dict[str, float]) -> None:
+    module = Mlp(64)
+    optimizer = getattr(torch.optim, kind)(module.parameters(), **settings)
+    foreseen = optimizer_state(optimizer)
+    module(numbers(2, 64)).sum().backward()
+    optimizer.step()
+    made = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))
+    counters = 16 * len(list(module.parameters()))
+    assert foreseen <= made <= foreseen + counters
+
+
+def test_explain_says_what_is_fixed() -> None:
+    module = Mlp(64)
+    optimizer = torch.optim.AdamW(module.parameters())
+    trained = remat.optimize(
+        module, (numbers(64, 64),), budget=remat.Fraction(1), planner="greedy", optimizer=optimizer
+    )
+    (planned,) = trained.plans.values()
+    assert planned is not None
+    size = sum(p.numel() * 4 for p in module.parameters())
+    expected = {"parameters": size, "inputs": 64 * 64 * 4, "optimizer state": 2 * size}
+    assert {name: n for name, n in planned.step.fixed.items() if n} == expected
+    assert sum(expected.values()) == planned.step.graph.fixed_bytes
+    assert "fixed: parameters 48.8 KiB, inputs 16.0 KiB, optimizer state 97.5 KiB" in remat.explain(trained)
 
 
 def test_a_model_that_is_never_allocated_is_captured_profiled_and_planned() -> None:
