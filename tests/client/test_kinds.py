@@ -1,0 +1,66 @@
+"""What is looked at before every step: quick, and blind to nothing that a plan takes for granted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from remat.kinds import Holders, kind_of_call, parts, what_changed
+
+
+def network() -> nn.Module:
+    first = nn.Linear(4, 4)
+    return nn.Sequential(first, nn.BatchNorm1d(4), nn.Sequential(nn.Dropout(), first), nn.Linear(4, 2))
+
+
+CHANGES: dict[str, tuple[str, Callable[[nn.Module], object]]] = {
+    "eval inside": ("train mode", lambda m: m[2][0].eval()),  # type: ignore[index]
+    "frozen": ("parameters", lambda m: m[0].weight.requires_grad_(False)),  # type: ignore[index]
+    "another dtype in place": ("parameters", lambda m: m[3].double()),  # type: ignore[index]
+    "another shape in place": (
+        "parameters",
+        lambda m: setattr(m[3].weight, "data", torch.zeros(5, 4)),  # type: ignore[index]
+    ),
+    "a buffer": ("buffers", lambda m: m[1].register_buffer("extra", torch.zeros(1))),  # type: ignore[index]
+    "a hook": ("hooks", lambda m: m[2][1].register_forward_hook(lambda *_: None)),  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_plan_takes_for_granted_is_in_the_key(name: str) -> None:
+    aspect, change = CHANGES[name]
+    module, args = network(), (torch.zeros(3, 4),)
+    before = kind_of_call(module, args, {})
+    assert kind_of_call(module, args, {}) == before
+    change(module)
+    after = kind_of_call(module, args, {})
+    assert after != before
+    assert aspect in what_changed(after, before)
+
+
+def test_every_module_is_seen_once() -> None:
+    module = network()
+    assert {id(part) for part in parts(module)} == {id(part) for part in module.modules()}
+    assert len(list(parts(module))) == len(list(module.modules()))
+
+
+def test_tensors_are_found_again_after_a_module_or_a_parameter_is_replaced() -> None:
+    module, constant = network(), torch.ones(1)
+    names = ["0.weight", "1.running_mean", "3.bias", "outside"]
+    holders = Holders(names, {"outside": constant})
+
+    def same() -> bool:
+        wanted = [module[0].weight, module[1].running_mean, module[3].bias, constant]  # type: ignore[index]
+        return all(a is b for a, b in zip(holders.tensors(module), wanted, strict=True))
+
+    assert same()
+    module[3].bias = nn.Parameter(torch.ones(2))  # type: ignore[index]
+    assert same()
+    module[3] = nn.Linear(4, 2)  # type: ignore[index]
+    assert same()
+    module[1], module[3] = module[3], module[1]  # type: ignore[index]
+    with pytest.raises((KeyError, AttributeError)):
+        holders.tensors(module)
