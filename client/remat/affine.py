@@ -7,17 +7,7 @@ from dataclasses import replace
 
 from remat_ir import Graph
 
-
-def same_structure(one: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same ops and values, so that a plan of one is a sequence of steps of the other."""
-    return (
-        one.op_inputs == other.op_inputs
-        and one.value_op == other.value_op
-        and one.optional == other.optional
-        and one.once == other.once
-        and one.keep == other.keep
-        and one.backward_from == other.backward_from
-    )
+from .sizes import same_structure
 
 
 def between(one: tuple[int, Graph], other: tuple[int, Graph], size: int) -> Graph:

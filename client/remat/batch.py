@@ -18,7 +18,7 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, overhead_of, verify
 
-from .affine import between, same_structure
+from .affine import between
 from .budget import Budget, Fraction, budget_bytes, readable
 from .errors import CaptureError, NothingFound
 from .execute import Planned, Rematerialized
@@ -27,6 +27,7 @@ from .measure import peak_memory
 from .measure import training_step as step_of
 from .optimizers import optimizer_state
 from .planner import Planner, plan_or_raise, planner_for, profile_table
+from .sizes import same_structure
 from .step import TrainingStep, training_step
 from .training import carry_out
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -35,6 +35,18 @@ _SHARED = (
 )
 
 
+class Later(Protocol):
+    """A plan that is still being looked for, such as a future."""
+
+    def done(self) -> bool:
+        """Whether it has been found, or will not be; asked at the start of each step."""
+        ...
+
+    def result(self) -> Planned | None:
+        """The plan, or None: there is none that is better."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Planned:
     """One kind of training step that has its plan.
@@ -53,7 +65,7 @@ class Planned:
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
-    better: Future[Planned | None] | None = field(default=None, repr=False)
+    better: Later | None = field(default=None, repr=False)
     around: list[Around] = field(default_factory=list, repr=False)
 
     @cached_property
@@ -67,6 +79,11 @@ class Planned:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""
         return self.predicted_bytes - self.step.graph.fixed_bytes
 
+
+MOST_PLANS = 64
+"""A plan holds its captured graph: some megabytes of a large model's memory on the host."""
+
+_UNKNOWN: Any = object()
 
 MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned | ChainedModule]
 
@@ -84,6 +101,7 @@ class Rematerialized(nn.Module):
             chain that runs it.
         on_failure: "raise" lets a CaptureError out; "plain" runs the original for that kind and logs a warning.
         self_check: whether the first step of each plan measures its peak: see `remat.selfcheck`.
+        most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
     """
 
     def __init__(
@@ -92,15 +110,17 @@ class Rematerialized(nn.Module):
         make_plan: MakePlan,
         on_failure: OnFailure = "raise",
         self_check: bool = True,
+        most_plans: int = MOST_PLANS,
     ) -> None:
         super().__init__()
         for name in _SHARED:
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["original"] = module
-        self.__dict__["_plans"] = {}
+        self.__dict__["_plans"] = OrderedDict()
         self.__dict__["_chains"] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
+        self._most_plans = max(1, most_plans)
         self._check = SelfCheck() if self_check else None
         self.training = module.training
 
@@ -128,11 +148,16 @@ class Rematerialized(nn.Module):
             PlanningError: there is no plan.
         """
         kwargs = kwargs or {}
-        plans: dict[Any, Planned | None] = self.__dict__["_plans"]
+        plans: OrderedDict[Any, Any] = self.__dict__["_plans"]
         key = kind_of_call(self.__dict__["original"], args, kwargs)
-        if key in plans:
-            plans[key] = self._latest(plans[key])
-            return plans[key]
+        found = plans.get(key, _UNKNOWN)
+        if found is not _UNKNOWN:
+            latest = self._latest(found)
+            if latest is not found:
+                plans[key] = latest
+            if len(plans) > 1:
+                plans.move_to_end(key)
+            return latest
         if key in self.chains:
             return None
         if plans:
@@ -152,6 +177,11 @@ class Rematerialized(nn.Module):
             self.__dict__["_chains"][key] = made
             return None
         plans[key] = self._expected(made)
+        while len(plans) > self._most_plans:
+            _, oldest = plans.popitem(last=False)
+            log.info("the plan used least lately is dropped: %d kinds of calls are kept", self._most_plans)
+            if self._check is not None:
+                self._check.forget(oldest)
         return made
 
     def _latest(self, planned: Planned | None) -> Planned | None:

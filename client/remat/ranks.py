@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,11 @@ from remat_ir import Answer, Chain, Problem, Progress, RematError, problem_diges
 from .check import checked
 from .planner import Planner, planner_for, profile_table
 from .profiles import Profile
+
+log = logging.getLogger("remat")
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
 
@@ -95,6 +103,14 @@ class RankPlanner:
             raise RematError(f"the first rank has no plan: {heard['error']}")
         return checked(problem, Answer.from_json(heard["answer"]))
 
+    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> RankLater[T]:
+        """What `make` makes on each rank of the first rank's answer, all of them at the start of the same step.
+
+        Args:
+            ask: called on the first rank only, in a thread; it must not speak with the other ranks.
+        """
+        return RankLater(self, problem, ask, make)
+
     def agreed_chain(self, chain: Chain, graded: frozenset[int]) -> tuple[Chain, frozenset[int]]:
         """A chain with the times and workspaces that the first rank has measured; its sizes stay this rank's own.
 
@@ -136,6 +152,71 @@ class RankPlanner:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source, group=self.group)
         return json.loads(bytes(data.cpu().tolist()))
+
+
+class RankLater(Generic[T]):
+    """Something that ranks look for beside the training and take up at the same step.
+
+    The ranks agree at the start of each step, in two turns: the first has its answer and tells it, all have made what
+    they need of it. Nothing is waited for but the word of the other ranks.
+    """
+
+    def __init__(
+        self, ranks: RankPlanner, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]
+    ) -> None:
+        self._ranks, self._problem, self._make = ranks, problem, make
+        self._asked = _beside(ask) if ranks.first else None
+        self._made: Future[T | None] | None = None
+        self._ended = self._worth = False
+
+    def done(self) -> bool:
+        """Whether all ranks have it, or none will. Every rank must ask at the same step."""
+        if self._ended:
+            return True
+        if self._made is None:
+            if self._ranks.least(int(self._asked is None or self._asked.done())):
+                told = self._ranks.share(self._told)
+                self._made = _beside(lambda: self._use(told))
+            return False
+        # 0: still at work; 1: nothing that is better; 2: made
+        state = 0 if not self._made.done() else 1 + int(self._made.result() is not None)
+        least = self._ranks.least(state)
+        self._ended, self._worth = least > 0, least == 2
+        return self._ended
+
+    def result(self) -> T | None:
+        """What was made, or None on every rank."""
+        return self._made.result() if self._worth and self._made is not None else None
+
+    def _told(self) -> dict[str, Any]:
+        assert self._asked is not None
+        try:
+            return {"answer": self._asked.result().to_json()}
+        except Exception as error:  # the others wait for a word, whatever happens here
+            return {"error": str(error) or type(error).__name__}
+
+    def _use(self, told: dict[str, Any]) -> T | None:
+        try:
+            if "error" in told:
+                raise RematError(told["error"])
+            return self._make(checked(self._problem, Answer.from_json(told["answer"])))
+        except Exception as error:  # the planner's trouble is no reason to stop training
+            log.warning("no better plan came, training goes on by the quick one: %s", error)
+            return None
+
+
+def _beside(work: Callable[[], U]) -> Future[U]:
+    """The result of work done in a thread that does not keep the process."""
+    found: Future[U] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="remat-ranks", daemon=True).start()
+    return found
 
 
 class RankProfiles:

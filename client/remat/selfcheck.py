@@ -60,6 +60,11 @@ class SelfCheck:
         """A plan is about to be run for the first time."""
         self.due[planned] = ATTEMPTS
 
+    def forget(self, planned: Planned | None) -> None:
+        """A plan will not be run again."""
+        self.due.pop(planned, None)  # type: ignore[arg-type]
+        self.found.pop(planned, None)  # type: ignore[arg-type]
+
     def watch(self, planned: Planned, forward: Callable[[], Any]) -> Any:
         """What the forward function gives; its peak, and that of the backward pass to come, are measured."""
         if _compat.recording():  # the caller's own profiler; a later step will do

@@ -19,12 +19,13 @@ from .budget import Budget, Fraction, budget_bytes, device_budget
 from .chain import ChainedModule
 from .chain_training import optimize_chain
 from .errors import CaptureError
-from .execute import OnFailure, Planned, Rematerialized
+from .execute import MOST_PLANS, Later, OnFailure, Planned, Rematerialized
 from .optimizers import optimizer_state
 from .planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
 from .profiles import ProfileTable
+from .ranks import RankPlanner
 from .sizes import plan_of_another_size
-from .step import Around, TrainingStep, existing_gradients, running_peak, training_step
+from .step import Around, existing_gradients, running_peak, training_step
 
 OnProgress = Callable[[Progress], None]
 Mode: TypeAlias = Literal["auto", "graph", "chain"]
@@ -54,6 +55,7 @@ def optimize(
     on_progress: OnProgress | None = None,
     self_check: bool = True,
     mode: Mode = "auto",
+    most_plans: int = MOST_PLANS,
 ) -> Rematerialized:
     """Make a module that trains inside a memory budget, with the gradients of plain training.
 
@@ -75,6 +77,7 @@ def optimize(
         mode: "graph" captures the step as one graph; "chain" runs the stages of an `nn.Sequential` one after the other,
             with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes the graph, and
             the chain where a Sequential of one tensor cannot be captured.
+        most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
 
     A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
     of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`.
@@ -101,6 +104,7 @@ def optimize(
         on_progress=on_progress,
         self_check=self_check,
         mode=mode,
+        most_plans=most_plans,
     )
     made.plan_for(tuple(example_args), example_kwargs)
     return made
@@ -115,6 +119,7 @@ def planned_module(
     on_failure: OnFailure = "raise",
     self_check: bool = True,
     mode: Mode = "auto",
+    most_plans: int = MOST_PLANS,
     **asking: Any,
 ) -> Rematerialized:
     """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
@@ -157,7 +162,7 @@ def planned_module(
             log.info("the stages run as a chain: %s", error)
             return chain(args, kwargs)
 
-    return Rematerialized(model, make_plan, on_failure, self_check)
+    return Rematerialized(model, make_plan, on_failure, self_check, most_plans)
 
 
 def _stages_would_do(error: CaptureError) -> bool:
@@ -200,18 +205,30 @@ def plan_step(
         step.fixed.update(extra or {})
     problem = Problem(step.graph, max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known)))
 
-    def ask() -> Answer:
-        return planner.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
+    def ask(who: Planner) -> Answer:
+        return who.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
 
-    if not in_step(planner):
-        quick = plan_of_another_size(problem, known)
-        if quick is None and not wait:
-            quick = GreedyPlanner().plan(problem, time_limit_s=time_limit_s, max_gap=max_gap)
-        if quick is not None and isinstance(quick.plan, Plan):
-            log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
-            made = carry_out(step, problem, quick)
-            return made if (quick.gap or 0) <= 0 else replace(made, better=_later(step, problem, quick, ask))
-    return carry_out(step, problem, plan_or_raise(ask(), step.graph))
+    def greedy() -> Answer:
+        return GreedyPlanner().plan(problem, time_limit_s=time_limit_s, max_gap=max_gap)
+
+    ranks = planner if isinstance(planner, RankPlanner) else None
+    quick = None if in_step(planner) else plan_of_another_size(problem, known)
+    if quick is None and not wait:
+        quick = greedy() if ranks is None else ranks.agreed(problem, greedy)
+    if quick is None or not isinstance(quick.plan, Plan):
+        return carry_out(step, problem, plan_or_raise(ask(planner), step.graph))
+    log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
+    made = carry_out(step, problem, quick)
+    if (quick.gap or 0) <= 0:
+        return made
+    most = quick.cost_ns or 0
+
+    def better(answer: Answer) -> Planned | None:
+        return carry_out(step, problem, answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
+
+    if ranks is not None:
+        return replace(made, better=ranks.later(problem, lambda: ask(ranks.asked), better))
+    return replace(made, better=_later(lambda: ask(planner), better))
 
 
 def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
@@ -227,23 +244,22 @@ def in_step(planner: object) -> bool:
     return any(getattr(one, "in_step", False) for one in (planner, *getattr(planner, "planners", ())))
 
 
-def _later(step: TrainingStep, problem: Problem, quick: Answer, ask: Callable[[], Answer]) -> Future[Planned | None]:
-    """The planner's plan, when it comes, if it costs less than the quick one; None if it does not.
+def _later(ask: Callable[[], Answer], better: Callable[[Answer], Planned | None]) -> Later:
+    """What `better` makes of the planner's answer, when that comes.
 
     It is asked in a thread of its own, which does not keep the process; the plan is compiled there, too.
     """
     found: Future[Planned | None] = Future()
 
     def work() -> None:
-        better = None
+        made = None
         try:
             with _ASKING:
                 answer = ask()
-            if answer.plan is not None and (answer.cost_ns or 0) < (quick.cost_ns or 0):
-                better = carry_out(step, problem, answer)
+            made = better(answer)
         except Exception as error:  # the planner's trouble is no reason to stop training
             log.warning("no better plan came, training goes on by the quick one: %s", error)
-        found.set_result(better)
+        found.set_result(made)
 
     threading.Thread(target=work, name="remat-planner", daemon=True).start()
     return found

@@ -5,6 +5,8 @@
 import copy
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import remat
 from remat.errors import CaptureError
 from remat.ranks import RankPlanner, RanksDiffer
+from remat_ir import Answer, Graph, Problem, RematError
 
 FRACTION = remat.Fraction(0.85)
 
@@ -124,6 +127,57 @@ def refused() -> dict[str, Any]:
     }
 
 
+def later() -> dict[str, Any]:
+    """At which look each rank sees that something is there, and what."""
+    rank, ranks = dist.get_rank(), RankPlanner("greedy")
+    graph = Graph(op_cost_ns=(4, 3), op_inputs=((), (0,)), value_op=(0, 1), value_bytes=(4, 4))
+    problem = Problem(graph, 100)
+    go, hold = threading.Event(), threading.Event()
+
+    def ask() -> Answer:
+        assert rank == 0
+        assert go.wait(60)
+        return remat.GreedyPlanner().plan(problem)
+
+    def make(answer: Answer) -> str:
+        assert hold.wait(60)
+        return f"made of {answer.cost_ns}"
+
+    def fails(answer: Answer) -> str:
+        raise RuntimeError("no room")
+
+    def looked(found: Any, most: int = 4000) -> tuple[int, Any]:
+        for look in range(most):
+            if look == 5:
+                go.set()
+            if look == 10 + 10 * rank:
+                hold.set()
+            if found.done():
+                return look, found.result()
+            time.sleep(0.002)
+        return most, None
+
+    def no_answer() -> Answer:
+        raise RematError("nobody is there")
+
+    made = looked(ranks.later(problem, ask, make))
+    one_fails = looked(ranks.later(problem, ask, fails if rank else make))
+    nobody = looked(ranks.later(problem, no_answer, make))
+    return {"made": made, "one fails": one_fails, "nobody": nobody}
+
+
+def at_once() -> dict[str, Any]:
+    """Training that starts on a quick plan, while the first rank asks for a better one."""
+    plain, planned = blocks(), blocks()
+    remat.enable(planned, budget=FRACTION, planner=RankPlanner("local"), wait=False, time_limit_s=3.0)
+    outcome = {
+        "plain": trained(plain, DistributedDataParallel(plain), steps=6),
+        "planned": trained(planned, DistributedDataParallel(planned), steps=6),
+    }
+    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
+
+
 def sharded_units() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     planner = RankPlanner("greedy")
@@ -215,6 +269,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "unused_parameters": lambda: ddp(find_unused_parameters=True),
     "chain_in_ddp": chain_in_ddp,
     "refused": refused,
+    "later": later,
+    "at_once": at_once,
     "sharded_units": sharded_units,
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,

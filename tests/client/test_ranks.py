@@ -48,7 +48,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused")
+    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused", "later")
 
 
 @pytest.mark.parametrize("name", ["ddp", "chain_in_ddp"])
@@ -75,14 +75,34 @@ def test_what_is_not_supported_is_said(found: list[dict[str, Any]], name: str, s
         assert rank["refused"]["still"] == 1.0
 
 
+def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]]) -> None:
+    """Once all have made it; where one cannot, none does."""
+    one, other = (rank["later"] for rank in found)
+    assert one["made"] == other["made"]
+    assert one["made"][0] >= 20, "the second rank was not ready before"
+    assert one["made"][1] == "made of 7"
+    for name in ("one fails", "nobody"):
+        assert one[name] == other[name]
+        assert one[name][0] < 4000
+        assert one[name][1] is None
+
+
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    names = ("static_graph", "unused_parameters", "sharded_units", "sharded_stages", "sharded_refused", "overlap")
+    names = (
+        "static_graph",
+        "unused_parameters",
+        "at_once",
+        "sharded_units",
+        "sharded_stages",
+        "sharded_refused",
+        "overlap",
+    )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["static_graph", "unused_parameters", "sharded_units", "sharded_stages"])
+@pytest.mark.parametrize("name", ["static_graph", "unused_parameters", "at_once", "sharded_units", "sharded_stages"])
 def test_more_ways_of_training_in_parallel(more: list[dict[str, Any]], name: str) -> None:
     """A static graph, unused parameters around a planned module, and FSDP2 around planned units and stages."""
     same(more, name)

@@ -333,13 +333,13 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     problem = Problem(step.graph, budget_at(step.graph, 0.7))
     quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
     whole = Problem(step.graph, budget_at(step.graph, 1))
-    found = replace(carry_out(step, problem, quick), better=_later(step, whole, quick, lambda: planner.plan(whole)))
+    better = _later(lambda: planner.plan(whole), lambda answer: carry_out(step, whole, answer))
+    found = replace(carry_out(step, problem, quick), better=better)
     trained = Rematerialized(module, lambda args, kwargs, known: found)
     assert trained.plan_for(x) is found
     loss = trained(*x)
     planner.go.set()
-    assert found.better is not None
-    assert found.better.result(60) is not None
+    assert better.result(60) is not None  # type: ignore[call-arg]
     loss.backward()
     later = trained.plan_for(x)
     assert later is not None
@@ -348,3 +348,14 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     trained.zero_grad()
     trained(*x).backward()
     assert all(p.grad is not None for p in trained.parameters())
+
+
+def test_the_plan_used_least_lately_goes_first() -> None:
+    """With room for two kinds of calls, the third takes the place of the one that was not used since."""
+    trained = remat.optimize(Mlp(8), (numbers(2, 8),), budget=remat.Fraction(1), planner="greedy", most_plans=2)
+    first, second = trained.plan_for((numbers(2, 8),)), trained.plan_for((numbers(3, 8),))
+    assert trained.plan_for((numbers(2, 8),)) is first
+    trained.plan_for((numbers(4, 8),))
+    assert len(trained.plans) == 2
+    assert trained.plan_for((numbers(2, 8),)) is first
+    assert trained.plan_for((numbers(3, 8),)) is not second
