@@ -38,7 +38,7 @@ class Ledger:
         self.bound_ns: int | None = claim.row.bound_ns
         self.lost = False
         self._began: float | None = None
-        self._seq: int | None = None
+        self._seq: int | None = 0 if claim.attempt == 1 else None  # None: others have written events, look them up
 
     def begin(self) -> None:
         """A round starts now."""

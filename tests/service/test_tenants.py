@@ -194,7 +194,8 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
     """
     karl = Tenant(locked, cli(locked, "keys", "create", "karl"))
     cli(locked, "tenants", "quota", "karl", "--queued", "0")
-    problems = [Problem(graph, plain_peak(graph)) for graph in (training_graph(150, cost=2000 + i) for i in range(400))]
+    graphs = [training_graph(1500, cost=2000 + i) for i in range(100)]
+    problems = [Problem(graph, plain_peak(graph)) for graph in graphs]
     for problem in problems[::2]:
         assert anna.post(problem, method="checkpoint-all").status_code == 200
     seconds: tuple[list[float], list[float]] = ([], [])
