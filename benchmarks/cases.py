@@ -108,6 +108,11 @@ AIMS: dict[str, Aim] = {
         Aim("random", "random graphs at 0.75: gap 1.5 % in 120 s", _gap(0.015, 120)),
         Aim("huge", "to 5,000 ops at 0.5: a plan in 1 s, within 1 % of the best known in 5 s", _early(1, 5)),
         Aim("vast", "10,000 ops at 0.5: within 1 % of the best known in 15 s", lambda run: run.off_at(15) <= 0.01),
+        Aim(
+            "deep",
+            "deep networks of 1,000 to 10,000 ops under tight budgets: a plan in 10 s",
+            lambda run: run.cost_at(10) is not None,
+        ),
         Aim("tight", "budgets within 10 % of the working set: a plan, or a proof of none, in 60 s", Run.settled),
     )
 }
@@ -137,6 +142,8 @@ CASES: tuple[Case, ...] = (
     *_spread("random", 120, "dag-250 dag-500", (0.75,)),
     *_spread("huge", 8, "gpt-160 resnet-200", (0.5,)),
     *_spread("vast", 20, "gpt-330", (0.5,)),
+    *_spread("deep", 30, "gpt-36 gpt-160 gpt-330 gpt-430-whole", (1.05,), True),
+    *_spread("deep", 30, "resnet-40 resnet-200", (0.25, 0.2)),
     *_spread("tight", 60, "made-unet made-gpt12 made-rt100 resnet-4-whole vgg-16 gpt-12-whole", (1.02, 1.08), True),
 )
 QUICK = ("made-unet@0.5", "made-gpt12@0.5", "gpt-36@0.5", "vgg-16@0.5", "resnet-4-whole@0.5")
