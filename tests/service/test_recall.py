@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from remat_ir import Graph, Problem, plain_peak
+from remat_service import desk
+from remat_service.asks import Ask
+from remat_service.identity import Retry
+from remat_service.keys import default_caller
 from remat_service.lru import Lru
+from remat_service.opening import migrate
+from remat_service.room import room_of
+from remat_service.settings import Settings
+from remat_service.tables import requests
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 
 
@@ -156,3 +165,28 @@ def test_lru_is_bounded() -> None:
     assert (held.get("b"), held.size) == (5, 5)
     held.put("huge", 9, 99)
     assert (len(held), held.get("huge")) == (1, 9)
+
+
+async def test_a_key_that_came_twice_at_once_loses_no_row(tmp_path: Path) -> None:
+    """Two rows with one idempotency key, one of them still on its way: both can be read by their ids."""
+    room = room_of(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/twice.sqlite")))
+    try:
+        await migrate(room.database)
+        async with room.database.write() as connection:
+            caller = await default_caller(connection)
+        retry = Retry("same key", "0" * 64)
+        ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
+        first = await desk.admit(room, caller, ask, retry)
+        row = dict((await desk.view(room, caller, first))._mapping)
+        columns = {column.name for column in requests.columns}
+        second = {name: value for name, value in row.items() if name in columns} | {"id": "f" * 32}
+        await room.behind.add(second)
+        assert room.behind.holds("f" * 32)
+        assert room.behind.holds_key(caller.tenant_id, "same key")
+        assert (await desk.view(room, caller, "f" * 32)).ended
+        assert (await desk.view(room, caller, first)).idempotency_key == "same key"
+        assert not room.behind.holds("f" * 32)
+    finally:
+        await room.behind.close()
+        room.glance.close()
+        await room.database.close()
