@@ -58,6 +58,13 @@ class Backend:
             CaptureError: the graph cannot be planned; the message says why.
             PlanningError: there is no plan.
         """
+        self.note_frame()
+        compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
+        function: Callable[..., Any] = compiled(module, example_inputs)
+        return function
+
+    def note_frame(self) -> None:
+        """Say so in the log where Dynamo compiles a part of a model that is not the first."""
         frame = _compat.frame_number()
         if self._frame is not None and frame != self._frame:
             log.warning(
@@ -65,9 +72,6 @@ class Backend:
                 "use fullgraph=True and a backend a model"
             )
         self._frame = frame
-        compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
-        function: Callable[..., Any] = compiled(module, example_inputs)
-        return function
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any

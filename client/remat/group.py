@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +48,9 @@ class _Group:
     cheap: bool
 
 
-def groups(flow: Dataflow) -> tuple[tuple[fx.Node, ...], ...]:
+def groups(
+    flow: Dataflow, cheap: Callable[[fx.Node], bool] | None = None, fused: bool = False
+) -> tuple[tuple[fx.Node, ...], ...]:
     """The kernels of a step in groups, in the order in which they run, the forward pass's first.
 
     Two groups become one when the second is the only reader of what the first makes for it, both run in the same pass,
@@ -60,8 +62,12 @@ def groups(flow: Dataflow) -> tuple[tuple[fx.Node, ...], ...]:
     - the merged op needs no more memory at once than some kernel needs anyway.
     Then whatever a plan of the kernels keeps, a plan of the groups can keep for no more bytes and nearly no more time.
     Kernels that only update an input from itself (counters) become one group, the last of the forward pass.
+
+    Args:
+        cheap: what may be merged; by default pointwise kernels and their like.
+        fused: a group runs as one kernel, so that what stays inside it needs no memory.
     """
-    return _Grouping(flow).run()
+    return _Grouping(flow, cheap or _is_cheap, fused).run()
 
 
 def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...], ...] | None:
@@ -77,10 +83,10 @@ def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...],
 
 
 class _Grouping:
-    def __init__(self, flow: Dataflow) -> None:
-        self.flow = flow
+    def __init__(self, flow: Dataflow, cheap: Callable[[fx.Node], bool], fused: bool) -> None:
+        self.flow, self.fused = flow, fused
         self.position = {n: i for i, n in enumerate(flow.kernels)}
-        self.group: dict[fx.Node, _Group] = {n: _Group((n,), _is_cheap(n)) for n in flow.kernels}
+        self.group: dict[fx.Node, _Group] = {n: _Group((n,), cheap(n)) for n in flow.kernels}
         self.maker = {s: n for n in flow.kernels for s in flow.makes[n]}
         self.readers: dict[int, set[fx.Node]] = {}
         for node in flow.kernels:
@@ -175,6 +181,8 @@ class _Grouping:
             self.group[node] = merged
 
     def _need(self, nodes: Sequence[fx.Node]) -> int:
+        if self.fused:
+            return self._bytes(self._inputs(nodes)) + self._bytes(self._outputs(_Group(tuple(nodes), True)))
         return self._bytes(self._inputs(nodes)) + sum(self.flow.sizes[s] for n in nodes for s in self.flow.makes[n])
 
     def _bytes(self, storages: set[int]) -> int:

@@ -77,10 +77,13 @@ class Operations:
     originals: Mapping[fx.Node, int]
 
 
-def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None) -> Operations:
+def operations(
+    flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None, replayed: bool = True
+) -> Operations:
     """The ops of a step, one for each group of kernels; by default each kernel is a group of its own.
 
-    Groups are listed in the order in which they run, those of the forward pass first.
+    Groups are listed in the order in which they run, those of the forward pass first. Unless `replayed`, random
+    kernels have no saved state to be run again from.
     """
     groups = [(n,) for n in flow.kernels] if groups is None else groups
     sizes = list(flow.sizes)
@@ -91,7 +94,7 @@ def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None
         return len(sizes) - 1
 
     originals = {p: extra(sizes[flow.storages_of[p][0]]) for p in _read_and_overwritten(flow)}
-    states = {n: extra(CPU_GENERATOR_BYTES) for n in flow.kernels if is_random(n) and on_cpu(n)}
+    states = {n: extra(CPU_GENERATOR_BYTES) for n in flow.kernels if replayed and is_random(n) and on_cpu(n)}
     ops = [Op(Kind.ORIGINAL, (p,), (), (s,)) for p, s in originals.items()]
     tail: list[Op] = []
     for nodes in groups:

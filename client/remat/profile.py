@@ -131,12 +131,13 @@ def _measure(nodes: Mapping[str, fx.Node]) -> dict[str, Measured]:
 
 
 def _call(node: fx.Node) -> Callable[[], Any]:
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _materialize)
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), materialize)
     target = _compat.raw_call(node.target)
     return lambda: target(*args, **kwargs)
 
 
-def _materialize(node: fx.Node) -> Any:
+def materialize(node: fx.Node) -> Any:
+    """A real value with the metadata of a node."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target))

@@ -1,0 +1,113 @@
+"""`torch.compile(model, backend=remat.backend(budget=…, inner="inductor"))`: Inductor's kernels, remat's plans."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from torch import fx
+
+from remat_ir import Answer, InvalidData, Problem
+
+from .. import _compat, _compat_inductor
+from ..budget import Budget, budget_bytes
+from ..dynamo import Backend, resident_bytes
+from ..planner import ChainPlanner, Planner
+from ..profile import device_kind
+from .cost import region_costs
+from .joint import joint_of
+from .regions import region_graph, regions
+from .replan import Carried, Search
+
+FORMAT = 1
+"""Of the cache keys; another number for another way of carrying out plans."""
+
+NOT_WITH = {
+    "cpp_wrapper": "the generated code's memory is read from Inductor's Python wrapper",
+    "fallback_random": "random kernels of torch's own can be neither kept cheaply nor run again",
+    "custom_partitioner_fn": "the plan takes its place",
+}
+"""Options of Inductor that plans cannot be carried out with, and why."""
+
+
+class InductorBackend(Backend):
+    """A backend for `torch.compile` that runs each training graph by a plan of its own, under Inductor's kernels.
+
+    Attributes:
+        carried: what was planned and compiled so far, in order; a graph from Inductor's caches has no entry.
+    """
+
+    def __init__(self, budget: Budget, planner: Planner, *, options: Mapping[str, Any] | None = None, **asking: Any):
+        super().__init__(budget, planner, **asking)
+        self.options = checked_options(options or {})
+        self.carried: list[Carried] = []
+        self.asked = _planner_name(planner)
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What Dynamo calls for each graph and each kind of input.
+
+        Raises:
+            CaptureError: the graph cannot be planned under Inductor; the message says why.
+            PlanningError: there is no plan whose generated code fits.
+        """
+        self.note_frame()
+        return _compat_inductor.compile_graph(
+            module, example_inputs, self.partition, self.key(), self.options, self._seen
+        )
+
+    def _ask(self, problem: Problem) -> Answer:
+        with _compat.only_real_tensors():
+            return self.planner.plan(problem, **self.asking)  # type: ignore[arg-type]
+
+    def _seen(self, backward: bool, generated: _compat_inductor.Generated) -> None:
+        if self.carried:
+            self.carried[-1].compiled[backward] = generated
+
+    def key(self) -> str:
+        """What a plan depends on beyond the graph, for the keys of Inductor's caches."""
+        text: list[Any] = [FORMAT, version("remat"), device_kind([]), repr(self.budget), self.slack, self.asked]
+        text += [self.asking["method"], self.asking["time_limit_s"], self.asking["max_gap"]]
+        return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
+        found = joint_of(joint, num_fwd_outputs)
+        step = regions(found.flow)
+        # Inductor partitions under a fake mode, where a kernel measured would be a fake one
+        with _compat.only_real_tensors():
+            costs = region_costs(step, self.table)
+        graph = region_graph(step, costs, resident_bytes(found.flow))
+        budget = budget_bytes(self.budget, graph, self.slack)
+        carried = Search(found, step, graph, num_fwd_outputs, budget, self._ask, self.table).run()
+        self.answers.append(carried.answer)
+        self.graphs.append(graph)
+        self.carried.append(carried)
+        return carried.forward, carried.backward
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of Inductor that plans can be carried out with.
+
+    Raises:
+        InvalidData: one that they cannot; the message says why.
+    """
+    for name, reason in NOT_WITH.items():
+        if options.get(name):
+            raise InvalidData(f"the option {name} does not go with inner='inductor': {reason}")
+        if name not in options and name != "custom_partitioner_fn" and getattr(_compat_inductor.config, name):
+            raise InvalidData(f"torch._inductor.config.{name} does not go with inner='inductor': {reason}")
+    return dict(options)
+
+
+def _planner_name(planner: Planner) -> list[str]:
+    """Who is asked, as a name that changes with the planner; a planner of the caller's own is never taken for another."""
+    if isinstance(planner, ChainPlanner):
+        return [name for one in planner.planners for name in _planner_name(one)]
+    known = type(planner).__module__.startswith("remat.")
+    return [f"{type(planner).__module__}.{type(planner).__qualname__}", repr(planner) if not known else "", "" if known else secrets.token_hex(8)]

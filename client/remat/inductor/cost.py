@@ -1,0 +1,119 @@
+"""What each fusion region costs: compiled alone by Inductor and timed, once for each signature."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _compat, _compat_inductor
+from ..dataflow import Dataflow, tensors
+from ..operations import Kind, Measured, Op, Operations, getitems
+from ..profile import Table, device_kind, least_ns, materialize, profile_kernels, rounded
+from .regions import fused
+
+
+def region_costs(step: Operations, table: Table | None) -> dict[Op, Measured]:
+    """Time in ns and workspace in bytes of each region, looked up in the table first and measured if unknown.
+
+    A kernel that nothing is fused with runs as torch's own and is measured as such. A region is compiled alone, which
+    takes Inductor seconds for each signature that the table does not know yet.
+    """
+    ops = [op for op in step.ops if op.kind is Kind.KERNELS]
+    alone = [op for op in ops if len(op.nodes) == 1 and not fused(op.nodes[0])]
+    heavy = [n for op in ops for n in op.nodes if not fused(n)]
+    kernels = profile_kernels(heavy, table).kernels
+    graphs = {op: region_module(step.flow, op) for op in ops if op not in set(alone)}
+    signatures = {op: signature(module) for op, module in graphs.items()}
+    device = "inductor " + device_kind(n for op in ops for n in op.nodes)
+    known: dict[str, Measured] = {}
+    if table is not None and signatures:
+        found = table.get(device, sorted(set(signatures.values())))
+        known = {s: Measured(int(m[0]), int(m[1])) for s, m in found.items()}
+    fresh: dict[str, Measured] = {}
+    for op, text in signatures.items():
+        if text not in known and text not in fresh:
+            workspace = max((kernels[n].workspace_bytes for n in op.nodes if n in kernels), default=0)
+            fresh[text] = Measured(_time(graphs[op]), workspace)
+    if table is not None and fresh:
+        stands = table.put(device, fresh)
+        fresh = {s: Measured(int(stands[s][0]), int(stands[s][1])) if s in stands else m for s, m in fresh.items()}
+    known |= fresh
+    return {op: kernels[op.nodes[0]] if op not in graphs else known[signatures[op]] for op in ops}
+
+
+def region_module(flow: Dataflow, op: Op) -> fx.GraphModule:
+    """A region as a graph of its own: a function of what it reads that returns what it makes for others."""
+    order = _needed(flow, op)
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in order:
+        if _is_outside(flow, op, node):
+            env[node] = graph.placeholder(f"in{len(env)}")
+            env[node].meta = {"val": _value(node)}
+    for node in order:
+        if node not in env:
+            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node].meta = {"val": node.meta.get("val")}
+    results = []
+    wanted = set(op.makes)
+    for node in order:
+        held = set(flow.storages_of.get(node, ())) & wanted
+        if held and not _is_outside(flow, op, node) and isinstance(node.meta.get("val"), torch.Tensor):
+            results.append(env[node])
+            wanted -= held
+    graph.output(tuple(results))
+    return fx.GraphModule(flow.joint, graph)
+
+
+def _needed(flow: Dataflow, op: Op) -> list[fx.Node]:
+    """The nodes of a region, its getitems and the views that it looks through, and what comes from outside, in order."""
+    found: set[fx.Node] = set()
+    stack = list(op.nodes)
+    for node in op.nodes:
+        stack += getitems(node)
+    while stack:
+        node = stack.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if not _is_outside(flow, op, node):
+            stack += node.all_input_nodes
+    return [n for n in flow.joint.graph.nodes if n in found]
+
+
+def _is_outside(flow: Dataflow, op: Op, node: fx.Node) -> bool:
+    root = node
+    while root.target is operator.getitem:
+        root = root.all_input_nodes[0]
+    return node.op != "call_function" or (root in flow.makes and root not in op.nodes)
+
+
+def _value(node: fx.Node) -> Any:
+    if node.op == "get_attr":
+        return getattr(node.graph.owning_module, str(node.target))
+    return node.meta.get("val")
+
+
+def signature(module: fx.GraphModule) -> str:
+    """A hash of all that a region's cost depends on: operators, wiring, shapes, strides, dtypes, constants."""
+    number = {node: i for i, node in enumerate(module.graph.nodes)}
+    text = []
+    for node in module.graph.nodes:
+        args = fx.map_arg((node.args, dict(node.kwargs)), lambda n: f"#{number[n]}")
+        values = [[list(t.shape), list(t.stride()), str(t.dtype), t.device.type] for t in tensors(node.meta.get("val"))]
+        text.append([node.op, str(node.target) if node.op == "call_function" else "", repr(args), values])
+    return hashlib.sha256(json.dumps(text, separators=(",", ":")).encode()).hexdigest()[:32]
+
+
+def _time(module: fx.GraphModule) -> int:
+    with _compat.only_real_tensors():
+        inputs = [materialize(node) for node in module.graph.nodes if node.op == "placeholder"]
+        function = _compat_inductor.run(module, inputs)
+        with torch.no_grad():
+            function(list(inputs))
+            return rounded(least_ns(lambda: function(list(inputs))))

@@ -1,0 +1,102 @@
+"""Inductor's joint graph in the form that remat plans: updates of buffers as results, and back again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from .. import _compat_inductor
+from ..capture import refuse
+from ..dataflow import Dataflow, dataflow, is_random, tensors
+from ..errors import CaptureError
+from ..lower import Lowered
+
+copy_ = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """A joint graph without in-graph updates.
+
+    Attributes:
+        flow: its analysis; the forward results begin with the new values of `updated`.
+        updated: the placeholders that the step overwrites, in the order of their updates.
+    """
+
+    flow: Dataflow
+    updated: tuple[fx.Node, ...]
+
+
+def joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
+    """The analysis of a copy of a joint graph that Inductor hands to its partitioner.
+
+    Inductor keeps updates of inputs in the graph, as `copy_(input, new value)` that nothing reads.
+
+    Raises:
+        CaptureError: the graph cannot be planned under Inductor; the message says why.
+    """
+    module = _copied(module)
+    graph = module.graph
+    output = graph.output_node()
+    results = tuple(output.args[0])  # type: ignore[arg-type]
+    updates: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.target is not copy_:
+            continue
+        target, new = node.args[0], node.args[1]
+        assert isinstance(target, fx.Node) and isinstance(new, fx.Node)
+        if target.op != "placeholder" or target in updates:
+            raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
+        node.replace_all_uses_with(new)
+        results = tuple(new if r is node else r for r in results)
+        updates[target] = new
+        graph.erase_node(node)
+    descriptors = list(output.meta.get("desc") or [None] * len(results))
+    output.args = ((*updates.values(), *results),)
+    output.meta["desc"] = [None] * len(updates) + descriptors
+    _refuse(module)
+    flow = dataflow(module, forward_outputs + len(updates))
+    return Joint(replace(flow, mutated=updates), tuple(updates))
+
+
+def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two graphs of a plan as Inductor wants them: buffers updated at the end of the forward graph."""
+    graph = lowered.forward.graph
+    output = graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    count = len(joint.updated)
+    inputs = {str(n.target): n for n in graph.nodes if n.op == "placeholder"}
+    with graph.inserting_before(output):
+        for placeholder, new in zip(joint.updated, results, strict=False):
+            update = graph.call_function(copy_, (inputs[str(placeholder.target)], new))
+            update.meta["val"] = placeholder.meta["val"]
+    output.args = (tuple(results[count:]),)
+    output.meta["desc"] = list(output.meta["desc"])[count:]
+    lowered.forward.recompile()
+    return lowered.forward, lowered.backward
+
+
+def _refuse(module: fx.GraphModule) -> None:
+    refuse(module)
+    for node in module.graph.nodes:
+        if is_random(node) and not _compat_inductor.is_seed(node) and not _small(node):
+            raise CaptureError(
+                f"{node.name} ({node.target}) draws from the generator itself, so it could be neither kept cheaply nor "
+                "run again: leave fallback_random off under inner='inductor'"
+            )
+
+
+def _small(node: fx.Node) -> bool:
+    """Random results that are kept at no cost to speak of: seeds, and draws of a few numbers."""
+    return sum(t.numel() * t.element_size() for t in tensors(node.meta.get("val"))) <= 4096
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    made = graph.graph_copy(module.graph, {}, return_output_node=True)
+    assert made is not None
+    output = graph.output(made[0])
+    output.meta = dict(module.graph.output_node().meta)
+    return fx.GraphModule(module, graph)
