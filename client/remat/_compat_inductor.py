@@ -334,7 +334,7 @@ def _extern(graph: Any, node: Any) -> Iterator[Event]:
     name, layout = node.get_name(), type(node.layout).__name__
     if layout == "MultiOutputLayout":
         yield Event("alloc", name)
-        for output in getattr(node, "outputs", ()):
+        for output in filter(None, getattr(node, "outputs", ())):
             yield Event("alloc", name + _indices(output), source=name, size=_size(graph, output))
     elif layout != "NoneLayout":
         if node.get_inputs_that_alias_output():
