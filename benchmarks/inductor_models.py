@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +105,7 @@ class _ResNet(nn.Module):
         self.checkpointed = checkpointed
         self.first = nn.Conv2d(3, 24, 3, 1, 1)
         widths = [24, 24, 24, 48, 48, 96, 96]
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.blocks = nn.ModuleList(_Residual(a, b, 1 if a == b else 2) for a, b in pairs)
         self.head = nn.Linear(96, 10)
 

@@ -82,7 +82,7 @@ class Event:
     """One line of generated code that concerns memory.
 
     Kinds:
-        alloc: `name` gets `size` bytes of its own; it goes with `source` if that is freed first and nothing else holds it.
+        alloc: `name` gets `size` bytes of its own; unless held otherwise, it goes when `source` does.
         alias: `name` stands for what `source` stands for.
         free: `name` stands for nothing any more.
         call: a kernel of torch's own runs; `node` is what it was in the graph.
@@ -325,7 +325,7 @@ def _events(graph: Any, line: Any) -> Iterator[Event]:
     elif isinstance(line, w.ExternKernelAllocLine):
         yield from _extern(graph, line.node)
     elif isinstance(line, w.ExternKernelOutLine):
-        yield Event("call", line.node.get_name(), node=line.node.get_origin_node())
+        yield Event("call", line.node.get_name(), node=_as_run(line.node))
     elif isinstance(line, w.MultiOutputLine):
         yield Event("alias", line.result_name, source=line.arg_name + _indices(line))
 
@@ -341,7 +341,38 @@ def _extern(graph: Any, node: Any) -> Iterator[Event]:
             yield Event("alias", name, source=node.get_inputs_that_alias_output()[0])
         else:
             yield Event("alloc", name, size=_size(graph, node))
-    yield Event("call", name, node=node.get_origin_node())
+    yield Event("call", name, node=_as_run(node))
+
+
+def _as_run(kernel: Any) -> fx.Node | None:
+    """The node that a kernel of torch's own was, its inputs in the layouts that Inductor has chosen for them."""
+    origins = sorted(kernel.get_origins(), key=lambda n: str(n.name))
+    overload = getattr(kernel, "op_overload", None)
+    node = kernel.get_origin_node() or next((n for n in origins if n.target is overload), None)
+    if node is None or not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return None
+    known = {id(a): a for a in node.all_input_nodes}
+    if any(not isinstance(a.meta.get("val"), torch.Tensor) for a in known.values()):
+        return None
+    graph = fx.Graph()
+    given = [i for i in kernel.inputs if hasattr(i, "get_size")]
+    tensors: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), tensors.append)
+    env: dict[fx.Node, fx.Node] = {}
+    for position, source in enumerate(tensors):
+        if source in env:
+            continue
+        value = source.meta["val"]
+        if len(given) == len(tensors):
+            with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+                stride = tuple(int(s) for s in given[position].get_stride())
+                if len(stride) == value.dim():
+                    value = value.new_empty_strided(value.size(), stride)
+        env[source] = graph.placeholder(source.name)
+        env[source].meta["val"] = value
+    made = graph.node_copy(node, env.__getitem__)
+    made.meta = {"val": node.meta.get("val")}
+    return made
 
 
 def _indices(item: Any) -> str:

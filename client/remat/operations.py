@@ -77,9 +77,7 @@ class Operations:
     originals: Mapping[fx.Node, int]
 
 
-def operations(
-    flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None, replayed: bool = True
-) -> Operations:
+def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None, replayed: bool = True) -> Operations:
     """The ops of a step, one for each group of kernels; by default each kernel is a group of its own.
 
     Groups are listed in the order in which they run, those of the forward pass first. Unless `replayed`, random

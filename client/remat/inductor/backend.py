@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -14,7 +15,7 @@ from torch import fx
 from remat_ir import Answer, InvalidData, Problem
 
 from .. import _compat, _compat_inductor
-from ..budget import Budget, budget_bytes
+from ..budget import Budget, budget_bytes, readable
 from ..dynamo import Backend, resident_bytes
 from ..planner import ChainPlanner, Planner
 from ..profile import device_kind
@@ -22,6 +23,8 @@ from .cost import region_costs
 from .joint import joint_of
 from .regions import region_graph, regions
 from .replan import Carried, Search
+
+log = logging.getLogger("remat")
 
 FORMAT = 1
 """Of the cache keys; another number for another way of carrying out plans."""
@@ -64,8 +67,18 @@ class InductorBackend(Backend):
             return self.planner.plan(problem, **self.asking)  # type: ignore[arg-type]
 
     def _seen(self, backward: bool, generated: _compat_inductor.Generated) -> None:
-        if self.carried:
-            self.carried[-1].compiled[backward] = generated
+        if not self.carried:
+            return
+        carried = self.carried[-1]
+        carried.compiled[backward] = generated
+        if generated.estimate_bytes > carried.estimate_bytes[backward]:
+            log.warning(
+                "Inductor generated other code for the %s pass than when the plan was verified: its own estimate "
+                "is %s in place of %s",
+                "backward" if backward else "forward",
+                readable(generated.estimate_bytes),
+                readable(carried.estimate_bytes[backward]),
+            )
 
     def key(self) -> str:
         """What a plan depends on beyond the graph, for the keys of Inductor's caches."""
@@ -106,8 +119,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _planner_name(planner: Planner) -> list[str]:
-    """Who is asked, as a name that changes with the planner; a planner of the caller's own is never taken for another."""
+    """Who is asked, by name; a planner of the caller's own is never taken for another."""
     if isinstance(planner, ChainPlanner):
         return [name for one in planner.planners for name in _planner_name(one)]
-    known = type(planner).__module__.startswith("remat.")
-    return [f"{type(planner).__module__}.{type(planner).__qualname__}", repr(planner) if not known else "", "" if known else secrets.token_hex(8)]
+    name = f"{type(planner).__module__}.{type(planner).__qualname__}"
+    return [name if name.startswith("remat.") else f"{name} {secrets.token_hex(8)}"]

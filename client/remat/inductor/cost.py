@@ -71,7 +71,7 @@ def region_module(flow: Dataflow, op: Op) -> fx.GraphModule:
 
 
 def _needed(flow: Dataflow, op: Op) -> list[fx.Node]:
-    """The nodes of a region, its getitems and the views that it looks through, and what comes from outside, in order."""
+    """A region's nodes, its getitems, the views that it looks through, and what comes from outside, in order."""
     found: set[fx.Node] = set()
     stack = list(op.nodes)
     for node in op.nodes:

@@ -46,7 +46,8 @@ def joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
         if node.target is not copy_:
             continue
         target, new = node.args[0], node.args[1]
-        assert isinstance(target, fx.Node) and isinstance(new, fx.Node)
+        assert isinstance(target, fx.Node)
+        assert isinstance(new, fx.Node)
         if target.op != "placeholder" or target in updates:
             raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
         node.replace_all_uses_with(new)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import fx
 
 from remat_ir import Answer, Compute, Graph, Plan, Problem, verify
@@ -106,7 +105,8 @@ class Search:
             plan_or_raise(answer)
         over = f"the smallest of {len(self.tries)} plans needs {readable(least)}" if least else "its plans thrash"
         raise NothingFound(
-            f"No plan's generated code fits {readable(self.budget)}: {over}; raise the budget, or use inner='eager'", answer
+            f"No plan's generated code fits {readable(self.budget)}: {over}; raise the budget, or use inner='eager'",
+            answer,
         )
 
     def _with_tries(self, carried: Carried) -> Carried:
@@ -122,7 +122,11 @@ class Search:
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
         computes = sum(isinstance(s, Compute) for s in answer.plan.steps)
         if computes > MOST_STEPS * len(self.step.ops):
-            log.info("a plan of %d steps for %d ops is not lowered: Inductor would compile it for minutes", computes, len(self.step.ops))
+            log.info(
+                "a plan of %d steps for %d ops is not lowered: Inductor would compile it for minutes",
+                computes,
+                len(self.step.ops),
+            )
             return None
         forward, backward = with_updates(self.joint, lower(self.step, answer.plan))
         first, second = _compat_inductor.dry_run(forward, backward, self.results)
@@ -154,12 +158,7 @@ class Search:
         return wanted if self.fails is None or wanted < self.fails else (self.fits + self.fails) // 2
 
     def _workspace(self, node: fx.Node) -> int:
-        """Bytes that one of torch's own kernels needs while it runs in the generated code."""
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            return 0
-        if any("val" not in a.meta and a.op != "get_attr" for a in node.all_input_nodes) or "val" not in node.meta:
-            return 0
+        """Bytes that one of torch's own kernels needs while it runs in the generated code, in its layouts there."""
         with _compat.only_real_tensors():
             return profile_kernels([node], self.table).kernels[node].workspace_bytes
 

@@ -1,0 +1,270 @@
+"""Plans under Inductor's kernels: plain Inductor's gradients, the peak that was predicted, and each known pitfall."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import remat
+from remat import measure
+from remat.planner import GreedyPlanner
+from remat_ir import Answer, Compute, Free, InvalidData, Plan, Problem, verify
+
+prims = torch.ops.prims
+TIGHT = remat.Fraction(0.75)
+
+
+class Block(nn.Module):
+    """A residual around two layers with dropout between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.2), nn.Linear(2 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = x + self.body(x)
+        return made
+
+
+class Net(nn.Module):
+    """Blocks and a loss; with `norm`, batch statistics and a counter that are updated in place."""
+
+    def __init__(self, norm: bool = False, blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(32) for _ in range(blocks)))
+        self.norm = nn.BatchNorm1d(32) if norm else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.blocks(x)).square().mean()
+
+
+INPUT = torch.randn(256, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compilation of another test is seen, and only one compiler runs at once."""
+    import torch._inductor.config as config
+
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with config.patch(compile_threads=1):
+        yield
+    torch._dynamo.reset()
+
+
+def outcome(model: nn.Module, run: Any) -> measure.Outcome:
+    """One step from a seed, buffers put back afterwards."""
+    before = copy.deepcopy(model.state_dict())
+    found = measure.outcome(model, measure.training_step(run, (INPUT,)))
+    model.load_state_dict(before)
+    return found
+
+
+def compiled(model: nn.Module, **asking: Any) -> tuple[Any, Any]:
+    """A model under Inductor with a plan, and the backend that planned it."""
+    asking = {"budget": TIGHT, "planner": "greedy", "inner": "inductor"} | asking
+    backend = remat.backend(**asking)
+    return torch.compile(model, backend=backend, fullgraph=True, dynamic=False), backend
+
+
+def peak(model: nn.Module, run: Any) -> int:
+    """The measured peak of a step beyond its first, above what was there before it."""
+    step = measure.training_step(run, (INPUT,))
+    step()
+    model.zero_grad(set_to_none=True)
+    found = measure.peak_memory(step).peak_bytes
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", [False, True], ids=["dropout", "batch statistics"])
+def test_the_same_training_inside_the_budget(norm: bool) -> None:
+    """Gradients, buffers and the generator are plain Inductor's bit for bit; the measured peak is the predicted one."""
+    torch.manual_seed(0)
+    model = Net(norm)
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
+    run, backend = compiled(model)
+    assert measure.differences(plain, outcome(model, run)) == []
+    (carried,) = backend.carried
+    assert carried.answer.overhead > 0, "at this budget something has to be computed again"
+    measured = peak(model, run)
+    assert measured <= carried.budget_bytes - carried.graph.fixed_bytes
+    assert measured == pytest.approx(carried.activation_bytes, rel=0.03)
+
+
+@pytest.mark.slow
+def test_plans_are_judged_on_the_graph_of_regions() -> None:
+    """The answer's plan passes the judge on the graph that was planned; regions are fewer than ATen's kernels."""
+    model = Net()
+    run, backend = compiled(model)
+    run(INPUT).backward()
+    (carried,) = backend.carried
+    problem = Problem(carried.graph, carried.answer.budget_bytes)
+    verify(problem, carried.answer.plan, cost_ns=carried.answer.cost_ns, peak_bytes=carried.answer.peak_bytes)
+    names = carried.graph.op_names
+    assert any("+" in name for name in names), "some ops are regions of several kernels"
+    assert all(cost > 0 for name, cost in zip(names, carried.graph.op_cost_ns, strict=True) if "mm" in name)
+
+
+@pytest.mark.slow
+def test_another_budget_is_not_served_from_the_caches() -> None:
+    """Pitfall: a cache hit with another budget's plan. The same budget hits, another one is planned anew."""
+    torch.manual_seed(0)
+    model = Net()
+    peaks = []
+    for budget, planned in ((remat.Fraction(1.0), 1), (TIGHT, 1), (TIGHT, 0)):
+        torch._dynamo.reset()
+        run, backend = compiled(model, budget=budget)
+        run(INPUT).backward()
+        model.zero_grad(set_to_none=True)
+        assert len(backend.carried) == planned
+        peaks.append(peak(model, run))
+    assert peaks[1] < peaks[0]
+    assert peaks[2] == peaks[1], "what comes from the cache is the plan of this budget"
+
+
+def test_keys_tell_plans_apart() -> None:
+    """The caches' key holds the budget, the planner and how it is asked; a planner of the caller's own is never met."""
+    from remat.inductor.backend import InductorBackend
+
+    def key(**asking: Any) -> str:
+        asking = {"budget": "1GiB", "planner": "greedy", "inner": "inductor"} | asking
+        backend = remat.backend(**asking)
+        assert isinstance(backend, InductorBackend)
+        return backend.key()
+
+    class Own(GreedyPlanner):
+        """A planner that nobody knows."""
+
+    assert key() == key()
+    assert len({key(), key(budget="2GiB"), key(planner="local"), key(time_limit_s=1.0), key(slack=1.1)}) == 5
+    assert key(planner=Own()) != key(planner=Own())
+
+
+def test_a_copied_configuration_holds_the_same_partitioner() -> None:
+    """Pitfall: Inductor copies its configuration deeply, and what the partitioner holds cannot be copied."""
+    from remat._compat_inductor import Partitioner
+
+    def partition(*_: Any, **__: Any) -> Any:
+        raise AssertionError("not called")
+
+    one = Partitioner(partition, "key")
+    assert copy.deepcopy({"custom_partitioner_fn": one})["custom_partitioner_fn"] is one
+    assert one.uuid() == "key"
+
+
+@pytest.mark.slow
+def test_options_reach_the_backward_pass() -> None:
+    """Pitfall: a backward graph compiled lazily runs outside of the patched configuration."""
+    import torch._inductor.config as config
+
+    seen: list[tuple[bool, Any]] = []
+    run, backend = compiled(Net(blocks=1), budget=remat.Fraction(1.0), options={"max_fusion_size": 3})
+    told = backend._seen
+    backend._seen = lambda backward, generated: (
+        seen.append((backward, config.max_fusion_size)),
+        told(backward, generated),
+    )
+    loss = run(INPUT)
+    assert seen == [(False, 3), (True, 3)], "both graphs are compiled before the first step runs"
+    loss.backward()
+
+
+class Thrasher(GreedyPlanner):
+    """Plans that are right, and compute a forward op again and again."""
+
+    def plan(self, problem: Problem, **asking: Any) -> Answer:
+        """The greedy plan with its first op that may be run again run three times for each op of the graph."""
+        answer = super().plan(problem, **asking)
+        graph = problem.graph
+        op = next(i for i, cost in enumerate(graph.op_cost_ns) if cost and i not in graph.once)
+        made = [v for v, maker in enumerate(graph.value_op) if maker == op]
+        again = [Compute(op), *(Free(v) for v in made)] * (3 * len(graph.op_cost_ns))
+        assert isinstance(answer.plan, Plan)
+        steps = list(answer.plan.steps)
+        live: set[int] = set()
+        for position, step in enumerate(steps):
+            live -= {step.value} if isinstance(step, Free) else set()
+            if isinstance(step, Compute):
+                live |= {v for v, maker in enumerate(graph.value_op) if maker == step.op}
+            ready = op in {s.op for s in steps[: position + 1] if isinstance(s, Compute)}
+            if ready and not live & set(made) and set(graph.op_inputs[op]) <= live:
+                plan = Plan((*steps[: position + 1], *again, *steps[position + 1 :]))
+                verdict = verify(Problem(graph, 2**62), plan)
+                return Answer(
+                    answer.status, "auto", 2**62, cost_ns=verdict.cost_ns, peak_bytes=verdict.peak_bytes, plan=plan
+                )
+        raise AssertionError("no place to thrash")
+
+
+@pytest.mark.slow
+def test_thrashing_plans_are_not_lowered() -> None:
+    """Pitfall: a plan with several times the steps of the graph, which Inductor would compile for minutes."""
+    run, backend = compiled(Net(), planner=Thrasher(), budget=remat.Fraction(0.9))
+    with pytest.raises(Exception, match="thrash"):
+        run(INPUT)
+    assert backend.carried == []
+
+
+@pytest.mark.slow
+def test_seeds_are_saved_and_never_drawn_again() -> None:
+    """Pitfall: drawing the seeds again in the backward pass, which gives wrong gradients with dropout."""
+    run, backend = compiled(Net())
+    run(INPUT).backward()
+    (carried,) = backend.carried
+    drawn = [n for n in (*carried.forward.graph.nodes, *carried.backward.graph.nodes) if _is(n, prims.inductor_seeds)]
+    assert len(drawn) == 1
+    assert drawn[0].graph is carried.forward.graph
+    assert any(_is(n, prims.inductor_random) for n in carried.backward.graph.nodes), "masks are made again from them"
+
+
+def _is(node: fx.Node, packet: Any) -> bool:
+    return getattr(node.target, "overloadpacket", None) is packet
+
+
+@pytest.mark.slow
+def test_a_plan_over_the_budget_is_replanned() -> None:
+    """What Inductor's generated code needs decides: each try asks for less until it fits, or that is the error."""
+    run, backend = compiled(Net())
+    run(INPUT).backward()
+    (carried,) = backend.carried
+    assert carried.predicted_bytes <= carried.budget_bytes
+    for (planning, came_to), (after, _) in zip(carried.tries, carried.tries[1:], strict=False):
+        if came_to is not None and came_to > carried.budget_bytes:
+            assert after < planning
+    torch._dynamo.reset()
+    run, _ = compiled(Net(), budget=remat.ActivationBytes(20_000))
+    with pytest.raises(Exception, match=r"[Nn]o plan"):
+        run(INPUT)
+
+
+def test_what_does_not_go_is_said() -> None:
+    """Options that plans cannot be carried out with are refused, each with its reason."""
+    for name in ("cpp_wrapper", "fallback_random", "custom_partitioner_fn"):
+        with pytest.raises(InvalidData, match=f"{name} does not go with inner='inductor'"):
+            remat.backend("1GiB", planner="greedy", inner="inductor", options={name: True})
+    with pytest.raises(ValueError, match="inner='inductor'"):
+        remat.backend("1GiB", planner="greedy", options={"max_fusion_size": 3})
+
+
+@pytest.mark.slow
+def test_code_that_came_out_larger_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """If Inductor generates other code than in the dry run, and more is needed, that is in the log."""
+    run, backend = compiled(Net(blocks=1), budget=remat.Fraction(1.0))
+    run(INPUT).backward()
+    assert not caplog.records
+    (carried,) = backend.carried
+    generated = copy.copy(carried.compiled[True])
+    object.__setattr__(generated, "estimate_bytes", carried.estimate_bytes[True] + 1)
+    with caplog.at_level(logging.WARNING, logger="remat"):
+        backend._seen(True, generated)
+    assert "other code for the backward pass" in caplog.text
