@@ -175,21 +175,21 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
     Must be called where Inductor partitions. The graphs are left as they are.
     """
     context = TracingContext.get()
-    metadata = context.fw_metadata
-    own = metadata.num_outputs if metadata is not None else forward_outputs
-    donated = None if metadata is None else metadata.bw_donated_idxs
+    # AOTAutograd fills these in once it has looked at the partition
+    before, context.fw_metadata = (
+        context.fw_metadata,
+        _Metadata(context.fw_metadata, forward, backward, forward_outputs),
+    )  # type: ignore[assignment]
     try:
         extra = _compile_fx.create_compiler_config_extra(forward)
         first = _stopped(
             _compile_fx.compile_fx_forward,
             _copy(forward),
             _inputs(forward),
-            num_orig_model_outputs=own,
+            num_orig_model_outputs=forward_outputs,
             num_example_inputs=len(_inputs(forward)),
             compiler_config_extra=extra,
         )
-        if metadata is not None and _functorch_config.donated_buffer:
-            metadata.bw_donated_idxs = _donated(forward, backward, forward_outputs, metadata)
         second = _stopped(
             _compile_fx.compile_fx_backward,
             _copy(backward),
@@ -197,28 +197,23 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
             compiler_config_extra=extra,
         )
     finally:
-        if metadata is not None:
-            metadata.bw_donated_idxs = donated
+        context.fw_metadata = before
     return first, second
 
 
-def _donated(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int, metadata: Any) -> list[int]:
-    saved = len(forward.graph.output_node().args[0]) - forward_outputs  # type: ignore[arg-type]
-    like = _SavedLast(metadata, forward_outputs, forward_outputs + saved)
-    return [int(i) for i in collect_bw_donated_buffer_idxs(forward, backward, like)]  # type: ignore[arg-type]
+class _Metadata:
+    """AOTAutograd's metadata of a partition, as far as Inductor looks at them: which saved tensors it may overwrite."""
 
+    num_symints_saved_for_bw = 0
+    num_mutated_inp_runtime_indices = 0  # Inductor's graphs update buffers themselves
 
-class _SavedLast:
-    """AOTAutograd's metadata as they will be once it has looked at the partition."""
-
-    def __init__(self, metadata: Any, first: int, end: int) -> None:
-        self._metadata = metadata
-        self.num_forward = first
-        self.num_symints_saved_for_bw = 0
-        self.tensors_saved_for_backwards_slice = slice(first, end)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._metadata, name)
+    def __init__(self, known: Any, forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int) -> None:
+        self.static_input_indices = list(getattr(known, "static_input_indices", ()))
+        self.num_forward = self.num_outputs = forward_outputs
+        self.tensors_saved_for_backwards_slice = slice(forward_outputs, None)
+        self.bw_donated_idxs: list[int] = []
+        if _functorch_config.donated_buffer:
+            self.bw_donated_idxs = collect_bw_donated_buffer_idxs(forward, backward, self)  # type: ignore[arg-type]
 
 
 def _copy(module: fx.GraphModule) -> fx.GraphModule:
