@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from torch import fx
 from .. import _compat, _compat_inductor
 from ..dataflow import Dataflow, tensors
 from ..operations import Kind, Measured, Op, Operations, getitems
-from ..profile import Table, device_kind, least_ns, materialize, profile_kernels, rounded
+from ..profile import Table, device_kind, materialize, profile_kernels
+from ..timing import times
 from .regions import fused
 
 
@@ -34,11 +37,12 @@ def region_costs(step: Operations, table: Table | None) -> dict[Op, Measured]:
     if table is not None and signatures:
         found = table.get(device, sorted(set(signatures.values())))
         known = {s: Measured(int(m[0]), int(m[1])) for s, m in found.items()}
-    fresh: dict[str, Measured] = {}
-    for op, text in signatures.items():
-        if text not in known and text not in fresh:
-            workspace = max((kernels[n].workspace_bytes for n in op.nodes if n in kernels), default=0)
-            fresh[text] = Measured(_time(graphs[op]), workspace)
+    unknown = {text: op for op, text in signatures.items() if text not in known}
+    took = _times({text: graphs[op] for text, op in unknown.items()})
+    fresh = {
+        text: Measured(took[text], max((kernels[n].workspace_bytes for n in op.nodes if n in kernels), default=0))
+        for text, op in unknown.items()
+    }
     if table is not None and fresh:
         stands = table.put(device, fresh)
         fresh = {s: Measured(int(stands[s][0]), int(stands[s][1])) if s in stands else m for s, m in fresh.items()}
@@ -110,10 +114,22 @@ def signature(module: fx.GraphModule) -> str:
     return hashlib.sha256(json.dumps(text, separators=(",", ":")).encode()).hexdigest()[:32]
 
 
-def _time(module: fx.GraphModule) -> int:
-    with _compat.only_real_tensors():
-        inputs = [materialize(node) for node in module.graph.nodes if node.op == "placeholder"]
-        function = _compat_inductor.run(module, inputs)
-        with torch.no_grad():
-            function(list(inputs))
-            return rounded(least_ns(lambda: function(list(inputs))))
+def _times(modules: Mapping[str, fx.GraphModule]) -> dict[str, int]:
+    """The time of each region in ns; all are compiled first, and take turns."""
+    inputs = {text: [n for n in module.graph.nodes if n.op == "placeholder"] for text, module in modules.items()}
+    with _compat.only_real_tensors(), torch.no_grad():
+        functions = {
+            text: _compat_inductor.run(module, [materialize(n) for n in inputs[text]])
+            for text, module in sorted(modules.items())
+        }
+
+        def call(text: str) -> Callable[[], Any]:
+            given = [materialize(n) for n in inputs[text]]
+            return lambda: functions[text](list(given))
+
+        cuda = frozenset(text for text, nodes in inputs.items() if any(_on_cuda(n) for n in nodes))
+        return times({text: partial(call, text) for text in functions}, cuda) if functions else {}
+
+
+def _on_cuda(node: fx.Node) -> bool:
+    return any(t.device.type == "cuda" for t in tensors(node.meta.get("val")))
