@@ -120,7 +120,7 @@ class _Stop(Exception):
         self.generated = generated
 
 
-class Partitioner(CustomPartitionerFn):  # type: ignore[misc]
+class Partitioner(CustomPartitionerFn):
     """A partition function as Inductor's configuration wants it.
 
     The configuration is copied deeply more than once; copies are this very object, since what it holds can be copied
@@ -163,10 +163,8 @@ def compile_graph(
 
     patches = dict(options) | {"custom_partitioner_fn": Partitioner(partition, key)}
     with _functorch_config.patch(force_non_lazy_backward_lowering=True):
-        function: Callable[..., Any] = _compile_fx.compile_fx(
-            module, example_inputs, inner_compile=inner, config_patches=patches
-        )
-    return function
+        function: Any = _compile_fx.compile_fx(module, example_inputs, inner_compile=inner, config_patches=patches)
+    return function  # type: ignore[no-any-return]
 
 
 def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int) -> tuple[Generated, Generated]:
@@ -174,12 +172,10 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
 
     Must be called where Inductor partitions. The graphs are left as they are.
     """
-    context = TracingContext.get()
+    context: Any = TracingContext.get()
     # AOTAutograd fills these in once it has looked at the partition
-    before, context.fw_metadata = (
-        context.fw_metadata,
-        _Metadata(context.fw_metadata, forward, backward, forward_outputs),
-    )  # type: ignore[assignment]
+    before = context.fw_metadata
+    context.fw_metadata = _Metadata(before, forward, backward, forward_outputs)
     try:
         extra = _compile_fx.create_compiler_config_extra(forward)
         first = _stopped(
@@ -220,7 +216,7 @@ def _copy(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {}, return_output_node=True)
     assert output is not None
-    made = graph.output(output[0])
+    made = graph.output(output[0])  # type: ignore[index]
     made.meta = dict(module.graph.output_node().meta)
     return fx.GraphModule(module, graph)
 
@@ -244,7 +240,7 @@ def _stopped(compiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Generat
         graph.setdefault("static_input_idxs", ())
         to_check = _compile_fx.get_input_idxs_to_check(inputs, graph["static_input_idxs"])
         with _compat.only_real_tensors(), DebugContext():
-            _compile_fx._InProcessFxCompile().codegen_and_compile(gm, inputs, to_check, graph)
+            _compile_fx._InProcessFxCompile().codegen_and_compile(gm, inputs, to_check, graph)  # type: ignore[arg-type]
         raise AssertionError("unreachable")
 
     def stop(self: Any) -> Any:
@@ -277,7 +273,7 @@ def generated(graph: Any) -> Generated:
     events: list[Event] = []
     for line in graph.wrapper_code.lines:
         events.extend(_events(graph, line))
-    strides = []
+    strides: list[tuple[int, ...] | None] = []
     for out in graph.graph_outputs or ():
         try:
             strides.append(tuple(int(s) for s in out.get_layout().stride))

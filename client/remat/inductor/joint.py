@@ -98,6 +98,6 @@ def _copied(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     made = graph.graph_copy(module.graph, {}, return_output_node=True)
     assert made is not None
-    output = graph.output(made[0])
+    output = graph.output(made[0])  # type: ignore[index]
     output.meta = dict(module.graph.output_node().meta)
     return fx.GraphModule(module, graph)

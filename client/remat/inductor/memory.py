@@ -83,8 +83,8 @@ def step_peak(forward: Generated, backward: Generated, tangents: Sequence[int], 
         work: the bytes that a kernel of torch's own needs while it runs, beyond inputs and outputs.
     """
     memory = _Memory(work)
-    returned = memory.play(forward) or memory.leave(forward)
-    saved = returned[results:]
+    memory.play(forward)
+    saved = memory.leave(forward)[results:]
     for name, storage in zip(backward.inputs, saved, strict=False):
         if storage is not None:
             memory.of[name] = storage  # the hold of the forward pass's result becomes the name's
