@@ -79,6 +79,19 @@ def test_bombs(small: Service, name: str) -> None:
         (gzip.compress(b"0" * 1001), [b"gzip"], TooLarge),
         (b"0" * 1001, [], TooLarge),
     ],
+    ids=[
+        "more after gzip",
+        "cut gzip",
+        "two zstd frames",
+        "no zstd",
+        "empty gzip",
+        "gzip twice",
+        "two headers",
+        "deflate",
+        "brotli",
+        "inflated too large",
+        "too large",
+    ],
 )
 def test_encodings_refused(wire: bytes, encodings: list[bytes], error: type[Exception]) -> None:
     """One encoding, whole, with nothing behind it."""
