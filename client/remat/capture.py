@@ -49,7 +49,7 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if not torch.is_grad_enabled():
         raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
     refuse_sharded(module)
-    generator_states = _generator_states()
+    states = generator_states()
     try:
         with contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
@@ -64,7 +64,7 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
             f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
         ) from error
     finally:
-        _restore(generator_states)
+        restore_generators(states)
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -123,11 +123,13 @@ def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     return frozenset(found)
 
 
-def _generator_states() -> list[torch.Tensor]:
+def generator_states() -> list[torch.Tensor]:
+    """The states of the CPU's generator and of all CUDA devices'."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
 
 
-def _restore(states: list[torch.Tensor]) -> None:
+def restore_generators(states: list[torch.Tensor]) -> None:
+    """Put back what `generator_states` gave."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state_all(states[1:])

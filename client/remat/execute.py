@@ -14,6 +14,7 @@ from torch import nn
 
 from remat_ir import Answer
 
+from .capture import generator_states, restore_generators
 from .chain import ChainedModule
 from .errors import CaptureError
 from .kinds import Holders, kind_of_call, what_changed
@@ -80,6 +81,11 @@ class Planned:
         return self.predicted_bytes - self.step.graph.fixed_bytes
 
 
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error is about memory or the device, not about what a kernel was given."""
+    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in ("allocate memory", "CUDA error"))
+
+
 MOST_PLANS = 64
 """A plan holds its captured graph: some megabytes of a large model's memory on the host."""
 
@@ -133,10 +139,31 @@ class Rematerialized(nn.Module):
         if planned is None:
             chains = self.__dict__["_chains"]
             return (chains.get(kind_of_call(original, args, kwargs), original) if chains else original)(*args, **kwargs)
-        check = self._check
-        if check is not None and check.due and planned in check.due:
-            return check.watch(planned, lambda: planned.run(*planned.holders.tensors(self), *args, **kwargs))
-        return planned.run(*planned.holders.tensors(self), *args, **kwargs)
+        check, tensors = self._check, planned.holders.tensors(self)
+        if check is None or not check.due or planned not in check.due:
+            return planned.run(*tensors, *args, **kwargs)
+        states = generator_states()
+        try:
+            return check.watch(planned, lambda: planned.run(*tensors, *args, **kwargs))
+        except RuntimeError as error:
+            if _out_of_memory(error):
+                raise
+            restore_generators(states)
+            self._refused(args, kwargs, error)
+        return original(*args, **kwargs)
+
+    def _refused(self, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError) -> None:
+        """A kernel does not take what was traced for it, as stock aot_eager's would not: no plan of this kind runs.
+
+        Raises:
+            CaptureError: unless `on_failure` is "plain".
+        """
+        why = str(error).partition("\n")[0]
+        text = f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}"
+        if self._on_failure != "plain":
+            raise CaptureError(text) from error
+        log.warning("training runs without a plan: %s", text)
+        self.__dict__["_plans"][kind_of_call(self.__dict__["original"], args, kwargs)] = None
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
         """The plan that a call with these arguments runs by, made now if there is none.

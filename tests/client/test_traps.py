@@ -1,0 +1,103 @@
+"""Where stock aot_eager itself fails or differs from eager: refused by name, or trained plainly, and never silently."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import remat
+from client.small_models import Case, numbers
+from client.test_exact import callable_of, everything_again, outcome
+from client.test_zoo import stock_of
+from remat import measure
+from remat.errors import CaptureError
+from remat.step import training_step
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Averaging(nn.Module):
+    """Batch normalization with a cumulative average divides by a number that only the data know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)).relu().square().mean()
+
+
+def test_batch_norm_without_a_momentum_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    x = (numbers(4, 3, 8, 8),)
+    with pytest.raises(CaptureError, match="cannot be captured as one graph"):
+        remat.optimize(Averaging(), x, budget=remat.Fraction(1), planner="greedy")
+    trained = remat.optimize(Averaging(), x, budget=remat.Fraction(1), planner="greedy", on_failure="plain")
+    trained(*x).backward()
+    assert "training runs without a plan" in caplog.text
+
+
+class Denoised(nn.Module):
+    """A U-Net, whose convolutions lay out an image of one differently than fake ones do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from diffusers import UNet2DModel
+
+        self.inner = UNet2DModel(
+            sample_size=16,
+            layers_per_block=1,
+            block_out_channels=(16, 32),
+            norm_num_groups=8,
+            attention_head_dim=8,
+            dropout=0.1,
+            down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+            up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        )
+
+    def forward(self, noisy: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.inner(noisy, when).sample, noisy)
+
+
+def test_other_strides_than_traced_are_refused_or_trained_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    module, x = Denoised(), (numbers(1, 3, 16, 16), torch.tensor([3]))
+    trained = remat.optimize(module, x, budget=remat.Fraction(1), planner="greedy")
+    with pytest.raises(CaptureError, match="do not lie in memory as the traced ones"):
+        trained(*x)
+    plain = remat.optimize(module, x, budget=remat.Fraction(1), planner="greedy", on_failure="plain")
+    expected = measure.outcome(module, measure.training_step(module, x))
+    with caplog.at_level(logging.WARNING, "remat"):
+        found = measure.outcome(module, measure.training_step(plain, x))
+        assert measure.differences(expected, found) == []
+        measure.outcome(module, measure.training_step(plain, x))
+    assert caplog.text.count("training runs without a plan") == 1
+
+
+class CastTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.layer(self.layer(x).relu())
+        return y.float().square().mean()
+
+
+def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
+    torch.manual_seed(0)
+    case = Case(CastTwice(), (numbers(16, 32),), {}, None)
+    step = training_step(case.module, case.args, {})
+    stock = outcome(case, stock_of(case, step))
+    assert measure.differences(stock, outcome(case, callable_of(case, step, everything_again(step)))) == []
+    eager = outcome(case, case.module)
+    for name, gradient in stock.gradients.items():
+        if gradient is not None:
+            torch.testing.assert_close(gradient, eager.gradients[name], rtol=0.05, atol=1e-2)
