@@ -20,8 +20,8 @@ from remat_ir import (
 )
 
 from .backends import Engine
-from .bounds import working_set
 from .deadline import Deadline
+from .pairs import pair_need
 from .search import Search, compiling, least_memory
 from .search.greedy import peak_of
 from .solve import solve
@@ -56,8 +56,8 @@ def least_budget(
 ) -> Answer:
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
-    From above a budget counts once a plan within it has passed the judge; from below by the working set of a single op,
-    by the staged relaxation with its capacity minimised, and once `prover` has certified that none exists. Without a
+    From above a budget counts once a plan within it has passed the judge; from below by what pairs of values need, by
+    the staged relaxation with its capacity minimised, and once `prover` has certified that none exists. Without a
     prover only plans are looked for.
 
     Returns:
@@ -96,7 +96,7 @@ class _Look:
     ) -> None:
         self.graph, self.deadline, self.seed = graph, deadline, seed
         self.on_progress, self.cancelled = on_progress, cancelled
-        self.low = working_set(graph).least_bytes
+        self.low = pair_need(graph).least_bytes
         self.plan = plain_plan(graph)
         self.high = peak_of(graph, self.plan)
         self.proof: LeastProof | None = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress
+from remat_ir import Answer, AnyPlan, Graph, InvalidData, Problem, Progress
 
 from .bounds import least_need
 from .deadline import Deadline
 from .incumbent import Incumbent
 from .known import known_budget
 from .methods import method_named, runner_of
+from .pairs import pair_need
 
 
 def solve(
@@ -58,6 +59,8 @@ def solve(
     incumbent.needs_at_least(least_bytes)
     capacity = problem.capacity_bytes
     if least_bytes > capacity:
+        if isinstance(problem.subject, Graph):
+            incumbent.needs_at_least(pair_need(problem.subject).least_bytes)
         incumbent.suffices(known_budget(problem.subject))
         incumbent.prove_infeasible(
             f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}."

@@ -14,6 +14,7 @@ from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
+from ..pairs import prove_by_pairs
 from ..search import Search, await_compiled, compiling, first_plan, is_compiled, least_memory
 from ..staged.prove import Proof
 from .staged import polished
@@ -57,6 +58,8 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     with contextlib.ExitStack() as stack:
         # before anything that competes for the cores, and for the interpreter's lock as the compiler does
         first_plan(incumbent, brief=options.search and is_compiled())
+        if incumbent.plan is None:
+            prove_by_pairs(incumbent)
         if incumbent.stopped():
             return
         memory = options.memory_bytes

@@ -9,6 +9,7 @@ from remat_ir import plan_of
 
 from ..backends import check_memory
 from ..incumbent import Incumbent
+from ..pairs import prove_by_pairs
 from ..search import await_compiled, compiling, polish
 from ..staged.prove import Proof, Switches
 
@@ -45,6 +46,10 @@ class StagedOptions:
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
     switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single, options.nested)
+    if incumbent.plan is None:
+        prove_by_pairs(incumbent)
+        if incumbent.stopped():
+            return
     if options.polish:
         compiling()
     polish = polished(incumbent, wait=True) if options.polish else None
