@@ -9,6 +9,7 @@ from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
     from .batch import LargestBatch, max_batch
+    from .buckets import Buckets
     from .budget import ActivationBytes, Fraction
     from .chain_training import checkpoint_sequential, optimize_chain
     from .dynamo import backend
@@ -52,6 +53,7 @@ _HOMES = {
     "optimize_chain": "chain_training",
     "optimize_join": "join_training",
     "LargestBatch": "batch",
+    "Buckets": "buckets",
     "max_batch": "batch",
     "disable": "inplace",
     "enable": "inplace",
@@ -63,6 +65,7 @@ A public name must not be that of a module here: importing the module would hide
 __all__ = [
     "ActivationBytes",
     "Answer",
+    "Buckets",
     "BudgetTooSmall",
     "CaptureError",
     "Fraction",

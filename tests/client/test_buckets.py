@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import remat
 from remat.buckets import Buckets
+from remat.inplace import plans_of
 from remat_ir import InvalidData
 
 
@@ -54,3 +56,25 @@ def test_lengths_that_cannot_be_meant() -> None:
     for lengths, options in (([], {}), ([0], {}), ([1], {"most": 0}), ([1], {"multiple_of": 0})):
         with pytest.raises(InvalidData):
             Buckets.of(lengths, **options)
+
+
+def test_the_loss_of_a_padded_batch_is_that_of_the_batch() -> None:
+    """A real model by a plan: masked and ignored where it is padded; two lengths of a bucket share its plan."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=16)
+    config.bos_token_id = config.eos_token_id = 1
+    config.use_cache, config.attn_pdrop, config.embd_pdrop, config.resid_pdrop = False, 0, 0, 0
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    buckets = remat.Buckets((8, 16))
+    trained = remat.enable(model, budget=remat.Fraction(1), planner="greedy")
+    for length in (5, 7):
+        tokens = torch.randint(0, 20, (2, length))
+        batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens}
+        padded = buckets.pad(batch, {"input_ids": 0, "attention_mask": 0, "labels": -100})
+        loss = trained(**padded).loss
+        model.eval()
+        torch.testing.assert_close(loss, model(**batch).loss)
+        model.train()
+    assert len(plans_of(model).plans) == 1
