@@ -58,8 +58,10 @@ def chain_of(
             name, timing = f"stage {n + 1}", Timing(repetitions, clock)
             costs.append(stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing))
             y = costs[-1].output
-    noted = sum(circumstance_bytes(stage, x.device) for stage in stages)
-    beside = [held + noted + costs[-1].activation_bytes for held in waiting_bytes(costs, shared)]
+    noted = [circumstance_bytes(stage, x.device) for stage in stages]
+    # a stage that runs again works on copies of what was noted
+    charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]
+    beside = [held + size for held, size in zip(waiting_bytes(costs, shared), charged, strict=True)]
     beside[-1] -= costs[-1].activation_bytes
     chain = Chain(
         forward_ns=tuple(cost.forward_ns for cost in costs),

@@ -124,11 +124,12 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
                 cut = stages[-1].makes
             ends.append(cut)
         measure(head, tuple(ends), "the head", True)
-    noted = sum(circumstance_bytes(stage.module, inputs[0].device) for stage in stages)
+    noted = [circumstance_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one
     waiting = sum(p.numel() * p.element_size() * len(users) for p, users in shared.users.items())
-    beside = [noted + waiting + costs[-1].activation_bytes] * len(stages)
-    beside[-1] = noted
+    # a stage that runs again works on copies of what was noted
+    beside = [sum(noted) + own + waiting + costs[-1].activation_bytes for own in noted]
+    beside[-1] = sum(noted) + noted[-1]
     return ProfiledJoin(
         tuple(stages),
         tuple(costs),
