@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -19,13 +21,14 @@ from remat._compat import FakeTensorMode
 from remat.budget import readable
 from remat.capture import capture
 from remat.dataflow import dataflow
-from remat.greedy import greedy_answer
+from remat.greedy import greedy_answer, least_need
 from remat.group import groups
 from remat.operations import operations, to_graph
 from remat.planner import LocalPlanner
 from remat.profile import profile_kernels
+from remat.profiles import DiskProfiles
 from remat.step import resident
-from remat_ir import Problem, budget_at, plain_peak, verify
+from remat_ir import Problem, plain_peak, verify
 
 T = TypeVar("T")
 
@@ -37,7 +40,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--fraction", type=float, default=0.5)
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="of the way from the least conceivable budget to plain"
+    )
+    parser.add_argument("--profiles", type=Path, help="a folder where measured kernels are kept from run to run")
     parser.add_argument(
         "--time-limit", type=float, default=60.0, help="seconds for the solver; 0: the greedy plan only"
     )
@@ -53,33 +59,41 @@ def main(argv: list[str] | None = None) -> None:
 
 def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Each phase's seconds, the most memory this process had by its end, and what came of it."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     rows: dict[str, dict[str, Any]] = {}
 
     def phase(name: str, run: Callable[[], T]) -> T:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         found = run()
-        seconds = round(time.perf_counter() - start, 1)
         rows[name] = {
-            "seconds": seconds,
+            "seconds": round(time.perf_counter() - start, 1),
+            "cpu_seconds": round(time.process_time() - cpu, 1),
             "process": readable(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024),
         }
+        print(name, rows[name], file=sys.stderr, flush=True)
         return found
 
     model, tokens = phase("model", lambda: fake_llama(given))
     kwargs = {"input_ids": tokens, "labels": tokens}
     captured = phase("capture", lambda: capture(model, (), kwargs))
+    table = None if given.profiles is None else DiskProfiles(given.profiles)
     flow = dataflow(captured.joint, captured.forward_outputs)
     step = phase("group", lambda: operations(flow, groups(flow)))
-    profiled = phase("profile", lambda: profile_kernels(flow.kernels))
+    profiled = phase("profile", lambda: profile_kernels(flow.kernels, table))
     fixed = sum(resident(model, ((), kwargs), captured.constants).values())
     graph, _ = to_graph(step, profiled.kernels, fixed)
-    plain = plain_peak(graph)
+    plain, floor = plain_peak(graph), least_need(graph)[1]
     rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}
     rows["capture"] |= {"nodes": len(captured.joint.graph.nodes), "kernels": len(flow.kernels)}
-    rows["group"] |= {"ops": graph.ops, "values": graph.values, "plain peak": readable(plain)}
-    rows["profile"] |= {"signatures": profiled.signatures, "plain step": f"{graph.total_cost_ns / 1e9:.1f} s"}
-    problem = Problem(graph, budget_at(graph, given.fraction))
+    rows["group"] |= {"ops": graph.ops, "values": graph.values}
+    rows["profile"] |= {"plain peak": readable(plain), "least conceivable": readable(floor)}
+    rows["profile"] |= {
+        "signatures": profiled.signatures,
+        "known": profiled.shared,
+        "plain step": f"{graph.total_cost_ns / 1e9:.1f} s",
+    }
+    problem = Problem(graph, floor + int(given.share * (plain - floor)))
     answers = {"greedy": phase("greedy", lambda: greedy_answer(problem, time_limit_s=60, max_gap=0.01))}
     if given.time_limit:
         ask = LocalPlanner().plan
@@ -89,6 +103,7 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if answer.plan is not None:
             verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
             rows[name] |= {"peak": readable(verdict.peak_bytes), "overhead": answer.overhead, "gap": answer.gap}
+    torch.set_num_threads(threads)
     return rows
 
 
