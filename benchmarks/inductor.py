@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Row:
     Attributes:
         peak_bytes: measured above parameters, buffers and inputs.
         predicted_bytes, budget_bytes: on the same base; of remat only.
-        time_ratio: CPU time of a step over plain Inductor's, the least of all turns.
+        time_ratio: CPU time of a step over plain Inductor's, the least of all turns; None: cut short before that.
         gradient_error: the largest relative error of a parameter's gradient against plain Inductor's, seeds equal;
             None where equal bit for bit.
         generator: whether the generator's state after the step is plain Inductor's.
@@ -46,7 +46,7 @@ class Row:
     peak_bytes: int
     predicted_bytes: int | None
     budget_bytes: int | None
-    time_ratio: float
+    time_ratio: float | None
     gradient_error: float | None
     generator: bool
     tries: int | None
@@ -68,14 +68,16 @@ def with_setting(share: float) -> Backend:
     return backend
 
 
-def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> list[Row]:
-    """All ways of training one model; remat's budgets are shares of plain Inductor's measured peak."""
+def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> Iterator[list[Row]]:
+    """All ways of training one model; remat's budgets are shares of plain Inductor's measured peak.
+
+    Yields what is known so far: peaks and gradients after each way, the times at the end.
+    """
     model, batch = build(name)
     checkpointed, _ = build(name, checkpointed=True)
     checkpointed.load_state_dict(model.state_dict())
     ways: dict[str, tuple[nn.Module, Any]] = {"plain Inductor": (model, with_setting(1.0))}
-    for share in SETTINGS:
-        ways[f"activation_memory_budget {share}"] = (model, with_setting(share))
+    ways |= {f"activation_memory_budget {share}": (model, with_setting(share)) for share in SETTINGS}
     ways["checkpoint each block"] = (checkpointed, with_setting(1.0))
     rows: dict[str, Row] = {}
     steps: dict[str, tuple[nn.Module, Callable[[], Any]]] = {}
@@ -83,6 +85,7 @@ def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> lis
     for way, (module, backend) in ways.items():
         rows[way], found, steps[way] = _run(name, way, module, batch, backend, plain)
         plain = plain or found
+        yield list(rows.values())
     least = rows["plain Inductor"].peak_bytes
     for share in shares:
         budget = remat.ActivationBytes(int(share * least))
@@ -97,6 +100,7 @@ def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> lis
         rows[way].predicted_bytes = carried.activation_bytes
         rows[way].budget_bytes = carried.budget_bytes - carried.graph.fixed_bytes
         rows[way].tries = len(carried.tries)
+        yield list(rows.values())
     best = dict.fromkeys(steps, float("inf"))
     for _ in range(turns):
         for way, (module, step) in steps.items():
@@ -104,7 +108,7 @@ def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> lis
             module.zero_grad(set_to_none=True)
     for way, row in rows.items():
         row.time_ratio = best[way] / best["plain Inductor"]
-    return list(rows.values())
+    yield list(rows.values())
 
 
 def _run(
@@ -122,7 +126,7 @@ def _run(
     module.zero_grad(set_to_none=True)
     error = None if plain is None else _error(plain, found)
     equal = plain is None or torch.equal(plain.generator, found.generator)
-    row = Row(name, way, peak, None, None, 1.0, error, equal, None, seconds)
+    row = Row(name, way, peak, None, None, None, error, equal, None, seconds)
     print(f"{name}, {way}: {peak / 2**20:.2f} MiB, {seconds:.0f} s", flush=True)
     return row, found, (module, step)
 
@@ -145,7 +149,7 @@ def table(rows: Sequence[Row]) -> str:
     plain = {row.model: row.peak_bytes for row in rows if row.way == "plain Inductor"}
     for row in rows:
         cells = [row.model, row.way, _mib(row.peak_bytes), _mib(row.budget_bytes), _predicted(row)]
-        cells += [f"{row.peak_bytes / plain[row.model]:.2f}", f"{row.time_ratio:.2f}", _equal(row)]
+        cells += [f"{row.peak_bytes / plain[row.model]:.2f}", _ratio(row.time_ratio), _equal(row)]
         cells.append("equal" if row.generator else "**differs**")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -153,6 +157,10 @@ def table(rows: Sequence[Row]) -> str:
 
 def _mib(size: int | None) -> str:
     return "–" if size is None else f"{size / 2**20:.2f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}"
 
 
 def _predicted(row: Row) -> str:
@@ -171,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the models asked for, and print the table of all that the folder holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=sorted(MODELS), choices=sorted(MODELS))
-    parser.add_argument("--out", default=".inductor", help="folder for one file a model")
+    parser.add_argument("--out", default="inductor-bench", help="folder for one file a model")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds that the planner has for each try")
     parser.add_argument("--turns", type=int, default=9, help="timed steps of each way")
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.75], help="shares of plain Inductor's peak")
@@ -183,8 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.models:
         load = os.getloadavg()[0]
         torch._dynamo.reset()
-        rows = [asdict(row) for row in compare(name, options.limit, options.turns, options.budgets)]
-        (folder / f"{name}.json").write_text(json.dumps({"load": load, "rows": rows}, indent=1))
+        for rows in compare(name, options.limit, options.turns, options.budgets):
+            text = json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=1)
+            (folder / f"{name}.json").write_text(text)
     found = {name: json.loads(path.read_text()) for name in MODELS if (path := folder / f"{name}.json").exists()}
     print(table([Row(**row) for name in found for row in found[name]["rows"]]))
     loads = ", ".join(f"{name} {found[name]['load']:.1f}" for name in found)

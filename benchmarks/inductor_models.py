@@ -38,26 +38,26 @@ class _Loss(nn.Module):
 
 
 def gpt2(checkpointed: bool) -> Made:
-    """GPT-2: 4 layers of 192, 6 heads, 8 sequences of 128 tokens, dropout 0.1."""
-    sizes = {"n_positions": 128, "n_embd": 192, "n_layer": 4, "n_head": 6, "use_cache": False}
+    """GPT-2: 2 layers of 192, 6 heads, 8 sequences of 128 tokens, dropout 0.1."""
+    sizes = {"n_positions": 128, "n_embd": 192, "n_layer": 2, "n_head": 6, "use_cache": False}
     return _language("GPT2LMHeadModel", "GPT2Config", 8, 128, checkpointed, **sizes, bos_token_id=0, eos_token_id=1)
 
 
 def bert(checkpointed: bool) -> Made:
-    """BERT: 4 layers of 192, 6 heads, 8 sequences of 128 tokens, dropout 0.1."""
-    sizes = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 768}
+    """BERT: 2 layers of 192, 6 heads, 8 sequences of 128 tokens, dropout 0.1."""
+    sizes = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 768}
     return _language("BertForMaskedLM", "BertConfig", 8, 128, checkpointed, **sizes, max_position_embeddings=128)
 
 
 def vit(checkpointed: bool) -> Made:
-    """ViT: 4 layers of 192, 6 heads, 8 images of 64x64 in patches of 8, dropout 0.1."""
+    """ViT: 2 layers of 192, 6 heads, 8 images of 64x64 in patches of 8, dropout 0.1."""
     import transformers
 
     config = transformers.ViTConfig(
         image_size=64,
         patch_size=8,
         hidden_size=192,
-        num_hidden_layers=4,
+        num_hidden_layers=2,
         num_attention_heads=6,
         intermediate_size=768,
         hidden_dropout_prob=0.1,

@@ -22,6 +22,8 @@ from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, v
 prims = torch.ops.prims
 TIGHT = remat.Fraction(0.75)
 
+pytestmark = pytest.mark.timeout(900)  # each compiles with g++, which a busy machine does slowly
+
 
 class Block(nn.Module):
     """A residual around two layers with dropout between them."""
