@@ -20,14 +20,13 @@ try:
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx as _compile_fx
     from torch._inductor import config
-    from torch._inductor import inductor_prims as _prims
+    from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
     from torch._inductor.codegen import wrapper as _wrapper
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
     from torch._inductor.graph import GraphLowering
     from torch._inductor.utils import get_dtype_size
-    from torch._inductor.virtualized import V
 except ImportError as error:
     raise ImportError(
         f"plans under Inductor need torch 2.13's Inductor, and torch {torch.__version__} lacks a part of it: {error}"
@@ -386,6 +385,3 @@ def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], 
         compiled = _compile_fx.compile_fx_inner(module, list(inputs), is_inference=True)
     function: Callable[[list[Any]], Any] = compiled
     return function
-
-
-_ = (_prims, V)

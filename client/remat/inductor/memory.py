@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
 from .._compat_inductor import Generated
 from ..dataflow import tensors
+
+SCALAR_BYTES = 8
 
 Workspace = Callable[[fx.Node], int]
 
@@ -90,6 +92,8 @@ def step_peak(forward: Generated, backward: Generated, tangents: Sequence[int], 
             memory.of[name] = storage  # the hold of the forward pass's result becomes the name's
     for name, size in zip(backward.inputs[len(saved) :], tangents, strict=False):
         memory.alloc(name, size)
+        if size <= SCALAR_BYTES:
+            memory.hold(memory.of[name])  # a loss's own gradient, which backward() holds to its end
     memory.play(backward)
     return memory.worst
 
@@ -98,8 +102,3 @@ def tangent_bytes(backward: fx.GraphModule, saved: int) -> list[int]:
     """Bytes of each incoming gradient."""
     inputs = [n for n in backward.graph.nodes if n.op == "placeholder"]
     return [sum(t.numel() * t.element_size() for t in tensors(n.meta.get("val"))) for n in inputs[saved:]]
-
-
-def by_name(costs: Mapping[str, int]) -> Workspace:
-    """A workspace function from a mapping of node names."""
-    return lambda node: costs.get(node.name, 0)
