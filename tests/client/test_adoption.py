@@ -174,3 +174,13 @@ def test_a_graph_may_be_kept_for_a_second_backward_pass(models: tuple[nn.Module,
     planned.zero_grad()
     loss.backward()
     assert equal(first, [p.grad for p in planned.parameters() if p.grad is not None])
+
+
+def test_two_ways_of_recomputing_are_one_too_many() -> None:
+    """The callback for transformers refuses to work beside gradient_checkpointing=True."""
+    from types import SimpleNamespace
+
+    from remat.trainers.transformers import RematCallback
+
+    with pytest.raises(ValueError, match="leave one of them out"):
+        RematCallback("1GiB").on_train_begin(SimpleNamespace(gradient_checkpointing=True), None, None, model=Net())
