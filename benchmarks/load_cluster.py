@@ -87,7 +87,7 @@ async def trial(
             if kill_every_s is None or work.done():
                 continue
             beats += 1
-            if restarted < restarts and beats % 5 == 0:
+            if restarted < restarts and beats % 3 == 0:
                 await asyncio.to_thread(postgres.stop)
                 await asyncio.sleep(1.0)
                 await asyncio.to_thread(postgres.start)
