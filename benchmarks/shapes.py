@@ -31,7 +31,7 @@ from remat.budget import readable
 from remat.step import training_step
 from remat_ir import Answer, Problem, budget_at
 
-LONGEST, BATCH, MOST = 192, 4, 6
+LONGEST, BATCH, MOST = 128, 4, 4
 FRACTION = 0.6
 PAD = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 def lengths_of(steps: int, seed: int = 0) -> list[int]:
     """Log-normal lengths in multiples of sixteen, the longest among them."""
     draw = random.Random(seed)
-    found = [min(LONGEST, max(16, int(64 * draw.lognormvariate(0, 0.6)))) for _ in range(steps)]
+    found = [min(LONGEST, max(16, int(48 * draw.lognormvariate(0, 0.6)))) for _ in range(steps)]
     found[draw.randrange(steps)] = LONGEST
     return [-(-length // 16) * 16 for length in found]
 
@@ -86,9 +86,9 @@ def batch_of(length: int) -> dict[str, torch.Tensor]:
 
 
 def model_of() -> nn.Module:
-    """Three layers, dropout included."""
+    """Two layers, dropout included."""
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=500, n_positions=LONGEST)
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=500, n_positions=LONGEST)
     config.bos_token_id = config.eos_token_id = 1
     config.loss_type = "ForCausalLM"
     config.use_cache = False

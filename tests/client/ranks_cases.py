@@ -48,7 +48,7 @@ def data(step: int, rows: int = 64) -> torch.Tensor:
     return torch.randn(rows, 32, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
 
-def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False) -> list[float]:
+def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64) -> list[float]:
     """Losses and the norm of all that was learned, after a few steps of SGD; with `no_sync` every other step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
@@ -56,7 +56,7 @@ def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool 
         torch.manual_seed(10 * step + dist.get_rank())
         alone = accumulate and step % 2 == 0
         with call.no_sync() if alone else nullcontext():  # type: ignore[operator]
-            loss = call(data(step)).square().mean()
+            loss = call(data(step, rows)).square().mean()
             loss.backward()
         found.append(loss.item())
         if not alone:
@@ -178,6 +178,19 @@ def at_once() -> dict[str, Any]:
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
+def own_plans() -> dict[str, Any]:
+    """No RankPlanner: each rank has batches of its own size, and plans of its own."""
+    plain, planned = blocks(), blocks()
+    remat.enable(planned, budget=FRACTION, planner="greedy")
+    rows = 48 + 32 * dist.get_rank()
+    outcome = {
+        "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
+        "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
+    }
+    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
+
+
 def sharded_units() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
     planner = RankPlanner("greedy")
@@ -271,6 +284,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "refused": refused,
     "later": later,
     "at_once": at_once,
+    "own_plans": own_plans,
     "sharded_units": sharded_units,
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,

@@ -97,6 +97,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "sharded_stages",
         "sharded_refused",
         "overlap",
+        "own_plans",
     )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
@@ -133,3 +134,13 @@ def test_plans_of_parts_let_communication_overlap_the_backward_pass(more: list[d
         assert early["blocks"] == early["plain"] > 0
         assert early["chain"] > 0
         assert early["whole"] == 0, "one plan of the whole gives all its gradients at its end"
+
+
+@pytest.mark.slow
+def test_ranks_may_have_plans_of_their_own(more: list[dict[str, Any]]) -> None:
+    """DDP around modules that each rank plans for batches of its own size."""
+    one, other = (rank["own_plans"] for rank in more)
+    assert one["digest"] != other["digest"]
+    for rank in (one, other):
+        assert rank["plain"] == rank["planned"]
+        assert rank["overhead"] > 0
