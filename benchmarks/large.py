@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import sys
 import time
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--share", type=float, default=0.5, help="of the way from the least conceivable budget to plain"
     )
+    parser.add_argument("--train", default="", help="train only the parameters whose names this expression finds")
     parser.add_argument("--profiles", type=Path, help="a folder where measured kernels are kept from run to run")
     parser.add_argument(
         "--time-limit", type=float, default=60.0, help="seconds for the solver; 0: the greedy plan only"
@@ -125,7 +127,10 @@ def fake_llama(given: argparse.Namespace) -> tuple[Any, torch.Tensor]:
     torch.set_default_dtype(getattr(torch, given.dtype))
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return LlamaForCausalLM(config).train(), torch.zeros(1, given.length, dtype=torch.int64)
+            model = LlamaForCausalLM(config).train()
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(bool(re.search(given.train, name)))
+            return model, torch.zeros(1, given.length, dtype=torch.int64)
     finally:
         torch.set_default_dtype(before)
 
