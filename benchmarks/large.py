@@ -121,7 +121,6 @@ def fake_llama(given: argparse.Namespace) -> tuple[Any, torch.Tensor]:
         vocab_size=32000,
         max_position_embeddings=max(2048, given.length),
         use_cache=False,
-        attn_implementation="sdpa",
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, given.dtype))
