@@ -14,6 +14,7 @@ Found: TypeAlias = Mapping[str, Any]
 
 PLAIN_PLAN = "remat plain"
 RESAMPLES = 2000
+FEWEST_ROUNDS = 2
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs" / "figures"
 MIB = 2**20
@@ -44,10 +45,10 @@ def interval(values: Sequence[float]) -> Ratio:
 
 
 def read(folder: Path, names: Iterable[str]) -> list[Found]:
-    """What is known of each model, those with no round left out."""
+    """What is known of each model, those with too few rounds left out."""
     files = [folder / f"{name}.json" for name in names]
     found = [json.loads(file.read_text()) for file in files if file.exists()]
-    return [model for model in found if model.get("rounds")]
+    return [model for model in found if model.get("rounds", 0) >= FEWEST_ROUNDS]
 
 
 def rows(model: Found) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ def rows(model: Found) -> list[dict[str, Any]]:
     for name, way in ways.items():
         row: dict[str, Any] = {"model": model["model"], "way": name, "error": way.get("error", "")}
         if "error" not in way:
-            rival = way.get("rival", "")
+            rival = _rival(model, name)
             over = ratio(way["seconds"], ways["plain"]["seconds"])
             against = ratio(ways[rival]["seconds"], way["seconds"]) if "seconds" in ways.get(rival, {}) else None
             row |= {
@@ -177,12 +178,20 @@ def _duels(model: Found) -> list[tuple[str, Ratio]]:
     ways = model["ways"]
     found = []
     for name, way in ways.items():
-        rival = ways.get(way.get("rival", ""), {})
+        rival = ways.get(_rival(model, name), {})
         if way.get("seconds") and rival.get("seconds"):
             duel = ratio(rival["seconds"], way["seconds"])
             if duel is not None:
                 found.append((name, duel))
     return found
+
+
+def _rival(model: Found, name: str) -> str:
+    """The plan that stands beside a way, where there is one for its peak."""
+    ways = model["ways"]
+    if name == "plain" and ways["plain"]["peak_bytes"] >= 0.999 * model["plain_bytes"]:
+        return PLAIN_PLAN
+    return str(ways[name].get("rival", ""))
 
 
 def pairs(model: Found) -> str:
@@ -196,7 +205,7 @@ def pairs(model: Found) -> str:
         if "error" in way:
             body.append([name, "–", "–", "–", "–", "–", f"does not run: {way['error'][:80]}"])
             continue
-        rival = ways.get(way.get("rival", PLAIN_PLAN), {})
+        rival = ways.get(_rival(model, name), {})
         theirs = ratio(rival.get("seconds", ()), ways["plain"]["seconds"])
         duel = duels.get(name)
         said = "" if duel is None else str(duel) if duel.high < 1 else f"**{duel}**"
@@ -205,7 +214,7 @@ def pairs(model: Found) -> str:
                 name,
                 _mib(way["peak_bytes"]),
                 str(ratio(way["seconds"], ways["plain"]["seconds"])),
-                _mib(rival["peak_bytes"]) if "peak_bytes" in rival else rival.get("error", "–")[:40],
+                _mib(rival["peak_bytes"]) if "peak_bytes" in rival else rival.get("error", "–").split(":")[0],
                 "–" if theirs is None else str(theirs),
                 said,
                 _gradients(way),

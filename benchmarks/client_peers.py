@@ -124,6 +124,6 @@ def compiled(subject: Subject, setting: float | None) -> Peer:
 def each_once(subject: Subject, step: TrainingStep) -> Peer:
     """The joint graph with nothing recomputed."""
     captured = step.captured
-    function = _compat.compile_joint(captured.descriptor, default_partition, boxed_nop)
+    function = _compat.compile_joint(captured.descriptor, default_partition, boxed_nop, boxed_nop)
     holders = Holders((*captured.params, *captured.buffers), captured.constants)
     return Peer(subject.model, lambda *args, **kwargs: function(*holders.tensors(subject.model), *args, **kwargs))
