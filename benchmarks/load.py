@@ -189,6 +189,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=8.0, help="seconds between kills")
     parser.add_argument("--jobs", type=int, default=10_000, help="problems of `cluster`; a tenth of them for `scaling`")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1.0, 0.7], help="fractions, of `scaling`")
     options = parser.parse_args()
     for name in options.scenario or ["hits", "identical", "distinct", "killed"]:
         with tempfile.TemporaryDirectory(prefix="remat-load-") as folder:

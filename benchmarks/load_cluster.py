@@ -112,9 +112,10 @@ async def scaling(folder: Path, options: argparse.Namespace) -> Report:
     report = Report(
         "Throughput against workers", ("budget", "workers", "problems", "seconds", "a second", "not solving, a solve")
     )
-    for fraction, share in ((1.0, 10), (0.7, 50)):
+    for fraction in options.budgets:
+        share = 10 if fraction >= 1.0 else 50  # what takes solving takes longer
         for workers in options.workers:
-            inner = folder / f"{workers}-{share}"
+            inner = folder / f"{workers}-{fraction}"
             found = await trial(inner, max(20, options.jobs // share), workers, fraction)
             report.add(
                 f"{fraction:g}", workers, found.count, f"{found.seconds:.1f}", f"{found.rate:.1f}",
