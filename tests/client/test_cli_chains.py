@@ -92,7 +92,7 @@ def test_a_budget_under_the_least_is_infeasible_with_the_least(
     assert answer.least_budget_bytes is not None
     assert answer.least_budget_bound_bytes is not None
     assert budget < answer.least_budget_bound_bytes <= answer.least_budget_bytes
-    again = remat("solve", written(subject), "-b", answer.least_budget_bytes, "--local", "--json")
+    again = remat("solve", written(subject), "-b", answer.least_budget_bytes, "-t", 3, "--local", "--json")
     assert again.code == 0
 
 

@@ -12,7 +12,7 @@ from service.serving import Service, checked, example, training_graph
 
 def test_solved_and_then_stored(service: Service) -> None:
     """A first POST solves, a second is served from the store, both with a plan that the judge passes."""
-    graph = training_graph(5, fixed=12345)
+    graph = training_graph(5, size=777, fixed=12345)  # sizes of its own: no other test is near
     problem = Problem(graph, budget_at(graph, 1.0))
     status, first = service.post(problem, time_limit_s=10)
     assert (status, first["status"], first["cache"]) == (200, "optimal", "miss")
