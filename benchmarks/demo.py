@@ -189,15 +189,16 @@ def timed_in_pairs(
 
 def measured_curve(module: nn.Module, step: Callable[[], Any]) -> list[int]:
     """Bytes above the start after each of the allocator's own events, over one step."""
-    from torch.profiler import ProfilerActivity, profile
-
     from remat import _compat
 
     module.zero_grad(set_to_none=True)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    _compat.start_recording()
+    try:
         step()
+    finally:
+        sizes = _compat.stop_recording()
     curve, now = [0], 0
-    for _, size in _compat.memory_events(profiler):
+    for size in sizes:
         now += size
         curve.append(now)
     module.zero_grad(set_to_none=True)

@@ -53,7 +53,6 @@ __all__ = [
     "forward_outputs",
     "frame_number",
     "joint_graph",
-    "memory_events",
     "missing",
     "only_real_tensors",
     "raw_call",
@@ -225,12 +224,3 @@ def stop_recording() -> list[int]:
     ]
     # one thread's records are in order; several are merged by time
     return [size for _, size in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
-
-
-def memory_events(profiler: Any) -> list[tuple[int, int]]:
-    """A profiler's memory events on the CPU in order: time in ns, bytes allocated or (negative) freed."""
-    found = []
-    for order, event in enumerate(profiler.profiler.kineto_results.events()):
-        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-            found.append((event.start_ns(), order, event.nbytes()))
-    return [(when, size) for when, _, size in sorted(found)]

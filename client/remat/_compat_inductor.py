@@ -179,7 +179,7 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
         extra = _compile_fx.create_compiler_config_extra(forward)
         first = _stopped(
             _compile_fx.compile_fx_forward,
-            _copy(forward),
+            copied(forward),
             _inputs(forward),
             num_orig_model_outputs=forward_outputs,
             num_example_inputs=len(_inputs(forward)),
@@ -187,7 +187,7 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
         )
         second = _stopped(
             _compile_fx.compile_fx_backward,
-            _copy(backward),
+            copied(backward),
             _restrided(_inputs(backward), first.strides[forward_outputs:]),
             compiler_config_extra=extra,
         )
@@ -211,7 +211,8 @@ class _Metadata:
             self.bw_donated_idxs = collect_bw_donated_buffer_idxs(forward, backward, self)  # type: ignore[arg-type]
 
 
-def _copy(module: fx.GraphModule) -> fx.GraphModule:
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """The same nodes in a graph of their own: a pass over it leaves the original as it is."""
     graph = fx.Graph()
     output = graph.graph_copy(module.graph, {}, return_output_node=True)
     assert output is not None

@@ -37,7 +37,7 @@ def joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
     Raises:
         CaptureError: the graph cannot be planned under Inductor; the message says why.
     """
-    module = _copied(module)
+    module = _compat_inductor.copied(module)
     graph = module.graph
     output = graph.output_node()
     results = tuple(output.args[0])  # type: ignore[arg-type]
@@ -92,12 +92,3 @@ def _refuse(module: fx.GraphModule) -> None:
 def _small(node: fx.Node) -> bool:
     """Random results that are kept at no cost to speak of: seeds, and draws of a few numbers."""
     return sum(t.numel() * t.element_size() for t in tensors(node.meta.get("val"))) <= 4096
-
-
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    graph = fx.Graph()
-    made = graph.graph_copy(module.graph, {}, return_output_node=True)
-    assert made is not None
-    output = graph.output(made[0])  # type: ignore[index]
-    output.meta = dict(module.graph.output_node().meta)
-    return fx.GraphModule(module, graph)
