@@ -13,10 +13,10 @@ from typing import NamedTuple
 import psycopg
 from pydantic import SecretStr
 
-from remat_service.cluster import reconcile
-from remat_service.dispatch import next_solve
-from remat_service.room import room_of
+from remat_service.context import room_of
 from remat_service.settings import Settings
+from remat_service.solving.cluster import reconcile
+from remat_service.solving.dispatch import next_solve
 
 from .crowd import Processes, Report, many
 from .postgres import PrivatePostgres

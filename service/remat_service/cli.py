@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from . import upkeep
-from .admin import keys_app, tenants_app
+from .commands import store
+from .commands.tenants import keys_app, tenants_app
 from .errors import ServiceError
 from .settings import Settings
 
@@ -31,7 +31,7 @@ def serve(
 ) -> None:
     """Serve until a signal; the line `remat-service ready on URL` says where."""
     from .logs import set_up
-    from .server import serve as run
+    from .web.server import serve as run
 
     settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
     set_up(settings.log_level, settings.log_format)
@@ -46,7 +46,7 @@ def worker(
 ) -> None:
     """Solve what servers queue, on this machine, until a signal."""
     from .logs import set_up
-    from .work import work
+    from .solving.worker import work
 
     settings = _settings(database_url=database_url, workers=workers, dispatcher="cluster")
     set_up(settings.log_level, settings.log_format)
@@ -58,8 +58,8 @@ def migrate(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
     """Bring the database's schema up to date."""
-    from .database import Database
-    from .opening import migrate as run
+    from .solving.lifespan import migrate as run
+    from .storage.database import Database
 
     async def work() -> None:
         database = Database(_settings(database_url=database_url).database_url.get_secret_value())
@@ -74,8 +74,8 @@ def migrate(
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document as YAML."""
-    from .app import create_app
-    from .contract import as_yaml
+    from .web.app import create_app
+    from .web.openapi import as_yaml
 
     sys.stdout.write(as_yaml(create_app(_settings(database_url="sqlite://"))))
 
@@ -83,10 +83,10 @@ def openapi() -> None:
 @app.command()
 def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
     """Copy a SQLite database, also while a service runs on it."""
-    upkeep.backup(target)
+    store.backup(target)
 
 
-app.add_typer(upkeep.store_app, name="store")
+app.add_typer(store.store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 

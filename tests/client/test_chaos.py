@@ -25,8 +25,8 @@ from remat.planner import ChainPlanner, Planner, ServicePlanner, planner_for
 from remat.profiles import Profile
 from remat.settings import settings
 from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, verify
-from remat_service.app import create_app
 from remat_service.settings import Settings
+from remat_service.web.app import create_app
 
 QUICK = Timeouts(connect=2.0, read=2.0, write=5.0)
 

@@ -159,7 +159,7 @@ def example(name: str) -> Any:
     """An example of the OpenAPI document."""
     import remat_service
 
-    return json.loads((Path(remat_service.__file__).parent / "examples.json").read_text())[name]
+    return json.loads((Path(remat_service.__file__).parent / "web" / "examples.json").read_text())[name]
 
 
 def hard_graph(layers: int = 30, seed: int = 1) -> Graph:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Plan, Problem, budget_at, plain_peak, plan_of, verify
-from remat_service.cache import carried_bound
-from remat_service.packing import pack
+from remat_service.storage.cache import carried_bound
+from remat_service.storage.packing import pack
 from service.serving import Service, checked, eventually, serving, training_graph
 
 

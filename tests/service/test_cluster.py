@@ -11,13 +11,13 @@ from pydantic import SecretStr
 from sqlalchemy import select, text
 
 from remat_ir import Problem, plain_peak
-from remat_service import cluster
-from remat_service.dispatch import next_solve
-from remat_service.keys import add_tenant, default_caller
-from remat_service.opening import migrate
-from remat_service.room import Room, room_of
+from remat_service.context import Room, room_of
 from remat_service.settings import Settings
-from remat_service.tables import solves
+from remat_service.solving import cluster
+from remat_service.solving.dispatch import next_solve
+from remat_service.solving.lifespan import migrate
+from remat_service.storage.tables import solves
+from remat_service.tenants.keys import add_tenant, default_caller
 from service.database import postgres
 from service.serving import Worker, checked, eventually, long_solve, serving, training_graph
 
@@ -73,9 +73,9 @@ async def _room(url: str) -> Room:
 
 async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[str]:
     """Solves of a tenant written as a server writes them."""
-    from remat_service import desk
-    from remat_service.asks import Ask
-    from remat_service.claim import caller_of
+    from remat_service.requests import submit
+    from remat_service.requests.parse import Ask
+    from remat_service.solving.claim import caller_of
 
     room.enqueue = cluster.enqueue
     async with room.database.write() as connection:
@@ -87,15 +87,15 @@ async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[st
     for i in range(count):
         graph = training_graph(5, cost=1000 * (seed + 1) + i)
         ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
-        request_id = await desk.admit(room, caller, ask)
-        ids.append((await desk.view(room, caller, request_id)).solve_id)
+        request_id = await submit.admit(room, caller, ask)
+        ids.append((await submit.view(room, caller, request_id)).solve_id)
     return ids
 
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
     """A worker that was thought dead comes back: its writes are refused by the fencing token."""
-    from remat_service.claim import LostClaim, claim_solve
-    from remat_service.ledger import Ledger
+    from remat_service.solving.claim import LostClaim, claim_solve
+    from remat_service.solving.record import Ledger
 
     room = await _room(url)
     try:

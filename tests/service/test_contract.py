@@ -12,10 +12,10 @@ import openapi_spec_validator
 import pytest
 import yaml
 
-from remat_service.app import create_app
-from remat_service.contract import as_yaml
 from remat_service.metrics import Metrics
 from remat_service.settings import Settings
+from remat_service.web.app import create_app
+from remat_service.web.openapi import as_yaml
 from service.compatible import breaks
 
 COMMITTED = Path(__file__).parents[2] / "openapi.yaml"

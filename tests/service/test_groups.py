@@ -7,7 +7,7 @@ import json
 import pytest
 
 from remat_ir import Graph, InvalidData, Problem, budget_at, graph_digest, plain_peak
-from remat_service.groups import curve, scaled
+from remat_service.requests.groups import curve, scaled
 from service.serving import Service, eventually, example, training_graph
 
 

@@ -16,14 +16,14 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service import desk
-from remat_service.asks import Ask
-from remat_service.execute import execute_solve
-from remat_service.keys import default_caller
-from remat_service.opening import migrate
-from remat_service.room import room_of
+from remat_service.context import room_of
+from remat_service.requests import submit
+from remat_service.requests.parse import Ask
 from remat_service.settings import Settings
-from remat_service.tables import plans, solves
+from remat_service.solving.execute import execute_solve
+from remat_service.solving.lifespan import migrate
+from remat_service.storage.tables import plans, solves
+from remat_service.tenants.keys import default_caller
 from service.database import fresh_database
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
 
@@ -183,8 +183,8 @@ async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path)
             async with room.database.write() as connection:
                 caller = await default_caller(connection)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
-            request_id = await desk.admit(room, caller, ask)
-            solve_id = (await desk.view(room, caller, request_id)).solve_id
+            request_id = await submit.admit(room, caller, ask)
+            solve_id = (await submit.view(room, caller, request_id)).solve_id
             done = await asyncio.gather(execute_solve(room, solve_id), execute_solve(room, solve_id))
             assert sorted(done) == [False, True]
             assert await execute_solve(room, solve_id) is False

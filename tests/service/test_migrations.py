@@ -10,9 +10,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, inspect
 
-from remat_service import migrations
-from remat_service.database import Database
-from remat_service.tables import metadata
+from remat_service.storage import migrations
+from remat_service.storage.database import Database
+from remat_service.storage.tables import metadata
 from service.database import postgres
 
 

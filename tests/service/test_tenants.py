@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak, problem_digest
 from remat_service.cli import app
-from remat_service.keys import make_key, well_formed
+from remat_service.tenants.keys import make_key, well_formed
 from service.serving import Service, example, hard_graph, serving, training_graph
 
 

@@ -19,9 +19,9 @@ from backports import zstd
 
 import remat_service
 from remat_ir import Problem, plain_peak
-from remat_service.body import inflate
 from remat_service.errors import BadRequest, TooLarge, Unsupported
 from remat_service.settings import Settings
+from remat_service.web.body import inflate
 from service.serving import Service, example, serving, training_graph
 
 JSON = {"Content-Type": "application/json"}
@@ -186,7 +186,7 @@ def test_nothing_comes_from_a_cdn(service: Service) -> None:
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert not {"http", "*"} & set(policy.replace(":", " ").split())
-    static = Path(remat_service.__file__).parent / "page" / "static"
+    static = Path(remat_service.__file__).parent / "web" / "page" / "static"
     for path in [p for p in static.rglob("*") if p.suffix in (".html", ".css", ".js") and "vendor" not in p.parts]:
         text = path.read_text()
         assert 'src="http' not in text and 'href="http' not in text and "@import" not in text, path  # noqa: PT018

@@ -1,0 +1,1 @@
+"""What operators run: tenants, keys and the store."""

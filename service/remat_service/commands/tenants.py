@@ -1,0 +1,182 @@
+"""`remat-service keys` and `tenants`: who may ask, how much, and whose stored answers still count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Annotated, TypeVar
+
+import typer
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..errors import Invalid, NotFound
+from ..settings import Settings
+from ..storage import migrations
+from ..storage.tables import api_keys, now, scopes, tenants
+from ..tenants import keys
+
+T = TypeVar("T")
+
+keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
+tenants_app = typer.Typer(no_args_is_help=True, help="Tenants, their quotas and their stored answers.")
+
+
+def in_database(work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    """Run some work in one transaction on the database of the settings, its schema up to date."""
+    from ..storage.database import Database
+
+    async def run() -> T:
+        database = Database(Settings().database_url.get_secret_value())
+        try:
+            async with database.write() as connection:
+                await connection.run_sync(migrations.upgrade)
+                return await work(connection)
+        finally:
+            await database.close()
+
+    return asyncio.run(run())
+
+
+@keys_app.command("create")
+def create(
+    tenant: Annotated[str, typer.Argument(help="The tenant it speaks for; made if there is none.")],
+    label: Annotated[str, typer.Option(help="For people.")] = "",
+    scope: Annotated[list[str] | None, typer.Option(help="solve, read or admin; again for more.")] = None,
+    days: Annotated[float | None, typer.Option(help="Days until it expires.")] = None,
+) -> None:
+    """Make a key and print it: the only time that it can be seen."""
+
+    async def work(connection: AsyncConnection) -> tuple[str, str]:
+        if await connection.scalar(select(tenants.c.id).where(tenants.c.name == tenant)) is None:
+            await keys.add_tenant(connection, tenant)
+        expires_at = None if days is None else now() + timedelta(days=days)
+        return await keys.add_key(connection, tenant, label, scope or ["solve", "read"], expires_at)
+
+    key_id, key = in_database(work)
+    typer.echo(f"key {key_id} for {tenant}", err=True)
+    typer.echo(key)
+
+
+@keys_app.command("list")
+def list_keys() -> None:
+    """Every key: id, tenant, first characters, scopes, state."""
+
+    async def work(connection: AsyncConnection) -> list[str]:
+        rows = await connection.execute(
+            select(api_keys, tenants.c.name)
+            .join(tenants, tenants.c.id == api_keys.c.tenant_id)
+            .order_by(tenants.c.name, api_keys.c.id)
+        )
+        return [
+            f"{row.id}  {row.name}  {row.prefix}…  {row.scopes}  {_state(row.revoked_at, row.expires_at)}  {row.label}"
+            for row in rows
+        ]
+
+    for line in in_database(work):
+        typer.echo(line.rstrip())
+
+
+def _state(revoked_at: object, expires_at: object) -> str:
+    if revoked_at is not None:
+        return "revoked"
+    if expires_at is None:
+        return "valid"
+    return f"expired {expires_at}" if expires_at <= now() else f"valid until {expires_at}"  # type: ignore[operator]
+
+
+@keys_app.command("rotate")
+def rotate(
+    key_id: Annotated[str, typer.Argument(help="Id of the old key.")],
+    overlap_hours: Annotated[float, typer.Option(help="Hours for which the old key goes on working.")] = 24.0,
+) -> None:
+    """Make a key like another, which ends after the overlap."""
+    fresh_id, key = in_database(lambda c: keys.rotate_key(c, key_id, timedelta(hours=overlap_hours)))
+    typer.echo(f"key {fresh_id} in place of {key_id}", err=True)
+    typer.echo(key)
+
+
+@keys_app.command("revoke")
+def revoke(key_id: Annotated[str, typer.Argument(help="Id of the key.")]) -> None:
+    """End a key; servers notice within two seconds."""
+    in_database(lambda c: keys.revoke_key(c, key_id))
+
+
+@tenants_app.command("add")
+def add(
+    name: str,
+    sharing_group: Annotated[str | None, typer.Option(help="Share stored answers with this group.")] = None,
+    weight: Annotated[float, typer.Option(min=0.01, help="Share of the workers, against other tenants.")] = 1.0,
+) -> None:
+    """Make a tenant."""
+    typer.echo(in_database(lambda c: keys.add_tenant(c, name, sharing_group, weight)))
+
+
+@tenants_app.command("quota")
+def quota(
+    name: str,
+    running: Annotated[int | None, typer.Option(min=0, help="Most solves running at once.")] = None,
+    queued: Annotated[int | None, typer.Option(min=0, help="Most solves queued at once.")] = None,
+    solver_seconds: Annotated[float | None, typer.Option(min=0, help="Most solver seconds a day.")] = None,
+) -> None:
+    """Set a tenant's quotas; what is not named has no limit."""
+
+    async def work(connection: AsyncConnection) -> None:
+        done = await connection.execute(
+            update(tenants)
+            .where(tenants.c.name == name)
+            .values(most_running=running, most_queued=queued, most_solver_seconds=solver_seconds)
+        )
+        if done.rowcount != 1:
+            raise NotFound(f"there is no tenant {name!r}")
+
+    in_database(work)
+
+
+@tenants_app.command("disown")
+def disown(name: str) -> None:
+    """Raise the epoch of a tenant's scope: nothing stored before is found again. In a sharing group, for all of it."""
+
+    async def work(connection: AsyncConnection) -> None:
+        scope_id = await connection.scalar(select(tenants.c.scope_id).where(tenants.c.name == name))
+        if scope_id is None:
+            raise NotFound(f"there is no tenant {name!r}")
+        await connection.execute(update(scopes).where(scopes.c.id == scope_id).values(epoch=scopes.c.epoch + 1))
+
+    in_database(work)
+
+
+@tenants_app.command("disable")
+def disable(name: str, again: Annotated[bool, typer.Option("--enable", help="Let it in again.")] = False) -> None:
+    """Refuse every key of a tenant."""
+    if name == keys.DEFAULT_TENANT:
+        raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS")
+
+    async def work(connection: AsyncConnection) -> None:
+        done = await connection.execute(update(tenants).where(tenants.c.name == name).values(disabled=not again))
+        if done.rowcount != 1:
+            raise NotFound(f"there is no tenant {name!r}")
+
+    in_database(work)
+
+
+@tenants_app.command("list")
+def list_tenants() -> None:
+    """Every tenant: scope, epoch, weight, quotas."""
+
+    async def work(connection: AsyncConnection) -> list[str]:
+        rows = await connection.execute(
+            select(tenants, scopes.c.name.label("scope"), scopes.c.epoch)
+            .join(scopes, scopes.c.id == tenants.c.scope_id)
+            .order_by(tenants.c.name)
+        )
+        return [
+            f"{row.name}  {row.scope}  epoch {row.epoch}  weight {row.weight:g}  running {row.most_running or '-'}  "
+            f"queued {row.most_queued or '-'}  solver seconds {row.most_solver_seconds or '-'}"
+            + ("  disabled" if row.disabled else "")
+            for row in rows
+        ]
+
+    for line in in_database(work):
+        typer.echo(line)

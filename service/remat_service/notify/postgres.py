@@ -1,0 +1,80 @@
+"""Bells across processes: PostgreSQL's LISTEN and NOTIFY carry what is rung in one to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import psycopg
+import structlog
+from sqlalchemy.engine import make_url
+
+from .notifier import Bells
+
+log = structlog.get_logger("remat_service.notify")
+
+_CHANNEL = "remat_bells"
+_FLUSH_S = 0.02
+_AGAIN_S = 1.0
+_KEYS_A_NOTE = 200  # of 32 characters: a payload is limited to 8,000 bytes
+
+
+class Relay:
+    """Sends rings out in small batches and rings what comes in. A lost note costs a second: waits also poll."""
+
+    def __init__(self, url: str, bells: Bells) -> None:
+        self._conninfo = libpq_url(url)
+        self._bells = bells
+        self._waiting: set[str] = set()
+        self._some = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Connect and go on for ever, also across restarts of the database."""
+        self._bells.relay = self.send
+        self._tasks = [asyncio.create_task(self._keep(self._listen)), asyncio.create_task(self._keep(self._notify))]
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        self._bells.relay = None
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def send(self, keys: tuple[str, ...]) -> None:
+        """Tell the other processes."""
+        self._waiting.update(keys)
+        self._some.set()
+
+    async def _keep(self, work: object) -> None:
+        while True:
+            try:
+                async with await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True) as connection:
+                    await work(connection)  # type: ignore[operator]
+            except psycopg.Error as error:
+                log.warning("the relay lost its database connection", error=str(error).strip()[:200])
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+        await connection.execute(f"LISTEN {_CHANNEL}")
+        self._bells.ring_here(*self._bells.listened())  # whatever was missed while disconnected
+        async for note in connection.notifies():
+            self._bells.ring_here(*note.payload.split(","))
+
+    async def _notify(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(_FLUSH_S)
+            self._some.clear()
+            keys = sorted(self._waiting)
+            for start in range(0, len(keys), _KEYS_A_NOTE):
+                batch = keys[start : start + _KEYS_A_NOTE]
+                await connection.execute("SELECT pg_notify(%s, %s)", (_CHANNEL, ",".join(batch)))
+                self._waiting.difference_update(batch)
+
+
+def libpq_url(url: str) -> str:
+    """A SQLAlchemy URL as libpq reads it."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)

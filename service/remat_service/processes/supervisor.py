@@ -1,0 +1,269 @@
+"""The service's side of solver children: has them born, hears them, and ends them when they don't end by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from ..settings import Settings
+from .child import LONGEST_FRAME
+
+_KEPT_VARIABLES = (
+    "PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "NUMBA_CACHE_DIR",
+)
+_MEMORY_CHECK_S = 0.25
+
+
+def scrubbed_environment(settings: Settings) -> dict[str, str]:
+    """What a solver child may know: where programs are, and how many threads to use; no setting, no secret."""
+    found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    threads = str(settings.solver_threads)
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return found | dict.fromkeys(names, threads) | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass
+class Child:
+    """A running solver child."""
+
+    pid: int
+    link: socket.socket
+    died: asyncio.Event = field(default_factory=asyncio.Event)
+    status: int | None = None
+    killed_for: str | None = None
+
+    def signal(self, number: int) -> None:
+        """Signal the whole process group, unless it is known to be gone."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def resident_bytes(self) -> int:
+        """Resident memory of the child and everything it started."""
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            leader = psutil.Process(self.pid)
+            for process in (leader, *leader.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_info().rss
+        return total
+
+
+class Warden:
+    """Keeps one nursery alive and hands out children born there."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._births: deque[tuple[asyncio.Future[Child], socket.socket]] = deque()
+        self._children: dict[int, Child] = {}
+        self._starting = asyncio.Lock()
+
+    async def warm(self) -> None:
+        """Start the nursery before the first child is wanted."""
+        async with self._starting:
+            if self._nursery is None:
+                await self._start()
+
+    async def child(self, time_limit_s: float) -> Child:
+        """A new child, waiting for its job; started again from a fresh nursery if the old one has died."""
+        for last in (False, True):
+            try:
+                return await asyncio.wait_for(self._birth(time_limit_s), 60.0)
+            except (OSError, TimeoutError):
+                if last:
+                    raise
+                await self.close()
+        raise AssertionError("unreachable")
+
+    async def _birth(self, time_limit_s: float) -> Child:
+        async with self._starting:
+            if self._nursery is None or self._nursery.poll() is not None or self._control is None:
+                await self.close()
+                await self._start()
+        assert self._control is not None
+        mine, its = socket.socketpair()
+        mine.setblocking(False)
+        born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        # processor time is a last resort: generous, for engines with several threads
+        order = {"cpu_seconds": int(time_limit_s * 8 * max(1, self._settings.solver_threads) + 120)}
+        self._births.append((born, mine))
+        try:
+            socket.send_fds(self._control, [json.dumps(order).encode()], [its.fileno()])
+        finally:
+            its.close()
+        return await born
+
+    async def _start(self) -> None:
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "remat_service.processes.forkserver", str(its.fileno())],
+            pass_fds=(its.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=scrubbed_environment(self._settings),
+            start_new_session=True,
+        )
+        its.close()
+        mine.setblocking(False)
+        self._control = mine
+        ready = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(mine, 4096), 60.0)
+        if not ready:
+            raise OSError("the nursery of solver children did not start")
+        self._listener = asyncio.create_task(self._listen(mine))
+
+    async def _listen(self, control: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while message := await loop.sock_recv(control, 4096):
+                self._hear(json.loads(message))
+        except OSError:
+            pass
+        for born, link in self._births:
+            link.close()
+            if not born.done():
+                born.set_exception(OSError("the nursery of solver children died"))
+        self._births.clear()
+        for child in list(self._children.values()):
+            child.signal(signal.SIGKILL)
+            self._died(child.pid, -signal.SIGKILL)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "born" in message:
+            born, link = self._births.popleft()
+            child = Child(message["born"], link)
+            self._children[child.pid] = child
+            if born.done():  # whoever asked has given up
+                link.close()
+            else:
+                born.set_result(child)
+        elif "died" in message:
+            self._died(message["died"], message["status"])
+
+    def _died(self, pid: int, status: int) -> None:
+        child = self._children.pop(pid, None)
+        if child is not None:
+            child.status = status
+            child.died.set()
+
+    async def close(self) -> None:
+        """End the nursery and with it every child."""
+        if self._listener is not None:
+            self._listener.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._listener
+            self._listener = None
+        for child in list(self._children.values()):
+            child.signal(signal.SIGKILL)
+            self._died(child.pid, -signal.SIGKILL)
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._nursery is not None:
+            try:
+                await asyncio.to_thread(self._nursery.wait, 5.0)
+            except subprocess.TimeoutExpired:
+                self._nursery.kill()
+                await asyncio.to_thread(self._nursery.wait)
+            self._nursery = None
+
+
+class Run:
+    """One job in one child: frames come out, and a watchdog outside it sees to the end.
+
+    At the deadline the child is told to stop; then SIGTERM, then SIGKILL, each to its whole process group. Over the
+    memory limit it is killed at once. `reason` says which it took: "deadline", "terminated", "killed", "memory".
+    """
+
+    def __init__(self, child: Child, settings: Settings, time_limit_s: float) -> None:
+        self.child = child
+        self.reason: str | None = None
+        self._settings = settings
+        self._deadline = time.monotonic() + time_limit_s + settings.cancel_after_s
+        self._sending = asyncio.Lock()
+        self._writer: asyncio.StreamWriter
+        self._cancelled_at: float | None = None
+
+    async def frames(self, job: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Send the job; yield every frame until the child has ended."""
+        watchdog = asyncio.create_task(self._watch())
+        reader, self._writer = await asyncio.open_connection(sock=self.child.link, limit=1 << 20)
+        try:
+            await self._send(job)
+            while True:
+                try:
+                    head = await reader.readexactly(4)
+                    size = struct.unpack(">I", head)[0]
+                    if size > LONGEST_FRAME:
+                        break
+                    yield json.loads(await reader.readexactly(size))
+                except (asyncio.IncompleteReadError, OSError, ValueError):
+                    break
+        except OSError:
+            pass  # gone before it took the job: its end says so
+        finally:
+            watchdog.cancel()
+            self.child.signal(signal.SIGKILL)
+            self._writer.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.child.died.wait(), 5.0)
+
+    async def cancel(self) -> None:
+        """Tell the child to stop; the watchdog sees to it."""
+        if self._cancelled_at is None:
+            self._cancelled_at = time.monotonic()
+            with contextlib.suppress(OSError):
+                await self._send({"cancel": True})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        body = json.dumps(message, separators=(",", ":")).encode()
+        async with self._sending:
+            self._writer.write(struct.pack(">I", len(body)) + body)
+            await self._writer.drain()
+
+    async def _watch(self) -> None:
+        settings = self._settings
+        while True:
+            await asyncio.sleep(_MEMORY_CHECK_S)
+            if await asyncio.to_thread(self.child.resident_bytes) > settings.solver_memory_bytes:
+                self.reason = "memory"
+                self.child.signal(signal.SIGKILL)
+                return
+            moment = time.monotonic()
+            if self._cancelled_at is None and moment > self._deadline:
+                self.reason = "deadline"
+                await self.cancel()
+            if self._cancelled_at is None:
+                continue
+            late = moment - self._cancelled_at - settings.terminate_after_s
+            if late > settings.kill_after_s:
+                self.reason = "killed"
+                self.child.signal(signal.SIGKILL)
+                return
+            if late > 0 and self.reason != "terminated":
+                self.reason = "terminated"
+                self.child.signal(signal.SIGTERM)

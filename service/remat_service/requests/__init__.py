@@ -1,0 +1,1 @@
+"""What callers ask for, without HTTP: read, answered from the store or queued, looked up, ended."""

@@ -1,0 +1,109 @@
+"""The profile table: device and op signature → measured ns and workspace bytes; the first writer wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+
+from remat_ir import InvalidData
+from remat_ir.read import array, integer, kind, members
+
+from ..context import Room
+from ..identity import Caller
+from ..storage.tables import now, profiles
+
+LONGEST_NAME = 500
+MOST_ROWS = 100_000
+_BATCH = 500  # rows a statement: SQLite allows 32,766 variables
+
+
+def read_lookup(data: object) -> tuple[str, list[str]]:
+    """The body of a lookup: device and signatures.
+
+    Raises:
+        InvalidData: malformed; the pointer leads to the place.
+    """
+    found = members(data, "request", required=("device", "signatures"))
+    rows = array(found["signatures"], "signatures", "/signatures", MOST_ROWS)
+    return _name(found["device"], "device", "/device"), [
+        _name(row, f"signatures[{i}]", f"/signatures/{i}") for i, row in enumerate(rows)
+    ]
+
+
+def read_upload(data: object) -> tuple[str, dict[str, tuple[int, int]]]:
+    """The body of an upload: device and profiles by signature.
+
+    Raises:
+        InvalidData: malformed; the pointer leads to the place.
+    """
+    found = members(data, "request", required=("device", "profiles"))
+    table = found["profiles"]
+    if not isinstance(table, dict):
+        raise InvalidData(f"profiles must be an object, not {kind(table)}", "/profiles")
+    if len(table) > MOST_ROWS:
+        raise InvalidData(f"profiles has {len(table)} entries, more than the {MOST_ROWS} allowed", "/profiles")
+    read = {}
+    for signature, row in table.items():
+        pointer = "/profiles/" + signature.replace("~", "~0").replace("/", "~1")[:100]
+        what = f"profile {signature[:60]!r}"
+        numbers = array(_filled(row, what, pointer), what, pointer, 2)
+        read[_name(signature, "signature", "/profiles")] = (
+            integer(numbers[0], f"{what}: cost_ns", pointer + "/0"),
+            integer(numbers[1], f"{what}: workspace_bytes", pointer + "/1"),
+        )
+    return _name(found["device"], "device", "/device"), read
+
+
+def _filled(row: object, what: str, pointer: str) -> object:
+    if isinstance(row, list) and len(row) != 2:
+        raise InvalidData(f"{what} must be [cost_ns, workspace_bytes]", pointer)
+    return row
+
+
+def _name(value: object, what: str, pointer: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidData(f"{what} must be a string, not {kind(value)}", pointer)
+    if not 0 < len(value) <= LONGEST_NAME:
+        raise InvalidData(f"{what} must have 1 to {LONGEST_NAME} characters", pointer)
+    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise InvalidData(f"{what} holds a character that can't be stored", pointer)
+    return value
+
+
+async def look_up(room: Room, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:
+    """What stands for these signatures in the caller's scope."""
+    wanted = sorted(set(signatures))
+    found: dict[str, list[int]] = {}
+    async with room.database.read() as connection:
+        for start in range(0, len(wanted), _BATCH):
+            rows = await connection.execute(
+                select(profiles.c.signature, profiles.c.cost_ns, profiles.c.workspace_bytes).where(
+                    profiles.c.scope_id == caller.scope_id,
+                    profiles.c.device == device,
+                    profiles.c.signature.in_(wanted[start : start + _BATCH]),
+                )
+            )
+            found |= {row.signature: [row.cost_ns, row.workspace_bytes] for row in rows}
+    return found
+
+
+async def put(room: Room, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
+    """Store what is new; returns what now stands for every signature given."""
+    moment = now()
+    rows = [
+        {
+            "scope_id": caller.scope_id,
+            "device": device,
+            "signature": signature,
+            "cost_ns": cost_ns,
+            "workspace_bytes": workspace_bytes,
+            "created_at": moment,
+        }
+        for signature, (cost_ns, workspace_bytes) in sorted(table.items())
+    ]
+    async with room.database.write() as connection:
+        for start in range(0, len(rows), _BATCH):
+            insert = room.database.insert(profiles).values(rows[start : start + _BATCH])
+            await connection.execute(insert.on_conflict_do_nothing())
+    return await look_up(room, caller, device, list(table))

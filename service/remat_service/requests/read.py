@@ -1,0 +1,264 @@
+"""Reading what is stored for a request: its answer and verified plan, its problem, its progress, lists."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import func, select
+
+from remat_ir import Problem, Verdict
+
+from ..context import Room
+from ..errors import Gone, NotFound
+from ..identity import Caller, Keys
+from ..notify.notifier import heard
+from ..storage.answers import document, rendered
+from ..storage.cache import answer_of
+from ..storage.snapshot import Given
+from ..storage.store import StoredPlan, names
+from ..storage.tables import events, graphs, plans, problems, requests, solves
+from ..subjects import gross_of
+from . import submit
+from .completion import running_answer
+from .housekeeping import pin
+
+_POLL_S = 5.0
+"""How often a wait looks by itself where several processes share the database: a note between them may be lost."""
+
+
+async def answer(room: Room, caller: Caller, request_id: str, until: float) -> tuple[bytes, bool]:
+    """The answer object of a request as JSON text, once it has ended or the time is up; and whether it has ended.
+
+    Raises:
+        NotFound: there is no such request of this tenant's.
+        Gone: the answer's plan has been evicted, or was damaged.
+    """
+    looked = False
+    while True:
+        bell = room.bells.listen(request_id)
+        found = await room.glance.given(caller.tenant_id, request_id)
+        body = None if found is None else _at_once(room, found)
+        if body is not None:
+            room.bells.ring_here(request_id)
+            return body, True
+        left = until - time.monotonic()
+        if looked and found is None and left > 0 and not room.stopping:  # nothing new
+            await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+            continue
+        row, looked = await submit.view(room, caller, request_id), True
+        if row.ended or left <= 0 or room.stopping:
+            if not row.ended or row.plan_id is None:
+                return await body_of(room, caller, row)
+            room.bells.ring_here(request_id)
+            async with room.turns.of(row.plan_id):  # of a burst, one has the plan judged
+                found = await room.glance.given(caller.tenant_id, request_id)
+                body = None if found is None else _at_once(room, found)
+                return (body, True) if body is not None else await body_of(room, caller, row)
+        await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+
+
+def _at_once(room: Room, found: Given) -> bytes | None:
+    """The body for an ended request whose plan's bytes have been judged before; None where the long way is needed."""
+    if found.data is None:
+        return rendered(found.answer, None)
+    claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
+    text = room.judge.text_at_once(found.graph_key, found.budget_bytes, found.data, claimed)
+    if text is None:
+        return None
+    room.metrics.recalls.labels("id").inc()
+    return rendered(found.answer, text)
+
+
+async def wait(room: Room, caller: Caller, request_id: str, until: float) -> Any:
+    """The row of a request, once it has ended or the time is up.
+
+    Raises:
+        NotFound: there is none of this tenant's.
+    """
+    while True:
+        bell = room.bells.listen(request_id)
+        row = await submit.view(room, caller, request_id)
+        left = until - time.monotonic()
+        if row.ended or left <= 0 or room.stopping:
+            if row.ended:
+                room.bells.ring_here(request_id)
+            return row
+        await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+
+
+async def body_of(room: Room, caller: Caller, row: Any) -> tuple[bytes, bool]:
+    """The answer object of a request as JSON text, its plan judged on the way out; and whether it has ended.
+
+    Raises:
+        Gone: the answer's plan has been evicted, or was damaged.
+    """
+    if not row.ended:
+        return rendered(await so_far(room, row), None), False
+    if row.plan_id is None:
+        return rendered(row.answer, None), True
+    async with room.database.read() as connection:
+        plan = await room.store.plan(connection, row.plan_id)
+    text = None if plan is None else await plan_text(room, caller, plan, row.budget_bytes)
+    if text is None:
+        raise Gone("this answer's plan is no longer stored; POST the problem again")
+    return rendered(row.answer, text), True
+
+
+async def so_far(room: Room, row: Any) -> dict[str, Any]:
+    """The answer object of a request under way, without a plan."""
+    total = peak = None
+    if row.cost_ns is not None:
+        async with room.database.read() as connection:
+            total = await room.store.total_cost(connection, row.graph_key)
+            peak = await connection.scalar(select(plans.c.peak_bytes).where(plans.c.id == row.best_plan_id))
+    answer = running_answer(row, total, peak)
+    return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+
+
+async def plan_text(room: Room, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
+    """A stored plan as JSON text if the judge passes it; one that it refuses is dropped."""
+    claimed = Verdict(plan.cost_ns, plan.peak_bytes)
+    async with room.database.read() as connection:
+        packed = await room.store.graph_row(connection, plan.graph_key)
+    subject = None if packed is None else await room.judge.graph(plan.graph_key, packed, caller.key)
+    if subject is None:
+        return None
+    problem = Problem(subject, net_budget)
+    text = await room.judge.text(plan.graph_key, problem, plan.data, claimed)
+    if text is None:
+        room.metrics.rejections.labels("store").inc()
+        async with room.database.write() as connection:
+            await room.store.drop_plan(connection, plan.id)
+    return text
+
+
+async def problem_of(room: Room, caller: Caller, request_id: str) -> bytes:
+    """The problem of a request as JSON text.
+
+    Raises:
+        NotFound: there is no such request.
+        Gone: its graph has been evicted.
+    """
+    row = await submit.view(room, caller, request_id)
+    async with room.database.read() as connection:
+        packed = await room.store.graph_row(connection, row.graph_key)
+    subject = None if packed is None else await room.judge.graph(row.graph_key, packed, caller.key)
+    if subject is None:
+        raise Gone("the graph of this solve is no longer stored")
+    gross = gross_of(Problem(subject, row.budget_bytes), row.fixed_bytes)
+    return json.dumps(gross.to_json(), separators=(",", ":")).encode()
+
+
+async def progress_of(room: Room, caller: Caller, request_id: str, after: int = 0) -> dict[str, Any]:
+    """The improvements of a request's solve with a `seq` above `after`."""
+    row = await submit.view(room, caller, request_id)
+    if row.solve_id is None:  # served from the store: its end is all there is to tell
+        points = [_end_point(row.answer)] if after == 0 else []
+        return {"id": request_id, "progress": points}
+    async with room.database.read() as connection:
+        found = await connection.execute(
+            select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
+        )
+        points = [
+            {
+                "seq": point.seq,
+                "seconds": point.seconds,
+                "cost_ns": point.cost_ns,
+                "bound_ns": point.bound_ns,
+                "restricted_to": list(names(point.restricted_to)),
+                "source": point.source,
+            }
+            for point in found
+        ]
+    return {"id": request_id, "progress": points}
+
+
+def _end_point(answer: dict[str, Any]) -> dict[str, Any]:
+    taken = {key: answer[key] for key in ("cost_ns", "bound_ns", "restricted_to")}
+    return {"seq": 1, "seconds": 0.0, **taken, "source": "store"}
+
+
+async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
+    """Requests of a tenant, newest first, below the id `after`."""
+    await room.behind.settle()
+    other = requests.alias("others")
+    joined = (
+        select(func.count())
+        .select_from(other)
+        .where(other.c.solve_id == requests.c.solve_id)
+        .correlate(requests)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            requests, solves.c.state, solves.c.cost_ns, solves.c.bound_ns, solves.c.restricted_to, solves.c.spent_s,
+            solves.c.plan_id.label("best_plan_id"), solves.c.started_at, graphs.c.ops, graphs.c.total_cost_ns,
+            plans.c.peak_bytes, joined.label("joined"),
+        )
+        .outerjoin(solves, solves.c.id == requests.c.solve_id)
+        .outerjoin(graphs, graphs.c.key == requests.c.graph_key)
+        .outerjoin(plans, plans.c.id == solves.c.plan_id)
+        .where(requests.c.tenant_id == caller.tenant_id)
+        .order_by(requests.c.id.desc())
+        .limit(limit + 1)
+    )  # fmt: skip
+    if after is not None:
+        query = query.where(requests.c.id < after)
+    async with room.database.read() as connection:
+        rows = (await connection.execute(query)).all()
+    found = []
+    for row in rows[:limit]:
+        if row.ended:
+            data = dict(row.answer)
+        else:
+            answer = running_answer(row, row.total_cost_ns, row.peak_bytes)
+            data = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+        data |= {"ops": row.ops, "joined": max(0, row.joined - 1), "created_at": row.created_at.isoformat()}
+        found.append(data)
+    return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}
+
+
+async def pin_by_digest(room: Room, caller: Caller, digest: str, pinned: bool) -> None:
+    """Pin or unpin the best plan of a problem digest.
+
+    Raises:
+        NotFound: this tenant's scope has none.
+    """
+    net, keys = await _problem_by_digest(room, caller, digest, "auto")
+    known = await room.cache.known(caller, keys, net)
+    if known.plan is None:
+        raise NotFound("there is no plan for this digest")
+    await pin(room, known.plan.id, pinned)
+
+
+async def plan_by_digest(room: Room, caller: Caller, digest: str, method: str) -> bytes:
+    """The best stored answer for a problem digest, as JSON text with its plan.
+
+    Raises:
+        NotFound: this tenant's scope has none.
+    """
+    net, keys = await _problem_by_digest(room, caller, digest, method)
+    known = await room.cache.known(caller, keys, net)
+    text = None if known.plan is None else await plan_text(room, caller, known.plan, net.budget_bytes)
+    if text is None:
+        raise NotFound("there is no plan for this digest")
+    known = replace(known, near=None)
+    return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
+
+
+async def _problem_by_digest(room: Room, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
+    async with room.database.read() as connection:
+        row = (
+            await connection.execute(
+                select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
+            )
+        ).first()
+        packed = None if row is None else await room.store.graph_row(connection, row.graph_key)
+    subject = None if packed is None or row is None else await room.judge.graph(row.graph_key, packed, caller.key)
+    if subject is None or row is None:
+        raise NotFound("there is no plan for this digest")
+    keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")
+    return Problem(subject, row.budget_bytes), keys

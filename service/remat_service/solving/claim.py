@@ -1,0 +1,129 @@
+"""Claiming a solve: a fencing token that only the latest claim holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir import Problem, Status
+
+from ..context import Room
+from ..identity import Caller, Keys
+from ..requests.completion import end_request
+from ..storage.tables import now, requests, scopes, solves, tenants
+
+
+class LostClaim(Exception):
+    """Somebody else has the solve now."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A solve that is ours until its `attempt` changes."""
+
+    id: str
+    attempt: int
+    caller: Caller
+    row: Any
+    net: Problem
+    keys: Keys
+
+
+async def claim_solve(room: Room, solve_id: str) -> Claim | None:
+    """Make a queued solve ours, or a running one whose worker has fallen silent; None where there is none."""
+    moment = now()
+    stale = moment - timedelta(seconds=room.settings.stale_after_s)
+    async with room.database.write() as connection:
+        row = (
+            await connection.execute(
+                update(solves)
+                .where(
+                    solves.c.id == solve_id,
+                    or_(solves.c.state == "queued", and_(solves.c.state == "running", solves.c.heartbeat_at < stale)),
+                )
+                .values(
+                    state="running",
+                    attempt=solves.c.attempt + 1,
+                    worker=room.name,
+                    heartbeat_at=moment,
+                    started_at=moment,
+                    revision=solves.c.revision + 1,
+                )
+                .returning(*solves.c)
+            )
+        ).first()
+        if row is None:
+            return None
+        caller = await caller_of(connection, row.tenant_id)
+        packed = await room.store.graph_row(connection, row.graph_key)
+    room.metrics.queue_seconds.observe((moment - row.queued_at).total_seconds())
+    subject = None if packed is None else await room.judge.graph(row.graph_key, packed, caller.key)
+    if subject is None:
+        await _fail(room, row, "The stored graph is damaged; POST the problem again.")
+        return None
+    keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
+    return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys)
+
+
+async def caller_of(connection: AsyncConnection, tenant_id: str) -> Caller:
+    """The tenant as the one who asks."""
+    row = (
+        await connection.execute(
+            select(tenants.c.id, scopes.c.id.label("scope_id"), scopes.c.salt, scopes.c.epoch)
+            .join(scopes, scopes.c.id == tenants.c.scope_id)
+            .where(tenants.c.id == tenant_id)
+        )
+    ).one()
+    return Caller(row.id, row.scope_id, row.salt, row.epoch)
+
+
+async def _fail(room: Room, row: Any, message: str) -> None:
+    async with room.database.write() as connection:
+        open_ids = await open_requests(connection, row.id)
+        for request in open_ids:
+            await end_request(room, connection, request.id, Status.FAILED, None, message)
+        await connection.execute(
+            update(solves)
+            .where(solves.c.id == row.id)
+            .values(state="ended", ended_at=now(), revision=solves.c.revision + 1)
+        )
+    room.bells.ring(row.id, *(request.id for request in open_ids))
+
+
+async def give_back(room: Room, claim: Claim) -> None:
+    """Put a solve of ours back into the queue; what it found is stored."""
+    with contextlib.suppress(Exception):
+        async with room.database.write() as connection:
+            await connection.execute(
+                update(solves)
+                .where(solves.c.id == claim.id, solves.c.attempt == claim.attempt, solves.c.state == "running")
+                .values(state="queued", revision=solves.c.revision + 1)
+            )
+            await room.enqueue(connection, claim.id, claim.row.priority)
+        room.bells.ring("queue")
+
+
+async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
+    """The requests that still wait for a solve, oldest first."""
+    found = await connection.execute(
+        select(requests)
+        .where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
+        .order_by(requests.c.created_at, requests.c.id)
+    )
+    return found.all()
+
+
+async def limits_of_open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:
+    """Their ids and limits alone; there may be thousands, and they are looked at often."""
+    found = await connection.execute(
+        select(requests.c.id, requests.c.time_limit_s, requests.c.max_gap).where(
+            requests.c.solve_id == solve_id, requests.c.ended.is_(False)
+        )
+    )
+    return found.all()

@@ -1,0 +1,99 @@
+"""The in-process dispatcher: takes queued solves from the table, the most urgent first, tenants in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from datetime import timedelta
+from functools import partial
+
+import structlog
+from sqlalchemy import and_, case, func, or_, select
+
+from ..context import Room
+from ..notify.notifier import heard
+from ..storage.tables import now, solves, tenants
+from .execute import execute_solve
+
+log = structlog.get_logger("remat_service.solving.dispatch")
+
+_LOOK_S = 1.0
+
+
+async def next_solve(room: Room, skip: frozenset[str] = frozenset()) -> str | None:
+    """The queued solve that is due next, or a running one whose worker has fallen silent.
+
+    By priority; among equals the tenant with the fewest running solves for its weight; then the oldest.
+    """
+    stale = now() - timedelta(seconds=room.settings.stale_after_s)
+    silent = and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
+    busy = (
+        select(solves.c.tenant_id, func.count().label("running"))
+        .where(solves.c.state == "running")
+        .group_by(solves.c.tenant_id)
+        .subquery()
+    )
+    share = func.coalesce(busy.c.running, 0) / tenants.c.weight
+    full = and_(
+        tenants.c.most_running.is_not(None), func.coalesce(busy.c.running, 0) >= tenants.c.most_running, ~silent
+    )
+    query = (
+        select(solves.c.id)
+        .join(tenants, tenants.c.id == solves.c.tenant_id)
+        .outerjoin(busy, busy.c.tenant_id == solves.c.tenant_id)
+        .where(or_(solves.c.state == "queued", silent), ~full)
+        .order_by(case((silent, 0), else_=1), solves.c.priority.desc(), share, solves.c.queued_at, solves.c.id)
+        .limit(1)
+    )
+    if skip:
+        query = query.where(solves.c.id.not_in(sorted(skip)))
+    async with room.database.read() as connection:
+        found: str | None = await connection.scalar(query)
+    return found
+
+
+class Dispatcher:
+    """Runs up to `settings.workers` solves at once in this process's children."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._running: dict[str, asyncio.Task[bool]] = {}
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to take solves."""
+        self._loop = asyncio.create_task(self._dispatch())
+
+    async def stop(self) -> None:
+        """Stop taking solves, and give those that run back to the queue: what they found so far is stored."""
+        tasks = [task for task in (self._loop, *self._running.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _dispatch(self) -> None:
+        room = self._room
+        try:
+            await room.warden.warm()
+        except (OSError, TimeoutError):
+            log.exception("no solver child can be started; trying again with the first solve")
+        while not room.stopping:
+            bell = room.bells.listen("queue")
+            try:
+                while len(self._running) < room.settings.workers:
+                    solve_id = await next_solve(room, frozenset(self._running))
+                    if solve_id is None:
+                        break
+                    self._running[solve_id] = task = asyncio.create_task(execute_solve(room, solve_id))
+                    task.add_done_callback(partial(self._ended, solve_id))
+                    await asyncio.sleep(0)
+            except Exception:
+                log.exception("a look at the queue failed; trying again")
+                await asyncio.sleep(_LOOK_S)
+            await heard(bell, _LOOK_S)
+
+    def _ended(self, solve_id: str, task: asyncio.Task[bool]) -> None:
+        self._running.pop(solve_id, None)
+        self._room.bells.ring("queue")

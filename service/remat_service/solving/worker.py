@@ -1,0 +1,41 @@
+"""`remat-service worker`: a process that solves and serves nothing but its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+import structlog
+from prometheus_client import start_http_server
+
+from ..context import room_of
+from ..requests.housekeeping import housekeeping
+from ..settings import Settings
+from .cluster import run_worker
+from .lifespan import opened
+
+log = structlog.get_logger("remat_service.solving.worker")
+
+
+async def work(settings: Settings, metrics_port: int = 0) -> None:
+    """Run until SIGTERM or SIGINT; solves under way are given back to the queue within `drain_s`."""
+    room = room_of(settings)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with opened(room):
+        server = start_http_server(metrics_port, registry=room.metrics.registry) if metrics_port else None
+        tasks = [asyncio.create_task(run_worker(room)), asyncio.create_task(housekeeping(room))]
+        print(f"remat-service worker ready: {room.name}, {settings.workers} at once", flush=True)
+        await stop.wait()
+        log.info("worker stopping")
+        room.stopping = True
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                async with asyncio.timeout(settings.drain_s + 10.0):
+                    await task
+        if server is not None:
+            server[0].shutdown()

@@ -1,0 +1,86 @@
+"""The database: one engine, readers and writers, the same on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Table, event, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from ..settings import driver_url
+
+
+class Database:
+    """Writers come one at a time on SQLite, which has one write lock anyway.
+
+    SQLite: WAL, `synchronous=NORMAL`, `busy_timeout`, `foreign_keys=ON`; the driver begins nothing by itself, writers
+    `BEGIN IMMEDIATE`, so that no transaction finds out at its end that it may not write.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = driver_url(url)
+        self.is_sqlite = self.url.startswith("sqlite")
+        # a burst waits for a connection rather than failing
+        more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
+        if not self.is_sqlite:
+            more |= {"pool_pre_ping": True}
+        elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
+            more = {}
+        self.engine: AsyncEngine = create_async_engine(self.url, **more)
+        self._reader = self.engine
+        if not self.is_sqlite:  # READ COMMITTED has no snapshot to lose, and BEGIN and ROLLBACK are a trip each
+            self._reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._writing = asyncio.Lock()
+        if self.is_sqlite:
+            event.listen(self.engine.sync_engine, "connect", _on_connect)
+            event.listen(self.engine.sync_engine, "begin", _on_begin)
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to read from: in a transaction, and so a snapshot, on SQLite; statement by statement else."""
+        async with self._reader.connect() as connection, connection.begin():
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """A connection in a write transaction, committed at the end and rolled back on an error."""
+        if not self.is_sqlite:
+            async with self.engine.begin() as connection:
+                yield connection
+            return
+        async with self._writing, self.engine.connect() as connection:
+            await connection.execution_options(remat_writer=True)
+            async with connection.begin():
+                yield connection
+
+    def insert(self, table: Table) -> Any:
+        """An INSERT of this dialect, which knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.engine.dispose()
+
+
+async def alone(connection: AsyncConnection, key: int) -> bool:
+    """Whether no other process is at the same work, up to the end of this transaction; on SQLite there is none."""
+    if connection.dialect.name != "postgresql":
+        return True
+    return bool(await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": key}))
+
+
+def _on_connect(connection: Any, record: object) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_begin(connection: Connection) -> None:
+    writer = connection.get_execution_options().get("remat_writer")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")

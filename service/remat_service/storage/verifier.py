@@ -1,0 +1,137 @@
+"""The way out of the store: nothing leaves it that has not passed the judge on the problem it is served for.
+
+Bytes that this process has judged before, on the same graph, need no second replay: their SHA-256 is taken at every
+read, and the verdict that belongs to it is compared with what the row claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Subject, Verdict, graph_digest, read_plan, verify
+
+from ..lru import Lru
+from .packing import checksum, unpack
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
+
+
+class Judge:
+    """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
+
+    def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
+        self._graphs: OrderedDict[str, Subject] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
+        self._most_graphs, self._most_verdicts = most_graphs, most_verdicts
+        self.rejections = 0
+
+    async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
+        """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again."""
+        stored = key + checksum(packed)
+        found = self._graphs.get(stored)
+        if found is None:
+            try:
+                found = await _run(len(packed), _read_graph, packed, key, key_of)
+            except (ValueError, InvalidData):
+                self.rejections += 1
+                return None
+            self._graphs[stored] = found
+            while len(self._graphs) > self._most_graphs:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(stored)
+        return found
+
+    async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
+        """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
+        try:
+            return await _run(len(packed), self._plan, graph_key, problem, packed, claimed)
+        except (ValueError, InvalidData, InvalidPlan):
+            self.rejections += 1
+            return None
+
+    async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
+        """Whether the plan of a row may be served for the problem; quick for bytes judged before."""
+        if self._passes((graph_key, checksum(packed)), problem, claimed):
+            return True
+        return await self.plan(graph_key, problem, packed, claimed) is not None
+
+    async def text(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bytes | None:
+        """The plan as JSON text, under the same condition; texts lately served are kept in memory."""
+        digest = checksum(packed)
+        held = self._texts.get(digest)
+        if held is not None and self._passes((graph_key, digest), problem, claimed):
+            return held
+        plan = await self.plan(graph_key, problem, packed, claimed)
+        if plan is None:
+            return None
+        text = await _run(len(packed), _plan_text, plan)
+        self._texts.put(digest, text, len(text))
+        return text
+
+    def held(self, digest: str) -> bytes | None:
+        """The text of packed bytes of this SHA-256, where it is in memory: only for who knows that they were judged."""
+        return self._texts.get(digest)
+
+    def text_at_once(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
+        """The text of a plan whose bytes were judged before and are still in memory; None says nothing about it."""
+        digest = checksum(packed)
+        within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
+        return self._texts.get(digest) if within else None
+
+    async def read_plan(self, packed: bytes) -> AnyPlan | None:
+        """A plan that has not been judged, on any problem, yet; None where its bytes are damaged."""
+        try:
+            return read_plan(await _run(len(packed), unpack, packed))
+        except (ValueError, InvalidData):
+            self.rejections += 1
+            return None
+
+    async def admit(self, problem: Problem, plan: AnyPlan) -> Verdict:
+        """Judge a plan that is about to be stored.
+
+        Raises:
+            InvalidPlan: it breaks a rule of the problem.
+        """
+        return await _run(len(plan.steps) * 8, verify, problem, plan)
+
+    def remember(self, graph_key: str, digest: str, verdict: Verdict) -> None:
+        """Note a verdict on packed bytes of this SHA-256."""
+        self._verdicts[graph_key, digest] = verdict
+        while len(self._verdicts) > self._most_verdicts:
+            self._verdicts.popitem(last=False)
+
+    def _passes(self, key: tuple[str, str], problem: Problem, claimed: Verdict) -> bool:
+        return self._verdicts.get(key) == claimed and claimed.peak_bytes <= problem.budget_bytes
+
+    def _plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan:
+        digest = checksum(packed)
+        plan = read_plan(unpack(packed))
+        if not self._passes((graph_key, digest), problem, claimed):
+            verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
+            self.remember(graph_key, digest, claimed)
+        return plan
+
+
+def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Subject:
+    subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
+    if key_of(graph_digest(subject)) != key:
+        raise ValueError("damaged: another graph than its key says")
+    return subject
+
+
+def _plan_text(plan: AnyPlan) -> bytes:
+    return json.dumps(plan.to_json(), separators=(",", ":")).encode()
+
+
+async def _run(size: int, function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
+    if size < _SMALL_BYTES:
+        return function(*arguments, **more)
+    return await asyncio.to_thread(function, *arguments, **more)

@@ -1,0 +1,206 @@
+"""API keys: 256 random bits that only their holder ever sees, and the tenants that they speak for.
+
+A key reads `remat_` + 43 characters of secret + 6 of checksum, so that a scanner can spot a leaked one and a typing
+error is told from a wrong key without a look at the database. What is stored is its SHA-256.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..errors import Invalid, NotFound, Unauthorized
+from ..identity import ALL_SCOPES, Caller, new_id
+from ..storage.tables import api_keys, now, scopes, tenants
+
+PREFIX = "remat_"
+DEFAULT_TENANT = "default"
+_SECRET_CHARS, _CHECK_CHARS = 43, 6
+
+
+def make_key() -> str:
+    """A fresh key."""
+    secret = base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
+    return PREFIX + secret + _checksum(secret)
+
+
+def well_formed(key: str) -> bool:
+    """Whether a key can be one at all."""
+    body = key.removeprefix(PREFIX)
+    if not key.startswith(PREFIX) or len(body) != _SECRET_CHARS + _CHECK_CHARS or not body.isascii():
+        return False
+    return _checksum(body[:_SECRET_CHARS]) == body[_SECRET_CHARS:]
+
+
+def _checksum(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()[:_CHECK_CHARS]
+
+
+def hashed(key: str) -> str:
+    """What is stored of a key; 256 random bits need no slow hash."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def add_tenant(
+    connection: AsyncConnection, name: str, sharing_group: str | None = None, weight: float = 1.0
+) -> str:
+    """A tenant with a scope, and so a salt, of its own; or in a sharing group, whose members share one.
+
+    Raises:
+        Invalid: the name is taken.
+    """
+    if await connection.scalar(select(tenants.c.id).where(tenants.c.name == name)) is not None:
+        raise Invalid(f"there is a tenant {name!r} already")
+    scope_name = f"group:{sharing_group}" if sharing_group is not None else f"tenant:{name}"
+    scope_id = await connection.scalar(select(scopes.c.id).where(scopes.c.name == scope_name))
+    if scope_id is None:
+        scope_id = new_id()
+        await connection.execute(
+            scopes.insert().values(id=scope_id, name=scope_name, salt=os.urandom(32), epoch=0, created_at=now())
+        )
+    tenant_id = new_id()
+    await connection.execute(
+        tenants.insert().values(
+            id=tenant_id, name=name, scope_id=scope_id, weight=weight, disabled=False, created_at=now()
+        )
+    )
+    return tenant_id
+
+
+async def tenant_named(connection: AsyncConnection, name: str) -> str:
+    """The id of a tenant.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    tenant_id: str | None = await connection.scalar(select(tenants.c.id).where(tenants.c.name == name))
+    if tenant_id is None:
+        raise NotFound(f"there is no tenant {name!r}")
+    return tenant_id
+
+
+async def add_key(
+    connection: AsyncConnection,
+    tenant: str,
+    label: str = "",
+    allowed: Sequence[str] = ("solve", "read"),
+    expires_at: datetime | None = None,
+) -> tuple[str, str]:
+    """A new key for a tenant: (id, key). The key is not stored and can't be shown again.
+
+    Raises:
+        Invalid: an unknown scope.
+        NotFound: an unknown tenant.
+    """
+    for scope in allowed:
+        if scope not in ALL_SCOPES:
+            raise Invalid(f"unknown scope {scope!r}; there are: {', '.join(ALL_SCOPES)}")
+    key, key_id = make_key(), new_id()
+    await connection.execute(
+        api_keys.insert().values(
+            id=key_id,
+            tenant_id=await tenant_named(connection, tenant),
+            label=label,
+            prefix=key[: len(PREFIX) + 6],
+            secret_hash=hashed(key),
+            scopes=" ".join(allowed),
+            created_at=now(),
+            expires_at=expires_at,
+        )
+    )
+    return key_id, key
+
+
+async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelta) -> tuple[str, str]:
+    """A new key like an old one, which goes on working for `overlap`: (id, key).
+
+    Raises:
+        NotFound: there is no such key, or it is revoked.
+    """
+    row = (
+        await connection.execute(
+            select(api_keys, tenants.c.name)
+            .join(tenants, tenants.c.id == api_keys.c.tenant_id)
+            .where(api_keys.c.id == key_id, api_keys.c.revoked_at.is_(None))
+        )
+    ).first()
+    if row is None:
+        raise NotFound(f"there is no valid key {key_id!r}")
+    fresh = await add_key(connection, row.name, row.label, row.scopes.split())
+    end = now() + overlap
+    if row.expires_at is None or row.expires_at > end:
+        await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
+    return fresh
+
+
+async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
+    """End a key at once.
+
+    Raises:
+        NotFound: there is no such key.
+    """
+    done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=now()))
+    if done.rowcount != 1:
+        raise NotFound(f"there is no key {key_id!r}")
+
+
+async def any_key(connection: AsyncConnection) -> bool:
+    """Whether some key would be accepted now."""
+    moment = now()
+    found = await connection.scalar(
+        select(api_keys.c.id)
+        .where(api_keys.c.revoked_at.is_(None), (api_keys.c.expires_at.is_(None)) | (api_keys.c.expires_at > moment))
+        .limit(1)
+    )
+    return found is not None
+
+
+async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
+    """Who a key speaks for.
+
+    Raises:
+        Unauthorized: malformed, unknown, expired, revoked, or its tenant is disabled; one message for all.
+    """
+    row = None
+    if well_formed(key):
+        row = (
+            await connection.execute(
+                select(
+                    tenants.c.id,
+                    tenants.c.disabled,
+                    scopes.c.id.label("scope_id"),
+                    scopes.c.salt,
+                    scopes.c.epoch,
+                    api_keys.c.scopes,
+                    api_keys.c.expires_at,
+                    api_keys.c.revoked_at,
+                )
+                .join(tenants, tenants.c.id == api_keys.c.tenant_id)
+                .join(scopes, scopes.c.id == tenants.c.scope_id)
+                .where(api_keys.c.secret_hash == hashed(key))
+            )
+        ).first()
+    dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now())
+    if row is None or dead or row.disabled:
+        raise Unauthorized("this API key is not valid")
+    return Caller(row.id, row.scope_id, row.salt, row.epoch, tuple(row.scopes.split()))
+
+
+async def default_caller(connection: AsyncConnection) -> Caller:
+    """The tenant that speaks where no key is asked for; made at first need."""
+    query = (
+        select(tenants.c.id, scopes.c.id.label("scope_id"), scopes.c.salt, scopes.c.epoch)
+        .join(scopes, scopes.c.id == tenants.c.scope_id)
+        .where(tenants.c.name == DEFAULT_TENANT)
+    )
+    row = (await connection.execute(query)).first()
+    if row is None:
+        await add_tenant(connection, DEFAULT_TENANT)
+        row = (await connection.execute(query)).one()
+    return Caller(row.id, row.scope_id, row.salt, row.epoch)

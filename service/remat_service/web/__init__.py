@@ -1,0 +1,1 @@
+"""The HTTP side: the application, its routes, the page, and what is said on the wire."""

@@ -1,0 +1,111 @@
+"""The room wired together: settings in, an ASGI application out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+
+from remat_ir import InvalidData, InvalidPlan
+
+from ..context import Room, room_of
+from ..errors import ServiceError, Unavailable
+from ..requests.housekeeping import housekeeping
+from ..settings import Settings
+from ..solving.dispatch import Dispatcher
+from ..solving.lifespan import opened
+from .authentication import Callers
+from .body import BodyLimits
+from .middleware import Outside
+from .openapi import describe
+from .problems import problem_response, refusal_of, validation_refusal
+from .routes import graphs, groups, page, plans, profiles, service, solves
+
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """The service as an application; its lifespan opens the database and starts the dispatcher."""
+    settings = settings or Settings()
+    room = room_of(settings)
+    app = FastAPI(
+        title="remat", version="1", lifespan=_lifespan(room), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.room, app.state.callers = room, Callers(room)
+    for module in (solves, groups, plans, graphs, profiles, service, page):
+        app.include_router(module.router)
+    app.mount("/static", page.static_files())
+    app.add_exception_handler(ServiceError, _refuse)
+    app.add_exception_handler(InvalidData, _refuse)
+    app.add_exception_handler(InvalidPlan, _refuse)
+    app.add_exception_handler(OperationalError, _refuse_for_now)
+    app.add_exception_handler(PoolTimeout, _refuse_for_now)
+    app.add_exception_handler(RequestValidationError, _refuse_parameters)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)
+    app.add_middleware(Outside, metrics=room.metrics, hosts=_hosts(settings))
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    return app
+
+
+def _lifespan(room: Room) -> Any:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with opened(room):
+            dispatcher = Dispatcher(room)
+            if room.settings.embedded:
+                dispatcher.start()
+            keeper = asyncio.create_task(housekeeping(room))
+            try:
+                yield
+            finally:
+                room.stopping = True
+                room.bells.ring_all()
+                keeper.cancel()
+                await asyncio.wait_for(dispatcher.stop(), room.settings.drain_s + 10.0)
+
+    return lifespan
+
+
+def _hosts(settings: Settings) -> frozenset[str]:
+    """Host names to accept. With keys and without a list, any: a page in a browser has no key to send."""
+    if settings.require_keys and not settings.allowed_hosts:
+        return frozenset()
+    return LOOPBACK | {settings.host.lower(), *(name.lower() for name in settings.allowed_hosts)}
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    return problem_response(error)
+
+
+def _refuse_for_now(request: Request, error: Exception) -> Response:
+    return problem_response(Unavailable("the database does not answer", retry_after_s=2))
+
+
+def _refuse_parameters(request: Request, error: Exception) -> Response:
+    return problem_response(validation_refusal(error))
+
+
+def _refuse_route(request: Request, error: Exception) -> Response:
+    response = refusal_of(error)
+    if response.status_code == 405:
+        response.headers["Allow"] = ", ".join(methods_at(request.app, request.scope["path"]))
+    return response
+
+
+def methods_at(app: FastAPI, path: str) -> list[str]:
+    """Every method of the routes at a path: a router names only those of the first."""
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)

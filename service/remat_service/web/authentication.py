@@ -1,0 +1,74 @@
+"""Who is asking: the tenant behind a request, and whether its key may do that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+
+from ..context import Room
+from ..errors import Forbidden, Unauthorized
+from ..identity import Caller
+from ..tenants.keys import caller_by_key, default_caller
+
+_MEMORY_S = 2.0
+"""A revoked key, or a raised epoch, is noticed after at most this."""
+
+
+class Callers:
+    """Looks tenants up, with a short memory."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._known: dict[str, tuple[float, Caller]] = {}
+
+    async def of(self, authorization: str | None) -> Caller:
+        """The caller behind an Authorization header, or the default tenant where no key is needed.
+
+        Raises:
+            Unauthorized: no key where one is needed, or not a valid one.
+        """
+        key = _bearer(authorization)
+        if key is None and self._room.settings.require_keys:
+            raise Unauthorized("this service needs an API key: Authorization: Bearer …")
+        caller = self._remembered(key)
+        if caller is not None:
+            return caller
+        async with self._room.turns.of(f"caller {key}"):  # of a burst, one asks the database
+            caller = self._remembered(key)
+            if caller is not None:
+                return caller
+            moment = time.monotonic()
+            async with self._room.database.read() as connection:
+                caller = await (default_caller(connection) if key is None else caller_by_key(connection, key))
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[key or ""] = (moment + _MEMORY_S, caller)
+            return caller
+
+    def _remembered(self, key: str | None) -> Caller | None:
+        found = self._known.get(key or "")
+        return found[1] if found is not None and found[0] > time.monotonic() else None
+
+
+def _bearer(authorization: str | None) -> str | None:
+    if authorization is None:
+        return None
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("Authorization must be: Bearer KEY")
+    return key.strip()
+
+
+def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
+    """A dependency: the caller, who must be allowed `scope`."""
+
+    async def dependency(request: Request) -> Caller:
+        callers: Callers = request.app.state.callers
+        caller = await callers.of(request.headers.get("authorization"))
+        if scope not in caller.allowed:
+            raise Forbidden(f"this API key lacks the scope {scope!r}")
+        return caller
+
+    return dependency

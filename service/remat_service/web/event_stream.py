@@ -1,0 +1,46 @@
+"""Server-sent events of a request: every improvement, then its end; resumable, since all of it is stored."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..context import Room
+from ..identity import Caller
+from ..notify.notifier import heard
+from ..requests import read, submit
+
+_ALIVE_S = 10.0
+_LOOK_S = 1.0
+
+
+async def stream(room: Room, caller: Caller, request_id: str, after: int) -> AsyncIterator[bytes]:
+    """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan."""
+    yield b"retry: 1000\n\n"
+    quiet_since = time.monotonic()
+    while True:
+        ended_bell = room.bells.listen(request_id)
+        row = await submit.view(room, caller, request_id)
+        bell = room.bells.listen(row.solve_id) if row.solve_id else ended_bell
+        progress = await read.progress_of(room, caller, request_id, after)
+        for point in progress["progress"]:
+            after = point["seq"]
+            yield event("progress", point, after)
+            quiet_since = time.monotonic()
+        if row.ended:
+            yield event("end", row.answer, after)
+            return
+        if room.stopping:
+            return  # the client comes back with Last-Event-ID
+        if time.monotonic() - quiet_since >= _ALIVE_S:
+            yield b": alive\n\n"
+            quiet_since = time.monotonic()
+        await heard(bell, _LOOK_S)
+
+
+def event(name: str, data: Any, number: int) -> bytes:
+    """One event in the format of the HTML standard."""
+    text = json.dumps(data, separators=(",", ":"))
+    return f"id: {number}\nevent: {name}\ndata: {text}\n\n".encode()

@@ -1,0 +1,74 @@
+"""What happens around every request: an id, a host check, a log line, a measurement."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+from ..errors import BadRequest
+from ..identity import new_id
+from ..metrics import Metrics
+from .body import App, Receive, Scope, Send
+from .problems import problem_response
+
+log = structlog.get_logger("remat_service.web")
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_QUIET = frozenset(("/livez", "/readyz", "/metrics"))
+
+
+class Outside:
+    """The outermost layer; `hosts` are the Host names to accept, empty for any."""
+
+    def __init__(self, app: App, metrics: Metrics, hosts: frozenset[str]) -> None:
+        self._app, self._metrics, self._hosts = app, metrics, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _ID.fullmatch(given) else new_id()
+        status = 500
+        begun = time.perf_counter()
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request=request_id):
+            try:
+                if self._hosts and host_name(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
+                    error = BadRequest("the Host header names another host; see REMAT_ALLOWED_HOSTS")
+                    await problem_response(error)(scope, receive, noting)
+                else:
+                    await self._app(scope, receive, noting)
+            except Exception as error:
+                log.exception("request failed", path=scope["path"])
+                if status == 500:
+                    await problem_response(error)(scope, receive, noting)
+            finally:
+                self._note(scope, status, time.perf_counter() - begun)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, scope["method"], str(status)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        if scope["path"] not in _QUIET:
+            log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+
+
+def host_name(header: str) -> str:
+    """The host of a Host header, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()

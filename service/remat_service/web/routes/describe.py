@@ -1,0 +1,52 @@
+"""How routes describe themselves: bodies by schema, refusals by status."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from pydantic import BaseModel
+
+from ...errors import KINDS
+from ..schemas import Problem
+
+
+def body(model: type[BaseModel], example: Any = None) -> dict[str, Any]:
+    """`openapi_extra` for a JSON body that the route reads by itself."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content: dict[str, Any] = {"schema": schema}
+    if example is not None:
+        content["example"] = example
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
+
+
+def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` for the refusals of a route, each with an example."""
+    common = (400, 401, 403, 406, 422, 500, 503)
+    by_status = {kind.status: kind for kind in KINDS.values()}
+    found: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({*common, *statuses}):
+        kind = by_status.get(status)
+        title = "The service failed" if kind is None else kind.title
+        slug = "internal" if kind is None else kind.slug
+        example = {"type": f"urn:remat:problem:{slug}", "title": title, "status": status, "detail": title + "."}
+        found[status] = {
+            "model": Problem,
+            "description": title,
+            "content": {"application/problem+json": {"example": example}},
+        }
+    return found
+
+
+def link(operation: str, parameter: str) -> dict[str, Any]:
+    """OpenAPI's way to say that an id in this response goes into that route."""
+    return {"links": {operation: {"operationId": operation, "parameters": {parameter: "$response.body#/id"}}}}
+
+
+@cache
+def examples() -> dict[str, Any]:
+    """The examples of the OpenAPI document, which the tests send."""
+    found: dict[str, Any] = json.loads(files("remat_service.web").joinpath("examples.json").read_text())
+    return found

@@ -1,0 +1,69 @@
+"""`/v1/graphs:validate` and `/v1/cache:explain`: what would happen, without solving anything."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from remat_ir import Problem, graph_digest, plain_peak, structure_digest
+from remat_solver.bounds import least_need
+
+from ...context import Room
+from ...identity import Caller
+from ...requests.explain import explain
+from ...requests.parse import json_body, model_entries, read_ask, read_problem
+from ...settings import Settings
+from ...subjects import size_of
+from ..authentication import caller_with
+from ..schemas import ExplainDocument, SolveRequest, ValidateDocument, ValidateRequest
+from .describe import body, examples, refusals
+
+router = APIRouter(tags=["graphs"])
+
+
+@router.post(
+    "/v1/graphs:validate",
+    summary="Check a graph",
+    response_model=ValidateDocument,
+    responses=refusals(413, 415),
+    openapi_extra=body(ValidateRequest, examples()["validate"]),
+)
+async def validate_graph(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+    """Everything that a solve would refuse is refused here; nothing is stored."""
+    room: Room = request.app.state.room
+    data = json_body(await request.body())
+    return await asyncio.to_thread(_about, data, room.settings)
+
+
+def _about(data: Any, settings: Settings) -> dict[str, Any]:
+    if isinstance(data, dict) and "budget_bytes" not in data:
+        data = {**data, "budget_bytes": 0}
+    problem: Problem = read_problem(data, settings, "")
+    ops, edges = size_of(problem.subject)
+    return {
+        "kind": problem.kind,
+        "digest": graph_digest(problem.subject),
+        "structure_digest": structure_digest(problem.subject),
+        "ops": ops,
+        "edges": edges,
+        "total_cost_ns": problem.subject.total_cost_ns,
+        "fixed_bytes": problem.subject.fixed_bytes,
+        "plain_peak_bytes": plain_peak(problem.subject),
+        "least_budget_bound_bytes": least_need(problem.subject)[0],
+        "model_entries": model_entries(problem.subject),
+    }
+
+
+@router.post(
+    "/v1/cache:explain",
+    summary="Why a request would hit or miss",
+    response_model=ExplainDocument,
+    responses=refusals(413, 415),
+    openapi_extra=body(SolveRequest, examples()["solve"]),
+)
+async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+    """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
+    room: Room = request.app.state.room
+    return await explain(room, caller, read_ask(json_body(await request.body()), room.settings))

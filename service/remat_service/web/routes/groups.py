@@ -1,0 +1,98 @@
+"""`/v1/sweeps` and `/v1/max-batch`: many budgets, or many batch sizes, in one request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request
+from starlette.responses import Response
+
+from ...context import Room
+from ...identity import Caller
+from ...requests import groups
+from ...requests.parse import json_body
+from ..authentication import caller_with
+from ..schemas import BatchDocument, BatchRequest, SweepDocument, SweepRequest
+from .describe import body, examples, link, refusals
+from .solves import Wait, preferred_wait
+
+router = APIRouter(tags=["groups"])
+
+GroupId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a group of requests.")]
+
+
+def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
+    headers = {"Cache-Control": "no-store"}
+    if not ended:
+        headers |= {"Location": f"{route}/{data['id']}", "Retry-After": "1"}
+    return Response(json.dumps(data), 200 if ended else 202, headers, "application/json")
+
+
+@router.post(
+    "/v1/sweeps",
+    summary="Plan one step at many budgets",
+    response_model=SweepDocument,
+    responses={
+        200: link("get_sweep", "group_id"),
+        202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
+        **refusals(409, 413, 415, 429),
+    },
+    openapi_extra=body(SweepRequest, examples()["sweep"]),
+)
+async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+    """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
+    room: Room = request.app.state.room
+    data = json_body(await request.body())
+    group = await asyncio.to_thread(groups.read_sweep, data, room.settings)
+    group_id = await groups.start(room, caller, group)
+    return _response("/v1/sweeps", *await groups.look(room, caller, "sweep", group_id, preferred_wait(request)))
+
+
+@router.get(
+    "/v1/sweeps/{group_id}",
+    operation_id="get_sweep",
+    summary="Poll a sweep",
+    response_model=SweepDocument,
+    responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404)},
+)
+async def get_sweep(
+    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
+) -> Response:
+    """The answers so far, without plans."""
+    return _response("/v1/sweeps", *await groups.look(request.app.state.room, caller, "sweep", group_id, wait))
+
+
+@router.post(
+    "/v1/max-batch",
+    summary="The largest batch that fits",
+    response_model=BatchDocument,
+    responses={
+        200: link("get_batch", "group_id"),
+        202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
+        **refusals(409, 413, 415, 429),
+    },
+    openapi_extra=body(BatchRequest, examples()["max_batch"]),
+)
+async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+    """The graph scaled to each batch size, planned within one budget; `best_batch` is the largest with a plan."""
+    room: Room = request.app.state.room
+    data = json_body(await request.body())
+    group = await asyncio.to_thread(groups.read_batches, data, room.settings)
+    group_id = await groups.start(room, caller, group)
+    return _response("/v1/max-batch", *await groups.look(room, caller, "max-batch", group_id, preferred_wait(request)))
+
+
+@router.get(
+    "/v1/max-batch/{group_id}",
+    operation_id="get_batch",
+    summary="Poll a search for the largest batch",
+    response_model=BatchDocument,
+    responses={202: {"model": BatchDocument, "description": "Still under way."}, **refusals(404)},
+)
+async def get_batch(
+    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
+) -> Response:
+    """The answers so far, without plans."""
+    return _response("/v1/max-batch", *await groups.look(request.app.state.room, caller, "max-batch", group_id, wait))

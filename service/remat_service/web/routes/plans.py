@@ -1,0 +1,54 @@
+"""`/v1/plans`: the best stored plan of a problem, by its digest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from ...identity import Caller
+from ...requests import read
+from ...requests.parse import method_of
+from ..authentication import caller_with
+from ..schemas import AnswerDocument
+from .describe import refusals
+
+router = APIRouter(prefix="/v1/plans", tags=["plans"])
+
+Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="Digest of a problem.")]
+
+
+@router.get(
+    "/{digest}",
+    summary="The best stored plan of a problem",
+    response_model=AnswerDocument,
+    responses=refusals(404),
+)
+async def get_plan(
+    request: Request,
+    digest: Digest,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
+) -> Response:
+    """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
+    text = await read.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
+    return Response(text, media_type="application/json")
+
+
+@router.put("/{digest}/pin", summary="Keep a plan from eviction", status_code=204, responses=refusals(404))
+async def pin_plan(
+    request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """The best plan of the problem stays in the store until it is unpinned."""
+    await read.pin_by_digest(request.app.state.room, caller, digest, True)
+    return Response(status_code=204)
+
+
+@router.delete("/{digest}/pin", summary="Let a plan be evicted again", status_code=204, responses=refusals(404))
+async def unpin_plan(
+    request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """The plan goes when its turn comes."""
+    await read.pin_by_digest(request.app.state.room, caller, digest, False)
+    return Response(status_code=204)

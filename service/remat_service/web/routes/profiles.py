@@ -1,0 +1,45 @@
+"""`/v1/profiles`: measured costs of ops, shared so that two jobs of one step send the same graph."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from ...context import Room
+from ...identity import Caller
+from ...requests.parse import json_body
+from ...requests.profiles import look_up, put, read_lookup, read_upload
+from ..authentication import caller_with
+from ..schemas import ProfileLookup, ProfileTable, ProfileUpload
+from .describe import body, examples, refusals
+
+router = APIRouter(tags=["profiles"])
+
+
+@router.post(
+    "/v1/profiles:lookup",
+    summary="Look measured costs up",
+    response_model=ProfileTable,
+    responses=refusals(413, 415),
+    openapi_extra=body(ProfileLookup, examples()["profile_lookup"]),
+)
+async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+    """Those of the signatures that are known for the device."""
+    room: Room = request.app.state.room
+    device, signatures = read_lookup(json_body(await request.body()))
+    return {"profiles": await look_up(room, caller, device, signatures)}
+
+
+@router.post(
+    "/v1/profiles",
+    summary="Share measured costs",
+    response_model=ProfileTable,
+    responses=refusals(413, 415),
+    openapi_extra=body(ProfileUpload, examples()["profile_upload"]),
+)
+async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
+    """The first writer of a signature wins; the reply is what now stands."""
+    room: Room = request.app.state.room
+    device, profiles = read_upload(json_body(await request.body()))
+    return {"profiles": await put(room, caller, device, profiles)}

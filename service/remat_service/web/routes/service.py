@@ -1,0 +1,84 @@
+"""What the service says of itself: alive, ready, metrics, what it can do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy import func, select
+from starlette.responses import Response
+
+from remat_solver import METHODS
+
+from ...context import Room
+from ...errors import Unavailable
+from ...identity import SOLVER, Caller
+from ...storage.tables import solves
+from ..authentication import caller_with
+from ..schemas import Capabilities, Health
+from .describe import refusals
+
+router = APIRouter(tags=["service"])
+
+
+@router.get("/livez", summary="Alive?", response_model=Health)
+async def livez() -> Any:
+    """The process answers."""
+    return {"status": "alive"}
+
+
+@router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
+async def readyz(request: Request) -> Any:
+    """The database answers and the service is not stopping."""
+    room: Room = request.app.state.room
+    if room.stopping:
+        raise Unavailable("stopping", retry_after_s=5)
+    try:
+        async with room.database.read() as connection:
+            await connection.execute(select(1))
+    except Exception:
+        raise Unavailable("the database does not answer", retry_after_s=5) from None
+    return {"status": "ready"}
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}},
+)
+async def metrics(request: Request) -> Response:
+    """The exposition format, version 0.0.4."""
+    room: Room = request.app.state.room
+    async with room.database.read() as connection:
+        waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == "queued"))
+    room.metrics.queued.set(waiting or 0)
+    return Response(room.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())
+async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
+    """Methods with their options and defaults, formats, limits."""
+    settings = request.app.state.room.settings
+    return {
+        "version": SOLVER,
+        "formats": ["remat-graph/1", "remat-chain/1", "remat-join/1"],
+        "methods": [
+            {
+                "name": method.name,
+                "summary": method.summary,
+                "takes": list(method.takes),
+                "options": asdict(method.options()),
+                "restricted_to": list(method.restriction),
+            }
+            for method in METHODS.values()
+        ],
+        "limits": {
+            name: getattr(settings, name)
+            for name in (
+                "most_time_limit_s", "most_queue_limit_s", "longest_wait_s", "most_wire_bytes", "most_body_bytes",
+                "most_ops", "most_values", "most_edges", "most_sweep",
+            )
+        },
+    }  # fmt: skip

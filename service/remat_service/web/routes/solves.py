@@ -1,0 +1,202 @@
+"""`/v1/solves`: ask for a plan, wait for it, watch it, give it up."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from ...context import Room
+from ...errors import BadRequest
+from ...identity import Caller, Retry
+from ...requests import read, submit, timeline
+from .. import event_stream
+from ..authentication import caller_with
+from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
+from .describe import body, examples, link, refusals
+
+EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "Send it back as Last-Event-ID."},
+        "event": {"enum": ["progress", "end"]},
+        "data": {"type": "string", "description": "JSON: a point of progress, or the answer without its plan."},
+        "retry": {"type": "integer"},
+    },
+}
+
+router = APIRouter(prefix="/v1/solves", tags=["solves"])
+
+SolveId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a request.")]
+Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to hold the reply until the solve has ended.")]
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d+)?)")
+
+
+def preferred_wait(request: Request) -> float:
+    """Seconds that a `Prefer: wait=N` header asks for; a preference that can't be met is not an error."""
+    found = _WAIT.search(",".join(request.headers.getlist("prefer")))
+    return 0.0 if found is None else float(found.group(1))
+
+
+async def answered(room: Room, caller: Caller, request_id: str, wait_s: float) -> Response:
+    """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
+    until = time.monotonic() + min(wait_s, room.settings.longest_wait_s)
+    text, ended = await read.answer(room, caller, request_id, until)
+    headers = {"Cache-Control": "no-store"}
+    if not ended:
+        headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": "1"}
+    return Response(text, 200 if ended else 202, headers, "application/json")
+
+
+@router.post(
+    "",
+    summary="Ask for a plan",
+    response_model=AnswerDocument,
+    responses={
+        200: link("get_solve", "solve_id"),
+        202: {
+            "model": AnswerDocument,
+            "description": "Under way; poll `Location`.",
+            **link("get_solve", "solve_id"),
+        },
+        **refusals(404, 409, 413, 415, 429),
+    },
+    openapi_extra=body(SolveRequest, examples()["solve"]),
+)
+async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+    """A plan for a problem: at once when it is stored or done within `Prefer: wait=N` seconds, else under way.
+
+    Identical problems in flight are solved once. Infeasible is an answer too. `Idempotency-Key` makes a repeated POST
+    the same request.
+    """
+    room: Room = request.app.state.room
+    raw = await request.body()
+    digest = hashlib.sha256(raw).digest()
+    retry = None
+    key = request.headers.get("idempotency-key")
+    if key is not None:
+        if not 0 < len(key) <= 200:
+            raise BadRequest("Idempotency-Key must have 1 to 200 characters")
+        retry = Retry(key, digest.hex())
+    async with room.turns.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
+        held = await room.recall.posted(caller, digest, retry)
+        if held is not None:
+            room.metrics.cache.labels("hit").inc()
+            room.metrics.recalls.labels("body").inc()
+            return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
+        ask = await room.readings.read(caller.tenant_id, raw, digest, room.settings)
+        request_id = await submit.admit(room, caller, ask, retry)
+    return await answered(room, caller, request_id, preferred_wait(request))
+
+
+@router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
+async def list_solves(
+    request: Request,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on below this id.")] = None,
+) -> Any:
+    """The tenant's requests, a page at a time, without plans."""
+    return await read.page(request.app.state.room, caller, limit, after)
+
+
+@router.get(
+    "/{solve_id}",
+    operation_id="get_solve",
+    summary="Poll a solve",
+    response_model=AnswerDocument,
+    responses={202: {"model": AnswerDocument, "description": "Still under way."}, **refusals(404, 410)},
+)
+async def get_solve(
+    request: Request,
+    solve_id: SolveId,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    wait: Wait = 0.0,
+) -> Response:
+    """The answer of a request; held for up to `wait` seconds while it is under way."""
+    return await answered(request.app.state.room, caller, solve_id, wait)
+
+
+@router.post(
+    "/{solve_id}/cancel",
+    summary="Give a solve up",
+    response_model=AnswerDocument,
+    responses=refusals(404, 410, 413, 415),
+)
+async def cancel_solve(
+    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
+    room: Room = request.app.state.room
+    await submit.cancel(room, caller, solve_id)
+    return await answered(room, caller, solve_id, 0.0)
+
+
+@router.get(
+    "/{solve_id}/problem",
+    summary="The problem of a solve",
+    response_model=ProblemOut,
+    response_model_exclude_none=True,
+    responses=refusals(404, 410),
+)
+async def get_problem(
+    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
+) -> Response:
+    """What was asked, as stored: no names."""
+    text = await read.problem_of(request.app.state.room, caller, solve_id)
+    return Response(text, media_type="application/json")
+
+
+@router.get(
+    "/{solve_id}/timeline",
+    summary="Memory over the steps of a solve's plan",
+    response_model=TimelineDocument,
+    responses=refusals(404, 410),
+)
+async def get_timeline(
+    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
+) -> Any:
+    """What runs when and what it holds, of any kind of plan, beside training plainly; for pictures."""
+    return await timeline.of_solve(request.app.state.room, caller, solve_id)
+
+
+@router.get(
+    "/{solve_id}/progress",
+    summary="The improvements of a solve",
+    response_model=ProgressList,
+    responses=refusals(404),
+)
+async def get_progress(
+    request: Request,
+    solve_id: SolveId,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
+) -> Any:
+    """Incumbent and bound over time."""
+    return await read.progress_of(request.app.state.room, caller, solve_id, after)
+
+
+@router.get(
+    "/{solve_id}/events",
+    summary="Watch a solve",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Server-sent events."},
+        **refusals(404),
+    },
+)
+async def get_events(
+    request: Request,
+    solve_id: SolveId,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
+) -> Response:
+    """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
+    room: Room = request.app.state.room
+    await submit.view(room, caller, solve_id)  # refused here, before the stream begins
+    stream = event_stream.stream(room, caller, solve_id, last_event_id)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,112 @@
+"""Serving the application: a socket bound first, a line that says where, a stop in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+
+from ..context import Room
+from ..errors import ServiceError
+from ..settings import Settings
+from ..solving.lifespan import migrate, sole_owner
+from ..storage.database import Database
+from ..tenants.keys import any_key
+from .app import LOOPBACK, create_app
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one.
+
+    Raises:
+        ServiceError: the address can't be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(2048)
+    except OSError as error:
+        raise ServiceError(f"can't listen on {host} port {port}: {error.strerror or error}") from None
+    return bound
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to listen beyond loopback without keys.
+
+    Raises:
+        ServiceError: keys are not required, or there are none.
+    """
+    if settings.host in LOOPBACK:
+        return
+    if not settings.require_keys:
+        raise ServiceError(
+            f"{settings.host} is reachable from other machines: set REMAT_REQUIRE_KEYS=true and make a key with "
+            "`remat-service keys create TENANT`, or listen on 127.0.0.1"
+        )
+    if not asyncio.run(_any_key(settings)):
+        raise ServiceError("keys are required and there are none; make one with `remat-service keys create TENANT`")
+
+
+async def _any_key(settings: Settings) -> bool:
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        with sole_owner(database):
+            await migrate(database)
+        async with database.read() as connection:
+            return await any_key(connection)
+    finally:
+        await database.close()
+
+
+class Server(uvicorn.Server):
+    """Says where it listens once it does; on a signal it first turns not ready and lets waiting requests go."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._app, self._listener = app, listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then print the ready line on standard output."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self._listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            print(f"remat-service ready on http://{shown}:{port}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Not ready from here on, while a balancer takes notice; long polls answer with what there is; then the end."""
+        room: Room = self._app.state.room
+        room.stopping = True
+        room.bells.ring_all()
+        if not self.force_exit:
+            await asyncio.sleep(room.settings.notice_s)
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings) -> None:
+    """Run until a signal."""
+    check_exposure(settings)
+    listener = bound_socket(settings.host, settings.port)
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        server_header=False,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = Server(config, app, listener)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+    if not server.started:
+        sys.exit(3)
