@@ -58,8 +58,8 @@ def migrate(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
     """Bring the database's schema up to date."""
-    from .solving.lifespan import migrate as run
     from .storage.database import Database
+    from .storage.prepare import migrate as run
 
     async def work() -> None:
         database = Database(_settings(database_url=database_url).database_url.get_secret_value())

@@ -13,7 +13,6 @@ from .locks import Turns
 from .metrics import Metrics
 from .notify.notifier import Bells
 from .processes.supervisor import Warden
-from .requests.parse import Readings
 from .settings import Settings
 from .storage.cache import Cache
 from .storage.database import Database
@@ -48,7 +47,6 @@ class Room:
     warden: Warden
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
-    readings: Readings = field(default_factory=Readings)
     turns: Turns = field(default_factory=Turns)
     stopping: bool = False
 

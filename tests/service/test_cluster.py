@@ -15,7 +15,7 @@ from remat_service.context import Room, room_of
 from remat_service.settings import Settings
 from remat_service.solving import cluster
 from remat_service.solving.dispatch import next_solve
-from remat_service.solving.lifespan import migrate
+from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import solves
 from remat_service.tenants.keys import add_tenant, default_caller
 from service.database import postgres
@@ -73,8 +73,9 @@ async def _room(url: str) -> Room:
 
 async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[str]:
     """Solves of a tenant written as a server writes them."""
-    from remat_service.requests import submit
     from remat_service.requests.parse import Ask
+    from remat_service.requests.read import find_request
+    from remat_service.requests.submit import submit
     from remat_service.solving.claim import caller_of
 
     room.enqueue = cluster.enqueue
@@ -87,8 +88,8 @@ async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[st
     for i in range(count):
         graph = training_graph(5, cost=1000 * (seed + 1) + i)
         ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
-        request_id = await submit.admit(room, caller, ask)
-        ids.append((await submit.view(room, caller, request_id)).solve_id)
+        request_id = await submit(room, caller, ask)
+        ids.append((await find_request(room, caller, request_id)).solve_id)
     return ids
 
 

@@ -17,11 +17,12 @@ from sqlalchemy import select
 
 from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import room_of
-from remat_service.requests import submit
 from remat_service.requests.parse import Ask
+from remat_service.requests.read import find_request
+from remat_service.requests.submit import submit
 from remat_service.settings import Settings
 from remat_service.solving.execute import execute_solve
-from remat_service.solving.lifespan import migrate
+from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
 from service.database import fresh_database
@@ -183,8 +184,8 @@ async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path)
             async with room.database.write() as connection:
                 caller = await default_caller(connection)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
-            request_id = await submit.admit(room, caller, ask)
-            solve_id = (await submit.view(room, caller, request_id)).solve_id
+            request_id = await submit(room, caller, ask)
+            solve_id = (await find_request(room, caller, request_id)).solve_id
             done = await asyncio.gather(execute_solve(room, solve_id), execute_solve(room, solve_id))
             assert sorted(done) == [False, True]
             assert await execute_solve(room, solve_id) is False

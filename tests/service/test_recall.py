@@ -15,10 +15,11 @@ from remat_ir import Graph, Problem, plain_peak
 from remat_service.context import room_of
 from remat_service.identity import Retry
 from remat_service.lru import Lru
-from remat_service.requests import submit
 from remat_service.requests.parse import Ask
+from remat_service.requests.read import find_request
+from remat_service.requests.submit import submit
 from remat_service.settings import Settings
-from remat_service.solving.lifespan import migrate
+from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
@@ -176,15 +177,15 @@ async def test_a_key_that_came_twice_at_once_loses_no_row(tmp_path: Path) -> Non
             caller = await default_caller(connection)
         retry = Retry("same key", "0" * 64)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
-        first = await submit.admit(room, caller, ask, retry)
-        row = dict((await submit.view(room, caller, first))._mapping)
+        first = await submit(room, caller, ask, retry)
+        row = dict((await find_request(room, caller, first))._mapping)
         columns = {column.name for column in requests.columns}
         second = {name: value for name, value in row.items() if name in columns} | {"id": "f" * 32}
         await room.behind.add(second)
         assert room.behind.holds("f" * 32)
         assert room.behind.holds_key(caller.tenant_id, "same key")
-        assert (await submit.view(room, caller, "f" * 32)).ended
-        assert (await submit.view(room, caller, first)).idempotency_key == "same key"
+        assert (await find_request(room, caller, "f" * 32)).ended
+        assert (await find_request(room, caller, first)).idempotency_key == "same key"
         assert not room.behind.holds("f" * 32)
     finally:
         await room.behind.close()

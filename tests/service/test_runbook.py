@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak
 from remat_service.cli import app
-from remat_service.identity import SOLVER
+from remat_service.storage.cache_key import SOLVER
 from service.database import fresh_database
 from service.serving import Worker, checked, eventually, serving, training_graph
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..errors import Invalid
 from ..settings import Settings, driver_url
 from ..storage.tables import bounds, efforts, floors, plans
-from .tenants import in_database
+from .transaction import in_database
 
 store_app = typer.Typer(no_args_is_help=True, help="What is stored, of all tenants.")
 

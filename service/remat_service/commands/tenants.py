@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Invalid, NotFound
-from ..settings import Settings
-from ..storage import migrations
 from ..storage.tables import api_keys, now, scopes, tenants
 from ..tenants import keys
-
-T = TypeVar("T")
+from .transaction import in_database
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
 tenants_app = typer.Typer(no_args_is_help=True, help="Tenants, their quotas and their stored answers.")
-
-
-def in_database(work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    """Run some work in one transaction on the database of the settings, its schema up to date."""
-    from ..storage.database import Database
-
-    async def run() -> T:
-        database = Database(Settings().database_url.get_secret_value())
-        try:
-            async with database.write() as connection:
-                await connection.run_sync(migrations.upgrade)
-                return await work(connection)
-        finally:
-            await database.close()
-
-    return asyncio.run(run())
 
 
 @keys_app.command("create")

@@ -9,8 +9,9 @@ from sqlalchemy import select
 from remat_ir import Graph, Problem, Subject, gap_of
 
 from ..context import Room
-from ..identity import Caller, Keys, keys_of, method_key_of
+from ..identity import Caller
 from ..storage.cache import Known, best_bound, is_final
+from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.tables import graphs, requests
 from ..subjects import costs_of, size_of
 from .parse import Ask

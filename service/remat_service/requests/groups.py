@@ -18,8 +18,9 @@ from ..errors import Invalid, NotFound
 from ..identity import Caller, new_id
 from ..settings import Settings
 from ..storage.tables import groups, now, requests
-from . import read, submit
+from . import read
 from .parse import LIMITS, Ask, number, read_limits, read_problem
+from .submit import submit
 
 _SUBJECTS = ("graph", "chain", "join")
 _SWEEP, _BATCH = "sweep", "max-batch"
@@ -151,7 +152,7 @@ async def start(room: Room, caller: Caller, group: Group) -> str:
             )
         )
     for ask in group.asks:
-        await submit.admit(room, caller, ask, None, group_id)
+        await submit(room, caller, ask, None, group_id)
     return group_id
 
 

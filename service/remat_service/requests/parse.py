@@ -16,8 +16,8 @@ from remat_solver import METHODS
 from remat_solver.methods import runner_of
 
 from ..errors import BadRequest, Invalid, TooLarge
-from ..identity import Digests, digests_of
 from ..settings import Settings
+from ..storage.cache_key import Digests, digests_of
 from ..subjects import net_of, size_of
 
 LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
@@ -62,7 +62,7 @@ class Ask:
         return None if self.net is None else digests_of(self.net)
 
 
-class Readings:
+class ParsedBodies:
     """Bodies read lately, by tenant and SHA-256: every rank of a job, and every retry, sends the same bytes.
 
     Not across tenants: how long a body takes to be read would tell one whether another has sent it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import func, select
@@ -13,20 +12,48 @@ from remat_ir import Problem, Verdict
 
 from ..context import Room
 from ..errors import Gone, NotFound
-from ..identity import Caller, Keys
+from ..identity import Caller
 from ..notify.notifier import heard
 from ..storage.answers import document, rendered
-from ..storage.cache import answer_of
 from ..storage.snapshot import Given
 from ..storage.store import StoredPlan, names
-from ..storage.tables import events, graphs, plans, problems, requests, solves
+from ..storage.tables import events, graphs, plans, requests, solves
 from ..subjects import gross_of
-from . import submit
 from .completion import running_answer
-from .housekeeping import pin
 
 _POLL_S = 5.0
 """How often a wait looks by itself where several processes share the database: a note between them may be lost."""
+
+
+async def find_request(room: Room, caller: Caller, request_id: str) -> Any:
+    """The row of a request of this tenant, with the state of its solve.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if room.behind.holds(request_id):
+        await room.behind.settle()
+    async with room.database.read() as connection:
+        row = (
+            await connection.execute(
+                select(
+                    requests,
+                    solves.c.state,
+                    solves.c.cost_ns,
+                    solves.c.bound_ns,
+                    solves.c.restricted_to,
+                    solves.c.spent_s,
+                    solves.c.plan_id.label("best_plan_id"),
+                    solves.c.queued_at,
+                    solves.c.started_at,
+                )
+                .outerjoin(solves, solves.c.id == requests.c.solve_id)
+                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id)
+            )
+        ).first()
+    if row is None:
+        raise NotFound("there is no solve with this id")
+    return row
 
 
 async def answer(room: Room, caller: Caller, request_id: str, until: float) -> tuple[bytes, bool]:
@@ -48,7 +75,7 @@ async def answer(room: Room, caller: Caller, request_id: str, until: float) -> t
         if looked and found is None and left > 0 and not room.stopping:  # nothing new
             await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
             continue
-        row, looked = await submit.view(room, caller, request_id), True
+        row, looked = await find_request(room, caller, request_id), True
         if row.ended or left <= 0 or room.stopping:
             if not row.ended or row.plan_id is None:
                 return await body_of(room, caller, row)
@@ -80,7 +107,7 @@ async def wait(room: Room, caller: Caller, request_id: str, until: float) -> Any
     """
     while True:
         bell = room.bells.listen(request_id)
-        row = await submit.view(room, caller, request_id)
+        row = await find_request(room, caller, request_id)
         left = until - time.monotonic()
         if row.ended or left <= 0 or room.stopping:
             if row.ended:
@@ -142,7 +169,7 @@ async def problem_of(room: Room, caller: Caller, request_id: str) -> bytes:
         NotFound: there is no such request.
         Gone: its graph has been evicted.
     """
-    row = await submit.view(room, caller, request_id)
+    row = await find_request(room, caller, request_id)
     async with room.database.read() as connection:
         packed = await room.store.graph_row(connection, row.graph_key)
     subject = None if packed is None else await room.judge.graph(row.graph_key, packed, caller.key)
@@ -154,7 +181,7 @@ async def problem_of(room: Room, caller: Caller, request_id: str) -> bytes:
 
 async def progress_of(room: Room, caller: Caller, request_id: str, after: int = 0) -> dict[str, Any]:
     """The improvements of a request's solve with a `seq` above `after`."""
-    row = await submit.view(room, caller, request_id)
+    row = await find_request(room, caller, request_id)
     if row.solve_id is None:  # served from the store: its end is all there is to tell
         points = [_end_point(row.answer)] if after == 0 else []
         return {"id": request_id, "progress": points}
@@ -219,46 +246,3 @@ async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dic
         data |= {"ops": row.ops, "joined": max(0, row.joined - 1), "created_at": row.created_at.isoformat()}
         found.append(data)
     return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}
-
-
-async def pin_by_digest(room: Room, caller: Caller, digest: str, pinned: bool) -> None:
-    """Pin or unpin the best plan of a problem digest.
-
-    Raises:
-        NotFound: this tenant's scope has none.
-    """
-    net, keys = await _problem_by_digest(room, caller, digest, "auto")
-    known = await room.cache.known(caller, keys, net)
-    if known.plan is None:
-        raise NotFound("there is no plan for this digest")
-    await pin(room, known.plan.id, pinned)
-
-
-async def plan_by_digest(room: Room, caller: Caller, digest: str, method: str) -> bytes:
-    """The best stored answer for a problem digest, as JSON text with its plan.
-
-    Raises:
-        NotFound: this tenant's scope has none.
-    """
-    net, keys = await _problem_by_digest(room, caller, digest, method)
-    known = await room.cache.known(caller, keys, net)
-    text = None if known.plan is None else await plan_text(room, caller, known.plan, net.budget_bytes)
-    if text is None:
-        raise NotFound("there is no plan for this digest")
-    known = replace(known, near=None)
-    return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
-
-
-async def _problem_by_digest(room: Room, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
-    async with room.database.read() as connection:
-        row = (
-            await connection.execute(
-                select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
-            )
-        ).first()
-        packed = None if row is None else await room.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None or row is None else await room.judge.graph(row.graph_key, packed, caller.key)
-    if subject is None or row is None:
-        raise NotFound("there is no plan for this digest")
-    keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")
-    return Problem(subject, row.budget_bytes), keys

@@ -1,4 +1,4 @@
-"""The front desk: a request comes in and is answered, joined to a solve under way, or queued; and may be cancelled."""
+"""A request comes in: it is answered from the store, joined to a solve under way, or queued."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from remat_ir import Answer, Problem, Status, problem_digest
 from remat_solver.bounds import least_need
 
 from ..context import Room
-from ..errors import Conflict, Invalid, NotFound, Unavailable
-from ..identity import Caller, Keys, Retry, keys_of, method_key_of, new_id
+from ..errors import Conflict, Invalid, Unavailable
+from ..identity import Caller, Retry, new_id
 from ..storage.answers import document
 from ..storage.cache import Known, answer_of, is_final
+from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.snapshot import Footing
 from ..storage.tables import ACTIVE, now, requests, solves
 from ..storage.verifier import Judge
 from ..tenants.quotas import check_quota
-from .completion import end_request, leave
 from .parse import Ask
 
 _QUEUED = "queued"
 
 
-async def admit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None) -> str:
+async def submit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None) -> str:
     """Take a request in; returns its id. What it gets is there to read at once, or later.
 
     Raises:
@@ -298,46 +298,3 @@ async def _check_room(room: Room, connection: AsyncConnection, caller: Caller) -
     if (waiting or 0) >= room.settings.most_queued:
         raise Unavailable("the queue is full", retry_after_s=30)
     await check_quota(connection, caller)
-
-
-async def view(room: Room, caller: Caller, request_id: str) -> Any:
-    """The row of a request of this tenant, with the state of its solve.
-
-    Raises:
-        NotFound: there is none.
-    """
-    if room.behind.holds(request_id):
-        await room.behind.settle()
-    async with room.database.read() as connection:
-        row = (
-            await connection.execute(
-                select(
-                    requests,
-                    solves.c.state,
-                    solves.c.cost_ns,
-                    solves.c.bound_ns,
-                    solves.c.restricted_to,
-                    solves.c.spent_s,
-                    solves.c.plan_id.label("best_plan_id"),
-                    solves.c.queued_at,
-                    solves.c.started_at,
-                )
-                .outerjoin(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id)
-            )
-        ).first()
-    if row is None:
-        raise NotFound("there is no solve with this id")
-    return row
-
-
-async def cancel(room: Room, caller: Caller, request_id: str) -> None:
-    """Detach a request from its solve; its answer becomes the best incumbent. The solve ends with its last request."""
-    row = await view(room, caller, request_id)
-    if row.ended:
-        return
-    async with room.database.write() as connection:
-        await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
-        await end_request(room, connection, request_id, Status.CANCELLED, "cancel")
-        await leave(connection, row.solve_id)
-    room.bells.ring(request_id, row.solve_id)

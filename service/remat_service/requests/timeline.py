@@ -21,7 +21,7 @@ from remat_ir import (
 
 from ..context import Room
 from ..identity import Caller
-from . import read, submit
+from . import read
 
 
 async def of_solve(room: Room, caller: Caller, request_id: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ async def of_solve(room: Room, caller: Caller, request_id: str) -> dict[str, Any
         NotFound: there is no such request.
         Gone: its graph or its plan has been evicted.
     """
-    row = await submit.view(room, caller, request_id)
+    row = await read.find_request(room, caller, request_id)
     problem = await read.problem_of(room, caller, request_id)
     answer, _ = await read.body_of(room, caller, row)
     return await asyncio.to_thread(_read, problem, answer)

@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from remat_ir import Problem, Status
 
 from ..context import Room
-from ..identity import Caller, Keys
+from ..identity import Caller
 from ..requests.completion import end_request
+from ..storage.cache_key import Keys
 from ..storage.tables import now, requests, scopes, solves, tenants
 
 

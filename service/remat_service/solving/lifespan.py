@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import structlog
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..context import Room
-from ..errors import ServiceError
 from ..notify.postgres import Relay
 from ..storage import migrations
-from ..storage.database import Database
+from ..storage.prepare import migrate, sole_owner
 from ..storage.tables import solves
 from ..tenants.keys import default_caller
 
@@ -71,12 +68,6 @@ async def _shared(room: Room) -> AsyncIterator[None]:
         await relay.stop()
 
 
-async def migrate(database: Database) -> None:
-    """Bring the schema up to date."""
-    async with database.write() as connection:
-        await connection.run_sync(migrations.upgrade)
-
-
 async def _requeue_all(room: Room) -> None:
     """On SQLite this process is the only one, so whatever runs in the table ran in one that has died."""
     async with room.database.write() as connection:
@@ -87,22 +78,3 @@ async def _requeue_all(room: Room) -> None:
         )
     if done.rowcount:
         log.warning("solves of a process that died are queued again", solves=done.rowcount)
-
-
-@contextmanager
-def sole_owner(database: Database) -> Iterator[None]:
-    """Hold the lock file beside a SQLite file; a crash releases it."""
-    path = database.engine.url.database
-    if not database.is_sqlite or not path or path == ":memory:":
-        yield
-        return
-    handle = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServiceError(f"another service has {path} open; use PostgreSQL for more than one process") from None
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(handle)

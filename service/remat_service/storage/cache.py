@@ -34,8 +34,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, overhead_of
 
-from ..identity import Caller, Keys
+from ..identity import Caller
 from ..subjects import costs_of
+from .cache_key import Keys
 from .database import Database
 from .snapshot import Footing, Glance
 from .store import Effort, Store, StoredPlan

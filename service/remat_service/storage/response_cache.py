@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..identity import Caller, Keys, Retry, new_id
+from ..identity import Caller, Retry, new_id
 from ..lru import Lru
 from .answers import rendered
+from .cache_key import Keys
 from .packing import checksum
 from .snapshot import Footing, Glance
 from .store import StoredPlan

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy.dialects import sqlite
 
-from ..identity import SOLVER, Keys
+from .cache_key import SOLVER, Keys
 from .database import Database
 from .store import WHOLE, Effort, StoredPlan, names
 from .tables import ACTIVE, bounds, efforts, floors, plans, requests, solves

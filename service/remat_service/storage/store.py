@@ -14,8 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Problem, Verdict
 
-from ..identity import SOLVER, Keys, new_id
+from ..identity import new_id
 from ..subjects import size_of
+from .cache_key import SOLVER, Keys
 from .database import Database
 from .packing import checksum, pack
 from .tables import bounds, efforts, floors, graphs, now, plans, problems

@@ -20,6 +20,7 @@ from remat_ir import InvalidData, InvalidPlan
 from ..context import Room, room_of
 from ..errors import ServiceError, Unavailable
 from ..requests.housekeeping import housekeeping
+from ..requests.parse import ParsedBodies
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
@@ -40,7 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(
         title="remat", version="1", lifespan=_lifespan(room), docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.state.room, app.state.callers = room, Callers(room)
+    app.state.room, app.state.callers, app.state.parsed_bodies = room, Callers(room), ParsedBodies()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
     app.mount("/static", page.static_files())

@@ -10,7 +10,7 @@ from typing import Any
 from ..context import Room
 from ..identity import Caller
 from ..notify.notifier import heard
-from ..requests import read, submit
+from ..requests import read
 
 _ALIVE_S = 10.0
 _LOOK_S = 1.0
@@ -22,7 +22,7 @@ async def stream(room: Room, caller: Caller, request_id: str, after: int) -> Asy
     quiet_since = time.monotonic()
     while True:
         ended_bell = room.bells.listen(request_id)
-        row = await submit.view(room, caller, request_id)
+        row = await read.find_request(room, caller, request_id)
         bell = room.bells.listen(row.solve_id) if row.solve_id else ended_bell
         progress = await read.progress_of(room, caller, request_id, after)
         for point in progress["progress"]:

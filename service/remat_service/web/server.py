@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from ..context import Room
 from ..errors import ServiceError
 from ..settings import Settings
-from ..solving.lifespan import migrate, sole_owner
 from ..storage.database import Database
+from ..storage.prepare import migrate, sole_owner
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from ...identity import Caller
-from ...requests import read
+from ...requests import stored_plans
 from ...requests.parse import method_of
 from ..authentication import caller_with
 from ..schemas import AnswerDocument
@@ -32,7 +32,7 @@ async def get_plan(
     method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
 ) -> Response:
     """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
-    text = await read.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
+    text = await stored_plans.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
     return Response(text, media_type="application/json")
 
 
@@ -41,7 +41,7 @@ async def pin_plan(
     request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """The best plan of the problem stays in the store until it is unpinned."""
-    await read.pin_by_digest(request.app.state.room, caller, digest, True)
+    await stored_plans.pin_by_digest(request.app.state.room, caller, digest, True)
     return Response(status_code=204)
 
 
@@ -50,5 +50,5 @@ async def unpin_plan(
     request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """The plan goes when its turn comes."""
-    await read.pin_by_digest(request.app.state.room, caller, digest, False)
+    await stored_plans.pin_by_digest(request.app.state.room, caller, digest, False)
     return Response(status_code=204)

@@ -13,7 +13,8 @@ from remat_solver import METHODS
 
 from ...context import Room
 from ...errors import Unavailable
-from ...identity import SOLVER, Caller
+from ...identity import Caller
+from ...storage.cache_key import SOLVER
 from ...storage.tables import solves
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health

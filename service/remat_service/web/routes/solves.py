@@ -13,7 +13,10 @@ from starlette.responses import Response, StreamingResponse
 from ...context import Room
 from ...errors import BadRequest
 from ...identity import Caller, Retry
-from ...requests import read, submit, timeline
+from ...requests import read, timeline
+from ...requests.cancel import cancel
+from ...requests.parse import ParsedBodies
+from ...requests.submit import submit
 from .. import event_stream
 from ..authentication import caller_with
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
@@ -88,8 +91,9 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
             room.metrics.cache.labels("hit").inc()
             room.metrics.recalls.labels("body").inc()
             return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
-        ask = await room.readings.read(caller.tenant_id, raw, digest, room.settings)
-        request_id = await submit.admit(room, caller, ask, retry)
+        bodies: ParsedBodies = request.app.state.parsed_bodies
+        ask = await bodies.read(caller.tenant_id, raw, digest, room.settings)
+        request_id = await submit(room, caller, ask, retry)
     return await answered(room, caller, request_id, preferred_wait(request))
 
 
@@ -132,7 +136,7 @@ async def cancel_solve(
 ) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
     room: Room = request.app.state.room
-    await submit.cancel(room, caller, solve_id)
+    await cancel(room, caller, solve_id)
     return await answered(room, caller, solve_id, 0.0)
 
 
@@ -197,6 +201,6 @@ async def get_events(
 ) -> Response:
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
     room: Room = request.app.state.room
-    await submit.view(room, caller, solve_id)  # refused here, before the stream begins
+    await read.find_request(room, caller, solve_id)  # refused here, before the stream begins
     stream = event_stream.stream(room, caller, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,85 @@
+"""The keys under which a caller's problems are stored.
+
+The cache key, field by field:
+    salt        of the tenant's scope: no tenant can name, or find by guessing, what another stores; tenants that opt
+                into one sharing group share its scope
+    epoch       of the scope: raising it disowns everything stored before
+    digest      of the canonical graph, exactly as sent, `fixed` normalised to 0, and of the budget reduced by it;
+                `remat_ir.digest` lists what is in it and what is not, with the reasons
+    method key  beside the problem, not in it: a method's name, and its options where they are not the defaults
+Not in it: time limit and gap (a stored answer says what it reached), the solver's version (on bounds and efforts; plans
+outlive it), names, ranks, devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from remat_ir import Problem, graph_digest, problem_digest, structure_digest
+from remat_solver import METHODS
+
+from ..identity import Caller
+
+
+def _solver_version() -> str:
+    try:
+        return version("remat")
+    except PackageNotFoundError:
+        return "unreleased"
+
+
+SOLVER = _solver_version()
+"""The version that bounds and efforts carry."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one problem and method for one caller."""
+
+    digest: str
+    problem: str
+    graph: str
+    structure: str
+    method: str
+    flight: str
+
+
+class Digests(NamedTuple):
+    """The digests of a problem, its subject, and its subject without costs."""
+
+    problem: str
+    graph: str
+    structure: str
+
+
+def digests_of(problem: Problem) -> Digests:
+    """What the keys are made of; linear in the subject."""
+    return Digests(problem_digest(problem), graph_digest(problem.subject), structure_digest(problem.subject))
+
+
+def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
+    """Every key of a problem for a caller."""
+    key = caller.key(digests.problem)
+    return Keys(
+        digest=digests.problem,
+        problem=key,
+        graph=caller.key(digests.graph),
+        structure=caller.key(digests.structure),
+        method=method_key,
+        flight=hashlib.sha256(f"{caller.tenant_id}:{key}:{method_key}".encode()).hexdigest(),
+    )
+
+
+def method_key_of(method: str, options: dict[str, object], start: str | None = None) -> str:
+    """The second key: the method, its options where they differ from its defaults, the start it was told to use."""
+    known = METHODS[method]
+    given, default = asdict(known.read_options(options)), asdict(known.options())
+    changed = {name: value for name, value in sorted(given.items()) if value != default[name]}
+    if not changed and start is None:
+        return method
+    text = json.dumps([changed, start], sort_keys=True, default=str)
+    return f"{method}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,0 +1,71 @@
+"""What is evicted and when; what is pinned stays."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..metrics import Metrics
+from ..settings import Settings
+from .database import Database, alone
+from .tables import graphs, groups, now, plans, requests, solves
+
+_BATCH = 100
+_LOCK = 0x6B656570  # one process at a time sums the store up
+
+
+async def evict(database: Database, settings: Settings, metrics: Metrics) -> int:
+    """Forget what is old, then the least used until the store is within its bytes; returns the graphs forgotten."""
+    cutoff = now() - timedelta(days=settings.store_days)
+    async with database.write() as connection:
+        if not await alone(connection, _LOCK):
+            return 0
+        done = await connection.execute(
+            delete(requests).where(requests.c.ended.is_(True), requests.c.ended_at < cutoff)
+        )
+        metrics.evicted.labels("request").inc(done.rowcount)
+        await connection.execute(
+            delete(solves).where(solves.c.state == "ended", ~exists().where(requests.c.solve_id == solves.c.id))
+        )
+        await connection.execute(delete(groups).where(groups.c.created_at < cutoff))
+        old = await connection.execute(delete(plans).where(plans.c.pinned.is_(False), plans.c.used_at < cutoff))
+        metrics.evicted.labels("plan").inc(old.rowcount)
+        gone = await _drop(connection, _free().where(graphs.c.used_at < cutoff))
+        while await store_bytes(connection) > settings.store_bytes:
+            dropped = await _drop(connection, _free().order_by(graphs.c.used_at).limit(_BATCH))
+            gone += dropped
+            if not dropped:
+                break
+    metrics.evicted.labels("graph").inc(gone)
+    return gone
+
+
+def _free() -> Any:
+    """Graphs with no pinned plan and no solve under way."""
+    pinned = exists().where(plans.c.graph_key == graphs.c.key, plans.c.pinned.is_(True))
+    busy = exists().where(solves.c.graph_key == graphs.c.key, solves.c.state.in_(("queued", "running")))
+    return select(graphs.c.key).where(~pinned, ~busy)
+
+
+async def _drop(connection: AsyncConnection, query: Any) -> int:
+    keys = list((await connection.execute(query)).scalars())
+    for start in range(0, len(keys), _BATCH):
+        await connection.execute(delete(graphs).where(graphs.c.key.in_(keys[start : start + _BATCH])))
+    return len(keys)
+
+
+async def store_bytes(connection: AsyncConnection) -> int:
+    """Bytes of graphs and plans in the store."""
+    total = 0
+    for table in (graphs, plans):
+        total += int(await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0))) or 0)
+    return total
+
+
+async def pin(database: Database, plan_id: str, pinned: bool) -> None:
+    """Keep a plan from eviction, or let it go again."""
+    async with database.write() as connection:
+        await connection.execute(update(plans).where(plans.c.id == plan_id).values(pinned=pinned))

@@ -1,0 +1,38 @@
+"""Before a database is used: one owner a SQLite file, and the schema brought up to date."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import ServiceError
+from . import migrations
+from .database import Database
+
+
+async def migrate(database: Database) -> None:
+    """Bring the schema up to date."""
+    async with database.write() as connection:
+        await connection.run_sync(migrations.upgrade)
+
+
+@contextmanager
+def sole_owner(database: Database) -> Iterator[None]:
+    """Hold the lock file beside a SQLite file; a crash releases it."""
+    path = database.engine.url.database
+    if not database.is_sqlite or not path or path == ":memory:":
+        yield
+        return
+    handle = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServiceError(f"another service has {path} open; use PostgreSQL for more than one process") from None
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(handle)
