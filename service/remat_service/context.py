@@ -1,4 +1,4 @@
-"""What every part of the service is handed: settings, database, store, judge, bells, metrics."""
+"""What every part of the service is handed: settings, database, store, verifier, notifier, metrics."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from .locks import Turns
+from .locks import KeyedLocks
 from .metrics import Metrics
-from .notify.notifier import Bells
-from .processes.supervisor import Warden
+from .notify.notifier import Notifier
+from .processes.supervisor import Supervisor
 from .settings import Settings
 from .storage.cache import Cache
 from .storage.database import Database
-from .storage.response_cache import Recall
-from .storage.snapshot import Glance
+from .storage.response_cache import ResponseCache
+from .storage.snapshot import SnapshotReader
 from .storage.store import Store
-from .storage.verifier import Judge
-from .storage.write_behind import Behind
+from .storage.verifier import Verifier
+from .storage.write_behind import WriteBehind
 
 Enqueue = Callable[[AsyncConnection, str, int], Awaitable[None]]
 """Tells a queue of a new solve, in the transaction that writes it: (connection, solve id, priority)."""
@@ -31,48 +31,48 @@ async def enqueue_nothing(connection: AsyncConnection, solve_id: str, priority: 
 
 
 @dataclass
-class Room:
+class Context:
     """One process's share of the service; several share one database."""
 
     settings: Settings
     database: Database
     store: Store
-    judge: Judge
+    verifier: Verifier
     cache: Cache
-    glance: Glance
-    behind: Behind
-    recall: Recall
-    bells: Bells
+    snapshots: SnapshotReader
+    write_behind: WriteBehind
+    response_cache: ResponseCache
+    notifier: Notifier
     metrics: Metrics
-    warden: Warden
+    supervisor: Supervisor
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
-    turns: Turns = field(default_factory=Turns)
+    locks: KeyedLocks = field(default_factory=KeyedLocks)
     stopping: bool = False
 
 
-def room_of(settings: Settings) -> Room:
+def build_context(settings: Settings) -> Context:
     """Everything wired together; nothing is opened yet.
 
     Raises:
         ValueError: a cluster without PostgreSQL.
     """
-    database, judge = Database(settings.database_url.get_secret_value()), Judge()
-    store, glance = Store(database), Glance(database)
-    behind = Behind(database, store)
+    database, verifier = Database(settings.database_url.get_secret_value()), Verifier()
+    store, snapshots = Store(database), SnapshotReader(database)
+    write_behind = WriteBehind(database, store)
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
-    return Room(
+    return Context(
         settings=settings,
         database=database,
         store=store,
-        judge=judge,
-        cache=Cache(database, store, judge, glance),
-        glance=glance,
-        behind=behind,
-        recall=Recall(glance, judge, behind, settings.recall_bytes),
-        bells=Bells(),
+        verifier=verifier,
+        cache=Cache(database, store, verifier, snapshots),
+        snapshots=snapshots,
+        write_behind=write_behind,
+        response_cache=ResponseCache(snapshots, verifier, write_behind, settings.recall_bytes),
+        notifier=Notifier(),
         metrics=Metrics(),
-        warden=Warden(settings),
+        supervisor=Supervisor(settings),
         enqueue=enqueue_nothing,
     )

@@ -6,7 +6,7 @@ import asyncio
 from weakref import WeakValueDictionary
 
 
-class Turns:
+class KeyedLocks:
     """A lock a key, for as long as somebody holds or awaits it."""
 
     def __init__(self) -> None:

@@ -27,4 +27,12 @@ PY
 "$work/full/bin/pip" install --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
 "$work/full/bin/python" -c "import remat, remat_ir, remat_service, remat_solver, torch; print('wheel: full install has all four')"
 "$work/full/bin/remat-service" --help >/dev/null
+"$work/full/bin/python" - <<'PY'
+from importlib.resources import files
+
+service = files("remat_service")
+for path in ("web/page/static/index.html", "web/examples.json", "storage/migrations/versions/v0001_first.py"):
+    assert service.joinpath(path).is_file(), f"{path} is not in the wheel"
+PY
+"$work/full/bin/remat-service" migrate --database-url "sqlite:///$work/empty.sqlite"
 echo "wheel: passed"

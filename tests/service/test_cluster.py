@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from sqlalchemy import select, text
 
 from remat_ir import Problem, plain_peak
-from remat_service.context import Room, room_of
+from remat_service.context import Context, build_context
 from remat_service.settings import Settings
 from remat_service.solving import cluster
 from remat_service.solving.dispatch import next_solve
@@ -65,21 +65,21 @@ def _attempts(url: str) -> int:
     return int(row[0])
 
 
-async def _room(url: str) -> Room:
-    room = room_of(Settings(database_url=SecretStr(url), dispatcher="cluster", stale_after_s=3))
-    await migrate(room.database)
-    return room
+async def _context(url: str) -> Context:
+    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", stale_after_s=3))
+    await migrate(context.database)
+    return context
 
 
-async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[str]:
+async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> list[str]:
     """Solves of a tenant written as a server writes them."""
     from remat_service.requests.parse import Ask
     from remat_service.requests.read import find_request
     from remat_service.requests.submit import submit
     from remat_service.solving.claim import caller_of
 
-    room.enqueue = cluster.enqueue
-    async with room.database.write() as connection:
+    context.enqueue = cluster.enqueue
+    async with context.database.write() as connection:
         if tenant == "default":
             caller = await default_caller(connection)
         else:
@@ -88,91 +88,91 @@ async def _queued(room: Room, tenant: str, count: int, seed: int = 0) -> list[st
     for i in range(count):
         graph = training_graph(5, cost=1000 * (seed + 1) + i)
         ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
-        request_id = await submit(room, caller, ask)
-        ids.append((await find_request(room, caller, request_id)).solve_id)
+        request_id = await submit(context, caller, ask)
+        ids.append((await find_request(context, caller, request_id)).solve_id)
     return ids
 
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
     """A worker that was thought dead comes back: its writes are refused by the fencing token."""
     from remat_service.solving.claim import LostClaim, claim_solve
-    from remat_service.solving.record import Ledger
+    from remat_service.solving.record import SolveRecord
 
-    room = await _room(url)
+    context = await _context(url)
     try:
-        (solve_id,) = await _queued(room, "default", 1)
-        old = await claim_solve(room, solve_id)
+        (solve_id,) = await _queued(context, "default", 1)
+        old = await claim_solve(context, solve_id)
         assert old is not None
-        async with room.database.write() as connection:
+        async with context.database.write() as connection:
             await connection.execute(text("UPDATE solves SET heartbeat_at = now() - interval '1 hour'"))
-        new = await claim_solve(room, solve_id)
+        new = await claim_solve(context, solve_id)
         assert new is not None
         assert new.attempt == old.attempt + 1
         with pytest.raises(LostClaim):
-            async with room.database.write() as connection:
-                await Ledger(room, old).write(connection, {"cost_ns": 1})
-        async with room.database.read() as connection:
+            async with context.database.write() as connection:
+                await SolveRecord(context, old).write(connection, {"cost_ns": 1})
+        async with context.database.read() as connection:
             assert await connection.scalar(select(solves.c.cost_ns)) is None
     finally:
-        await room.database.close()
+        await context.database.close()
 
 
 async def test_tickets_come_with_their_solves_and_are_reconciled(url: str) -> None:
     """Enqueued in the same transaction, rolled back with it; lost tickets are added, dead ones dropped."""
-    room = await _room(url)
+    context = await _context(url)
     count = text("SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'")
     try:
-        await _queued(room, "default", 3)
-        async with room.database.read() as connection:
+        await _queued(context, "default", 3)
+        async with context.database.read() as connection:
             assert await connection.scalar(count) == 3
         with pytest.raises(RuntimeError):
-            await _enqueue_and_fail(room)
-        async with room.database.write() as connection:
+            await _enqueue_and_fail(context)
+        async with context.database.write() as connection:
             assert await connection.scalar(count) == 3
             await connection.execute(text("DELETE FROM procrastinate_jobs WHERE id = 1"))
             await connection.execute(text("UPDATE procrastinate_jobs SET status = 'doing' WHERE id = 2"))
-        found = await cluster.reconcile(room)
+        found = await cluster.reconcile(context)
         assert (found["dropped"], found["added"]) == (1, 2)
-        assert await cluster.reconcile(room) == {"requeued": 0, "dropped": 0, "added": 0}
+        assert await cluster.reconcile(context) == {"requeued": 0, "dropped": 0, "added": 0}
     finally:
-        await room.database.close()
+        await context.database.close()
 
 
 async def test_one_process_reconciles_at_a_time(url: str) -> None:
     """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
-    room = await _room(url)
+    context = await _context(url)
     try:
-        await _queued(room, "default", 1)
-        async with room.database.write() as connection:
+        await _queued(context, "default", 1)
+        async with context.database.write() as connection:
             await connection.execute(text("DELETE FROM procrastinate_jobs"))
-        async with room.database.write() as other:
+        async with context.database.write() as other:
             await other.execute(text("SELECT pg_advisory_xact_lock(1919246704)"))
-            assert (await cluster.reconcile(room))["added"] == 0
-        assert (await cluster.reconcile(room))["added"] == 1
+            assert (await cluster.reconcile(context))["added"] == 0
+        assert (await cluster.reconcile(context))["added"] == 1
     finally:
-        await room.database.close()
+        await context.database.close()
 
 
-async def _enqueue_and_fail(room: Room) -> None:
-    async with room.database.write() as connection:
+async def _enqueue_and_fail(context: Context) -> None:
+    async with context.database.write() as connection:
         await cluster.enqueue(connection, "x" * 32, 0)
         raise RuntimeError
 
 
 async def test_tenants_take_turns(url: str) -> None:
     """With one tenant's solve running, the other's is next, though it came later; a full tenant waits."""
-    room = await _room(url)
+    context = await _context(url)
     try:
-        first = await _queued(room, "default", 3)
-        second = await _queued(room, "others", 2, seed=1)
-        assert await next_solve(room) == first[0]
-        async with room.database.write() as connection:
+        first = await _queued(context, "default", 3)
+        second = await _queued(context, "others", 2, seed=1)
+        assert await next_solve(context) == first[0]
+        async with context.database.write() as connection:
             await connection.execute(
                 text("UPDATE solves SET state = 'running', heartbeat_at = now() WHERE id = :id"), {"id": first[0]}
             )
-        assert await next_solve(room) == second[0]
-        async with room.database.write() as connection:
+        assert await next_solve(context) == second[0]
+        async with context.database.write() as connection:
             await connection.execute(text("UPDATE tenants SET most_running = 0 WHERE name = 'others'"))
-        assert await next_solve(room) == first[1]
+        assert await next_solve(context) == first[1]
     finally:
-        await room.database.close()
+        await context.database.close()

@@ -13,10 +13,10 @@ from service.serving import Service, checked, eventually, hard_graph, training_g
 
 
 def _solvers(service: Service) -> list[psutil.Process]:
-    """The solver children alive now: the processes below the nursery."""
+    """The solver children alive now: the processes below the forkserver."""
     found = []
-    for nursery in psutil.Process(service.process.pid).children():
-        found += nursery.children(recursive=True)
+    for forkserver in psutil.Process(service.process.pid).children():
+        found += forkserver.children(recursive=True)
     return found
 
 

@@ -56,25 +56,25 @@ def test_server_killed(own: Service) -> None:
     assert (status, data["cost_ns"]) == (202, cost)
     eventually(lambda: own.get(str(posted["id"]), 0)[1]["status"] == "running")
     _ends_with(own, problem, posted, cost)
-    eventually(lambda: len(_below(own)) <= 1)  # the nursery
+    eventually(lambda: len(_below(own)) <= 1)  # the forkserver
 
 
 def test_solver_child_killed(own: Service) -> None:
     """SIGKILL of the solver child: its engines go with it, another child takes over, the incumbent stays."""
     problem, posted, cost = _begin(own, 2)
-    nursery = psutil.Process(own.process.pid).children()[0]
-    child = nursery.children()[0]
+    forkserver = psutil.Process(own.process.pid).children()[0]
+    child = forkserver.children()[0]
     family = [child, *child.children(recursive=True)]
     child.kill()
     eventually(lambda: not _alive(family), 10)
-    eventually(lambda: [p for p in nursery.children() if p.pid != child.pid])
+    eventually(lambda: [p for p in forkserver.children() if p.pid != child.pid])
     assert own.get(str(posted["id"]), 0)[1]["status"] == "running"
     _ends_with(own, problem, posted, cost)
 
 
 @pytest.mark.slow
-def test_nursery_killed(own: Service) -> None:
-    """SIGKILL of the nursery: its children die with it, the next solve has a new one."""
+def test_forkserver_killed(own: Service) -> None:
+    """SIGKILL of the forkserver: its children die with it, the next solve has a new one."""
     problem, posted, cost = _begin(own, 3)
     below = _below(own)
     psutil.Process(own.process.pid).children()[0].kill()
@@ -115,14 +115,14 @@ def test_not_ready_before_it_stops(tmp_path: Path) -> None:
 def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
     """A child that is frozen at its deadline can't answer: its group is killed, the incumbent is the answer."""
     problem, posted, cost = _begin(own, 5, time_limit_s=4)
-    nursery = psutil.Process(own.process.pid).children()[0]
-    for process in nursery.children(recursive=True):
+    forkserver = psutil.Process(own.process.pid).children()[0]
+    for process in forkserver.children(recursive=True):
         process.suspend()
     status, data = own.get(str(posted["id"]), 20)
     assert (status, data["status"], data["limit"]) == (200, "feasible", "time")
     assert checked(problem, data).cost_ns <= cost  # type: ignore[operator]
     assert own.metric("remat_solver_kills_total") >= 1
-    eventually(lambda: not nursery.children())
+    eventually(lambda: not forkserver.children())
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_memory_watchdog(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_children_hold_no_secret(tmp_path: Path) -> None:
-    """The environment of nursery and children is scrubbed."""
+    """The environment of forkserver and children is scrubbed."""
     with serving(tmp_path, workers=1) as own:
         _begin(own, 7)
         for process in _below(own):

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from remat_ir import Problem, budget_at, plain_peak
-from remat_service.context import room_of
+from remat_service.context import build_context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import submit
@@ -178,26 +178,26 @@ async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path)
         url = f"sqlite:///{tmp_path}/twice.sqlite"
         if "postgresql" in deployed.url:
             url = stack.enter_context(fresh_database(deployed.url))
-        room = room_of(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
+        context = build_context(Settings(database_url=SecretStr(url), dispatcher=deployed.dispatcher))
         try:
-            await migrate(room.database)
-            async with room.database.write() as connection:
+            await migrate(context.database)
+            async with context.database.write() as connection:
                 caller = await default_caller(connection)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
-            request_id = await submit(room, caller, ask)
-            solve_id = (await find_request(room, caller, request_id)).solve_id
-            done = await asyncio.gather(execute_solve(room, solve_id), execute_solve(room, solve_id))
+            request_id = await submit(context, caller, ask)
+            solve_id = (await find_request(context, caller, request_id)).solve_id
+            done = await asyncio.gather(execute_solve(context, solve_id), execute_solve(context, solve_id))
             assert sorted(done) == [False, True]
-            assert await execute_solve(room, solve_id) is False
-            async with room.database.read() as connection:
+            assert await execute_solve(context, solve_id) is False
+            async with context.database.read() as connection:
                 assert len((await connection.execute(select(plans.c.id))).all()) == 1
                 assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")
         finally:
-            await room.warden.close()
-            await room.database.close()
+            await context.supervisor.close()
+            await context.database.close()
 
 
 def test_a_cluster_needs_postgresql(tmp_path: Path) -> None:
     """The fourth combination is refused with a sentence."""
     with pytest.raises(ValueError, match="needs a postgresql"):
-        room_of(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))
+        build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/x.sqlite"), dispatcher="cluster"))

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from remat_ir import Graph, Problem, plain_peak
-from remat_service.context import room_of
+from remat_service.context import build_context
 from remat_service.identity import Retry
 from remat_service.lru import Lru
 from remat_service.requests.parse import Ask
@@ -170,24 +170,24 @@ def test_lru_is_bounded() -> None:
 
 async def test_a_key_that_came_twice_at_once_loses_no_row(tmp_path: Path) -> None:
     """Two rows with one idempotency key, one of them still on its way: both can be read by their ids."""
-    room = room_of(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/twice.sqlite")))
+    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/twice.sqlite")))
     try:
-        await migrate(room.database)
-        async with room.database.write() as connection:
+        await migrate(context.database)
+        async with context.database.write() as connection:
             caller = await default_caller(connection)
         retry = Retry("same key", "0" * 64)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
-        first = await submit(room, caller, ask, retry)
-        row = dict((await find_request(room, caller, first))._mapping)
+        first = await submit(context, caller, ask, retry)
+        row = dict((await find_request(context, caller, first))._mapping)
         columns = {column.name for column in requests.columns}
         second = {name: value for name, value in row.items() if name in columns} | {"id": "f" * 32}
-        await room.behind.add(second)
-        assert room.behind.holds("f" * 32)
-        assert room.behind.holds_key(caller.tenant_id, "same key")
-        assert (await find_request(room, caller, "f" * 32)).ended
-        assert (await find_request(room, caller, first)).idempotency_key == "same key"
-        assert not room.behind.holds("f" * 32)
+        await context.write_behind.add(second)
+        assert context.write_behind.holds("f" * 32)
+        assert context.write_behind.holds_key(caller.tenant_id, "same key")
+        assert (await find_request(context, caller, "f" * 32)).ended
+        assert (await find_request(context, caller, first)).idempotency_key == "same key"
+        assert not context.write_behind.holds("f" * 32)
     finally:
-        await room.behind.close()
-        room.glance.close()
-        await room.database.close()
+        await context.write_behind.close()
+        context.snapshots.close()
+        await context.database.close()

@@ -1,4 +1,4 @@
-"""Bells across processes: PostgreSQL's LISTEN and NOTIFY carry what is rung in one to the others."""
+"""Changes told across processes: PostgreSQL's LISTEN and NOTIFY carry the keys from one to the others."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import psycopg
 import structlog
 from sqlalchemy.engine import make_url
 
-from .notifier import Bells
+from .notifier import Notifier
 
 log = structlog.get_logger("remat_service.notify")
 
-_CHANNEL = "remat_bells"
+_CHANNEL = "remat_bells"  # the name that servers and workers of other versions listen on
 _FLUSH_S = 0.02
 _AGAIN_S = 1.0
 _KEYS_A_NOTE = 200  # of 32 characters: a payload is limited to 8,000 bytes
 
 
-class Relay:
-    """Sends rings out in small batches and rings what comes in. A lost note costs a second: waits also poll."""
+class PostgresRelay:
+    """Sends keys out in small batches and wakes for those that come in. A lost note costs a second: waits also poll."""
 
-    def __init__(self, url: str, bells: Bells) -> None:
+    def __init__(self, url: str, notifier: Notifier) -> None:
         self._conninfo = libpq_url(url)
-        self._bells = bells
+        self._notifier = notifier
         self._waiting: set[str] = set()
         self._some = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Connect and go on for ever, also across restarts of the database."""
-        self._bells.relay = self.send
+        self._notifier.relay = self.send
         self._tasks = [asyncio.create_task(self._keep(self._listen)), asyncio.create_task(self._keep(self._notify))]
 
     async def stop(self) -> None:
         """Disconnect."""
-        self._bells.relay = None
+        self._notifier.relay = None
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -59,9 +59,9 @@ class Relay:
 
     async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
         await connection.execute(f"LISTEN {_CHANNEL}")
-        self._bells.ring_here(*self._bells.listened())  # whatever was missed while disconnected
+        self._notifier.notify_here(*self._notifier.listening())  # whatever was missed while disconnected
         async for note in connection.notifies():
-            self._bells.ring_here(*note.payload.split(","))
+            self._notifier.notify_here(*note.payload.split(","))
 
     async def _notify(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Where solver children are born: a small single-threaded process that has everything slow loaded, and forks.
+"""The forkserver of solver children: a small single-threaded process that has everything slow loaded, and forks.
 
 A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy and the solver's Python,
 but no engine (highspy and OR-Tools can't share a process), no secret, no database connection. Each child leads its own
@@ -6,8 +6,8 @@ process group, so that engines started inside it end with it. When a child ends 
 killed before its id is given back, and its temporary folder removed; when the service ends in any way, the control
 socket does, and every group is killed.
 
-Control socket: the service sends one datagram a child, with the child's socket attached; the nursery answers
-`{"born": pid}` and later `{"died": pid, "status": n}`.
+Control socket: the service sends one datagram a child, with the child's socket attached; the forkserver answers
+`{"started": pid}` and later `{"ended": pid, "status": n}`.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ def main() -> None:
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
-            _bury(control, alive, scratch)
+            _reap(control, alive, scratch)
             if control.fileno() in ready:
                 order, fds, _, _ = socket.recv_fds(control, 4096, 1)
                 if not order:
                     return
                 pid = os.fork()
                 if pid == 0:
-                    _be_born(child, control, fds[0], json.loads(order), (wake_read, wake_write), scratch)
+                    _run_child(child, control, fds[0], json.loads(order), (wake_read, wake_write), scratch)
                 os.close(fds[0])
                 alive.add(pid)
-                control.send(json.dumps({"born": pid}).encode())
+                control.send(json.dumps({"started": pid}).encode())
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:
@@ -72,7 +72,7 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _be_born(
+def _run_child(
     child: ModuleType, control: socket.socket, fd: int, order: dict[str, int], wake: tuple[int, int], scratch: str
 ) -> None:
     code = 70
@@ -104,7 +104,7 @@ def _be_born(
         os._exit(code)
 
 
-def _bury(control: socket.socket, alive: set[int], scratch: str) -> None:
+def _reap(control: socket.socket, alive: set[int], scratch: str) -> None:
     while alive:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -113,7 +113,7 @@ def _bury(control: socket.socket, alive: set[int], scratch: str) -> None:
         _, status = os.waitpid(found.si_pid, 0)
         alive.discard(found.si_pid)
         shutil.rmtree(os.path.join(scratch, str(found.si_pid)), ignore_errors=True)
-        control.send(json.dumps({"died": found.si_pid, "status": os.waitstatus_to_exitcode(status)}).encode())
+        control.send(json.dumps({"ended": found.si_pid, "status": os.waitstatus_to_exitcode(status)}).encode())
 
 
 def _kill_group(pid: int) -> None:

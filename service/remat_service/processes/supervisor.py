@@ -1,4 +1,4 @@
-"""The service's side of solver children: has them born, hears them, and ends them when they don't end by themselves."""
+"""The service's side of solver children: starts them, reads their frames, ends those that don't end by themselves."""
 
 from __future__ import annotations
 
@@ -72,56 +72,56 @@ class Child:
         return total
 
 
-class Warden:
-    """Keeps one nursery alive and hands out children born there."""
+class Supervisor:
+    """Keeps one forkserver alive and hands out children forked there."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._forkserver: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._births: deque[tuple[asyncio.Future[Child], socket.socket]] = deque()
+        self._spawning: deque[tuple[asyncio.Future[Child], socket.socket]] = deque()
         self._children: dict[int, Child] = {}
         self._starting = asyncio.Lock()
 
     async def warm(self) -> None:
-        """Start the nursery before the first child is wanted."""
+        """Start the forkserver before the first child is wanted."""
         async with self._starting:
-            if self._nursery is None:
+            if self._forkserver is None:
                 await self._start()
 
-    async def child(self, time_limit_s: float) -> Child:
-        """A new child, waiting for its job; started again from a fresh nursery if the old one has died."""
+    async def start_child(self, time_limit_s: float) -> Child:
+        """A new child, waiting for its job; started again from a fresh forkserver if the old one has died."""
         for last in (False, True):
             try:
-                return await asyncio.wait_for(self._birth(time_limit_s), 60.0)
+                return await asyncio.wait_for(self._spawn(time_limit_s), 60.0)
             except (OSError, TimeoutError):
                 if last:
                     raise
                 await self.close()
         raise AssertionError("unreachable")
 
-    async def _birth(self, time_limit_s: float) -> Child:
+    async def _spawn(self, time_limit_s: float) -> Child:
         async with self._starting:
-            if self._nursery is None or self._nursery.poll() is not None or self._control is None:
+            if self._forkserver is None or self._forkserver.poll() is not None or self._control is None:
                 await self.close()
                 await self._start()
         assert self._control is not None
         mine, its = socket.socketpair()
         mine.setblocking(False)
-        born: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        started: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         # processor time is a last resort: generous, for engines with several threads
         order = {"cpu_seconds": int(time_limit_s * 8 * max(1, self._settings.solver_threads) + 120)}
-        self._births.append((born, mine))
+        self._spawning.append((started, mine))
         try:
             socket.send_fds(self._control, [json.dumps(order).encode()], [its.fileno()])
         finally:
             its.close()
-        return await born
+        return await started
 
     async def _start(self) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._nursery = subprocess.Popen(
+        self._forkserver = subprocess.Popen(
             [sys.executable, "-m", "remat_service.processes.forkserver", str(its.fileno())],
             pass_fds=(its.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -133,36 +133,36 @@ class Warden:
         self._control = mine
         ready = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(mine, 4096), 60.0)
         if not ready:
-            raise OSError("the nursery of solver children did not start")
+            raise OSError("the forkserver of solver children did not start")
         self._listener = asyncio.create_task(self._listen(mine))
 
     async def _listen(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         try:
             while message := await loop.sock_recv(control, 4096):
-                self._hear(json.loads(message))
+                self._receive(json.loads(message))
         except OSError:
             pass
-        for born, link in self._births:
+        for started, link in self._spawning:
             link.close()
-            if not born.done():
-                born.set_exception(OSError("the nursery of solver children died"))
-        self._births.clear()
+            if not started.done():
+                started.set_exception(OSError("the forkserver of solver children died"))
+        self._spawning.clear()
         for child in list(self._children.values()):
             child.signal(signal.SIGKILL)
             self._died(child.pid, -signal.SIGKILL)
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "born" in message:
-            born, link = self._births.popleft()
-            child = Child(message["born"], link)
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "started" in message:
+            started, link = self._spawning.popleft()
+            child = Child(message["started"], link)
             self._children[child.pid] = child
-            if born.done():  # whoever asked has given up
+            if started.done():  # whoever asked has given up
                 link.close()
             else:
-                born.set_result(child)
-        elif "died" in message:
-            self._died(message["died"], message["status"])
+                started.set_result(child)
+        elif "ended" in message:
+            self._died(message["ended"], message["status"])
 
     def _died(self, pid: int, status: int) -> None:
         child = self._children.pop(pid, None)
@@ -171,7 +171,7 @@ class Warden:
             child.died.set()
 
     async def close(self) -> None:
-        """End the nursery and with it every child."""
+        """End the forkserver and with it every child."""
         if self._listener is not None:
             self._listener.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -183,16 +183,16 @@ class Warden:
         if self._control is not None:
             self._control.close()
             self._control = None
-        if self._nursery is not None:
+        if self._forkserver is not None:
             try:
-                await asyncio.to_thread(self._nursery.wait, 5.0)
+                await asyncio.to_thread(self._forkserver.wait, 5.0)
             except subprocess.TimeoutExpired:
-                self._nursery.kill()
-                await asyncio.to_thread(self._nursery.wait)
-            self._nursery = None
+                self._forkserver.kill()
+                await asyncio.to_thread(self._forkserver.wait)
+            self._forkserver = None
 
 
-class Run:
+class ChildRun:
     """One job in one child: frames come out, and a watchdog outside it sees to the end.
 
     At the deadline the child is told to stop; then SIGTERM, then SIGKILL, each to its whole process group. Over the

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status, gap_of, overhead_of
 
-from ..context import Room
+from ..context import Context
 from ..storage.answers import document, sentence
 from ..storage.store import names
 from ..storage.tables import now, requests, solves
@@ -43,7 +43,7 @@ def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, 
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
 
 
-async def leave(connection: AsyncConnection, solve_id: str) -> None:
+async def end_if_unwanted(connection: AsyncConnection, solve_id: str) -> None:
     """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
     left = await connection.scalar(
         select(func.count()).select_from(requests).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
@@ -57,7 +57,7 @@ async def leave(connection: AsyncConnection, solve_id: str) -> None:
 
 
 async def end_request(
-    room: Room, connection: AsyncConnection, request_id: str, status: Status, limit: str | None, message: str = ""
+    context: Context, connection: AsyncConnection, request_id: str, status: Status, limit: str | None, message: str = ""
 ) -> None:
     """End a request with what its solve has found so far; one that has ended already stays as it is."""
     row = (
@@ -70,15 +70,15 @@ async def end_request(
     ).first()  # fmt: skip
     if row is None:
         return
-    plan = None if row.best_plan_id is None else await room.store.plan(connection, row.best_plan_id)
-    total = await room.store.total_cost(connection, row.graph_key)
+    plan = None if row.best_plan_id is None else await context.store.plan(connection, row.best_plan_id)
+    total = await context.store.total_cost(connection, row.graph_key)
     answer = running_answer(row, total, None if plan is None else plan.peak_bytes, status)
-    least, enough = await room.store.floor(connection, row.graph_key)
+    least, enough = await context.store.floor(connection, row.graph_key)
     answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
-    await write_endings(connection, [(row, answer)], row.best_plan_id)
+    await write_answers(connection, [(row, answer)], row.best_plan_id)
 
 
-async def write_endings(
+async def write_answers(
     connection: AsyncConnection, endings: Sequence[tuple[Any, Answer]], plan_id: str | None
 ) -> None:
     """Write the final answers, given in net bytes, of requests that share a plan."""

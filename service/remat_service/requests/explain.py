@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from remat_ir import Graph, Problem, Subject, gap_of
 
-from ..context import Room
+from ..context import Context
 from ..identity import Caller
 from ..storage.cache import Known, best_bound, is_final
 from ..storage.cache_key import Keys, keys_of, method_key_of
@@ -19,19 +19,19 @@ from .parse import Ask
 _RECENT = 20
 
 
-async def explain(room: Room, caller: Caller, ask: Ask) -> dict[str, Any]:
+async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
     """What the store has for a request: `result`, and `reasons` in sentences."""
     net, digests = ask.net, ask.digests
     if net is None or digests is None:
         return {"result": "hit", "digest": "", "reasons": ["The budget does not cover the fixed bytes: infeasible."]}
     keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start))
-    known = await room.cache.known(caller, keys, net)
+    known = await context.cache.known(caller, keys, net)
     final = is_final(known, net, ask.max_gap, ask.time_limit_s)
     reasons = _parts(known, net, ask)
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         stored = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
     if stored is None:
-        reasons += await _differences(room, caller, keys, net)
+        reasons += await _differences(context, caller, keys, net)
     elif known.effort is None:
         reasons.append(f"This graph is stored, but {ask.method!r} has not been run at this budget.")
     result = "miss" if not final else "near" if known.carried else "hit"
@@ -59,9 +59,9 @@ def _parts(known: Known, net: Problem, ask: Ask) -> list[str]:
     return said
 
 
-async def _differences(room: Room, caller: Caller, keys: Keys, net: Problem) -> list[str]:
+async def _differences(context: Context, caller: Caller, keys: Keys, net: Problem) -> list[str]:
     """What sets this graph apart from the tenant's recent ones."""
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         rows = (
             await connection.execute(
                 select(graphs.c.key, graphs.c.structure_key, graphs.c.ops, graphs.c.data)
@@ -81,7 +81,7 @@ async def _differences(room: Room, caller: Caller, keys: Keys, net: Problem) -> 
     alike = same or [row for row in rows if row.ops == ops]
     if not alike:
         return ["No graph with as many ops was asked about lately."]
-    other = await room.judge.graph(alike[0].key, alike[0].data, caller.key)
+    other = await context.verifier.graph(alike[0].key, alike[0].data, caller.key)
     if other is None:
         return []
     if same:

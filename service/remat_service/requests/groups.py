@@ -13,7 +13,7 @@ from remat_ir import Graph, InvalidData, Problem, Subject, plain_peak
 from remat_ir.read import array, integer, integers, kind, members
 from remat_solver.bounds import least_need
 
-from ..context import Room
+from ..context import Context
 from ..errors import Invalid, NotFound
 from ..identity import Caller, new_id
 from ..settings import Settings
@@ -142,28 +142,30 @@ def _subject(found: Mapping[str, Any], settings: Settings) -> Subject:
     return read_problem(data, settings, "").subject
 
 
-async def start(room: Room, caller: Caller, group: Group) -> str:
+async def start(context: Context, caller: Caller, group: Group) -> str:
     """Take in every request of a group; returns the group's id."""
     group_id = new_id()
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         await connection.execute(
             groups.insert().values(
                 id=group_id, tenant_id=caller.tenant_id, kind=group.kind, about=group.about, created_at=now()
             )
         )
     for ask in group.asks:
-        await submit(room, caller, ask, None, group_id)
+        await submit(context, caller, ask, None, group_id)
     return group_id
 
 
-async def look(room: Room, caller: Caller, kind_name: str, group_id: str, wait_s: float) -> tuple[dict[str, Any], bool]:
+async def status(
+    context: Context, caller: Caller, kind_name: str, group_id: str, wait_s: float
+) -> tuple[dict[str, Any], bool]:
     """A group's document and whether every request in it has ended; waits for that for up to `wait_s`.
 
     Raises:
         NotFound: this tenant has no such group.
     """
-    until = time.monotonic() + min(wait_s, room.settings.longest_wait_s)
-    async with room.database.read() as connection:
+    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    async with context.database.read() as connection:
         group = (
             await connection.execute(
                 select(groups).where(
@@ -179,8 +181,8 @@ async def look(room: Room, caller: Caller, kind_name: str, group_id: str, wait_s
         raise NotFound(f"there is no {kind_name} with this id")
     answers, ended = [], True
     for request_id in ids:
-        row = await read.wait(room, caller, request_id, until)
-        answers.append(row.answer if row.ended else await read.so_far(room, row))
+        row = await read.wait(context, caller, request_id, until)
+        answers.append(row.answer if row.ended else await read.current_answer(context, row))
         ended = ended and bool(row.ended)
     data: dict[str, Any] = {"id": group_id, "ended": ended, "solves": answers}
     if kind_name == _BATCH:

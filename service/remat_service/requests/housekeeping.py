@@ -11,10 +11,10 @@ from sqlalchemy import select
 
 from remat_ir import Status
 
-from ..context import Room
+from ..context import Context
 from ..storage.eviction import evict
 from ..storage.tables import now, requests, solves
-from .completion import end_request, leave
+from .completion import end_if_unwanted, end_request
 
 log = structlog.get_logger("remat_service.requests.housekeeping")
 
@@ -22,24 +22,24 @@ _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
 
 
-async def housekeeping(room: Room) -> None:
+async def housekeeping(context: Context) -> None:
     """Evict by age and bytes, and end requests that have waited too long, for ever."""
     evicted = -float("inf")
-    while not room.stopping:
+    while not context.stopping:
         try:
-            await expire_queued(room)
-            if time.monotonic() - evicted >= room.settings.housekeeping_s:
-                await evict(room.database, room.settings, room.metrics)
+            await expire_queued(context)
+            if time.monotonic() - evicted >= context.settings.housekeeping_s:
+                await evict(context.database, context.settings, context.metrics)
                 evicted = time.monotonic()
         except Exception:
             log.exception("housekeeping failed; trying again")
-        await asyncio.sleep(min(room.settings.housekeeping_s, 5.0))
+        await asyncio.sleep(min(context.settings.housekeeping_s, 5.0))
 
 
-async def expire_queued(room: Room) -> int:
+async def expire_queued(context: Context) -> int:
     """End requests whose queue limit has passed before their solve was started."""
     moment = now()
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         rows = (
             await connection.execute(
                 select(requests.c.id, requests.c.created_at, requests.c.queue_limit_s, requests.c.solve_id)
@@ -49,15 +49,15 @@ async def expire_queued(room: Room) -> int:
         ).all()
     late = [row for row in rows if row.created_at + timedelta(seconds=row.queue_limit_s) < moment]
     for row in late:
-        await expire(room, row.id, row.solve_id)
+        await expire(context, row.id, row.solve_id)
     return len(late)
 
 
-async def expire(room: Room, request_id: str, solve_id: str) -> None:
+async def expire(context: Context, request_id: str, solve_id: str) -> None:
     """End one request that was not started in time; its solve leaves the queue with its last request."""
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         await connection.execute(select(solves.c.id).where(solves.c.id == solve_id).with_for_update())
         said = "The queue limit has passed before a solver was free."
-        await end_request(room, connection, request_id, Status.NOTHING_FOUND, "time", said)
-        await leave(connection, solve_id)
-    room.bells.ring(request_id, solve_id)
+        await end_request(context, connection, request_id, Status.NOTHING_FOUND, "time", said)
+        await end_if_unwanted(connection, solve_id)
+    context.notifier.notify(request_id, solve_id)

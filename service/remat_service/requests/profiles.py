@@ -9,7 +9,7 @@ from sqlalchemy import select
 from remat_ir import InvalidData
 from remat_ir.read import array, integer, kind, members
 
-from ..context import Room
+from ..context import Context
 from ..identity import Caller
 from ..storage.tables import now, profiles
 
@@ -71,11 +71,11 @@ def _name(value: object, what: str, pointer: str) -> str:
     return value
 
 
-async def look_up(room: Room, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:
+async def look_up(context: Context, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:
     """What stands for these signatures in the caller's scope."""
     wanted = sorted(set(signatures))
     found: dict[str, list[int]] = {}
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         for start in range(0, len(wanted), _BATCH):
             rows = await connection.execute(
                 select(profiles.c.signature, profiles.c.cost_ns, profiles.c.workspace_bytes).where(
@@ -88,7 +88,7 @@ async def look_up(room: Room, caller: Caller, device: str, signatures: Sequence[
     return found
 
 
-async def put(room: Room, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
+async def put(context: Context, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
     """Store what is new; returns what now stands for every signature given."""
     moment = now()
     rows = [
@@ -102,8 +102,8 @@ async def put(room: Room, caller: Caller, device: str, table: dict[str, tuple[in
         }
         for signature, (cost_ns, workspace_bytes) in sorted(table.items())
     ]
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         for start in range(0, len(rows), _BATCH):
-            insert = room.database.insert(profiles).values(rows[start : start + _BATCH])
+            insert = context.database.insert(profiles).values(rows[start : start + _BATCH])
             await connection.execute(insert.on_conflict_do_nothing())
-    return await look_up(room, caller, device, list(table))
+    return await look_up(context, caller, device, list(table))

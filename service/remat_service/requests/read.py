@@ -10,12 +10,12 @@ from sqlalchemy import func, select
 
 from remat_ir import Problem, Verdict
 
-from ..context import Room
+from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller
-from ..notify.notifier import heard
+from ..notify.notifier import wait_for
 from ..storage.answers import document, rendered
-from ..storage.snapshot import Given
+from ..storage.snapshot import EndedRequest
 from ..storage.store import StoredPlan, names
 from ..storage.tables import events, graphs, plans, requests, solves
 from ..subjects import gross_of
@@ -25,15 +25,15 @@ _POLL_S = 5.0
 """How often a wait looks by itself where several processes share the database: a note between them may be lost."""
 
 
-async def find_request(room: Room, caller: Caller, request_id: str) -> Any:
+async def find_request(context: Context, caller: Caller, request_id: str) -> Any:
     """The row of a request of this tenant, with the state of its solve.
 
     Raises:
         NotFound: there is none.
     """
-    if room.behind.holds(request_id):
-        await room.behind.settle()
-    async with room.database.read() as connection:
+    if context.write_behind.holds(request_id):
+        await context.write_behind.flush()
+    async with context.database.read() as connection:
         row = (
             await connection.execute(
                 select(
@@ -56,7 +56,7 @@ async def find_request(room: Room, caller: Caller, request_id: str) -> Any:
     return row
 
 
-async def answer(room: Room, caller: Caller, request_id: str, until: float) -> tuple[bytes, bool]:
+async def answer(context: Context, caller: Caller, request_id: str, until: float) -> tuple[bytes, bool]:
     """The answer object of a request as JSON text, once it has ended or the time is up; and whether it has ended.
 
     Raises:
@@ -65,127 +65,127 @@ async def answer(room: Room, caller: Caller, request_id: str, until: float) -> t
     """
     looked = False
     while True:
-        bell = room.bells.listen(request_id)
-        found = await room.glance.given(caller.tenant_id, request_id)
-        body = None if found is None else _at_once(room, found)
+        changed = context.notifier.listen(request_id)
+        found = await context.snapshots.ended_request(caller.tenant_id, request_id)
+        body = None if found is None else _from_memory(context, found)
         if body is not None:
-            room.bells.ring_here(request_id)
+            context.notifier.notify_here(request_id)
             return body, True
         left = until - time.monotonic()
-        if looked and found is None and left > 0 and not room.stopping:  # nothing new
-            await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+        if looked and found is None and left > 0 and not context.stopping:  # nothing new
+            await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
             continue
-        row, looked = await find_request(room, caller, request_id), True
-        if row.ended or left <= 0 or room.stopping:
+        row, looked = await find_request(context, caller, request_id), True
+        if row.ended or left <= 0 or context.stopping:
             if not row.ended or row.plan_id is None:
-                return await body_of(room, caller, row)
-            room.bells.ring_here(request_id)
-            async with room.turns.of(row.plan_id):  # of a burst, one has the plan judged
-                found = await room.glance.given(caller.tenant_id, request_id)
-                body = None if found is None else _at_once(room, found)
-                return (body, True) if body is not None else await body_of(room, caller, row)
-        await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+                return await body_of(context, caller, row)
+            context.notifier.notify_here(request_id)
+            async with context.locks.of(row.plan_id):  # of a burst, one has the plan judged
+                found = await context.snapshots.ended_request(caller.tenant_id, request_id)
+                body = None if found is None else _from_memory(context, found)
+                return (body, True) if body is not None else await body_of(context, caller, row)
+        await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
 
 
-def _at_once(room: Room, found: Given) -> bytes | None:
+def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
     """The body for an ended request whose plan's bytes have been judged before; None where the long way is needed."""
     if found.data is None:
         return rendered(found.answer, None)
     claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
-    text = room.judge.text_at_once(found.graph_key, found.budget_bytes, found.data, claimed)
+    text = context.verifier.text_in_memory(found.graph_key, found.budget_bytes, found.data, claimed)
     if text is None:
         return None
-    room.metrics.recalls.labels("id").inc()
+    context.metrics.recalls.labels("id").inc()
     return rendered(found.answer, text)
 
 
-async def wait(room: Room, caller: Caller, request_id: str, until: float) -> Any:
+async def wait(context: Context, caller: Caller, request_id: str, until: float) -> Any:
     """The row of a request, once it has ended or the time is up.
 
     Raises:
         NotFound: there is none of this tenant's.
     """
     while True:
-        bell = room.bells.listen(request_id)
-        row = await find_request(room, caller, request_id)
+        changed = context.notifier.listen(request_id)
+        row = await find_request(context, caller, request_id)
         left = until - time.monotonic()
-        if row.ended or left <= 0 or room.stopping:
+        if row.ended or left <= 0 or context.stopping:
             if row.ended:
-                room.bells.ring_here(request_id)
+                context.notifier.notify_here(request_id)
             return row
-        await heard(bell, left if room.database.is_sqlite else min(left, _POLL_S))
+        await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
 
 
-async def body_of(room: Room, caller: Caller, row: Any) -> tuple[bytes, bool]:
+async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
     """The answer object of a request as JSON text, its plan judged on the way out; and whether it has ended.
 
     Raises:
         Gone: the answer's plan has been evicted, or was damaged.
     """
     if not row.ended:
-        return rendered(await so_far(room, row), None), False
+        return rendered(await current_answer(context, row), None), False
     if row.plan_id is None:
         return rendered(row.answer, None), True
-    async with room.database.read() as connection:
-        plan = await room.store.plan(connection, row.plan_id)
-    text = None if plan is None else await plan_text(room, caller, plan, row.budget_bytes)
+    async with context.database.read() as connection:
+        plan = await context.store.plan(connection, row.plan_id)
+    text = None if plan is None else await plan_text(context, caller, plan, row.budget_bytes)
     if text is None:
         raise Gone("this answer's plan is no longer stored; POST the problem again")
     return rendered(row.answer, text), True
 
 
-async def so_far(room: Room, row: Any) -> dict[str, Any]:
+async def current_answer(context: Context, row: Any) -> dict[str, Any]:
     """The answer object of a request under way, without a plan."""
     total = peak = None
     if row.cost_ns is not None:
-        async with room.database.read() as connection:
-            total = await room.store.total_cost(connection, row.graph_key)
+        async with context.database.read() as connection:
+            total = await context.store.total_cost(connection, row.graph_key)
             peak = await connection.scalar(select(plans.c.peak_bytes).where(plans.c.id == row.best_plan_id))
     answer = running_answer(row, total, peak)
     return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
 
 
-async def plan_text(room: Room, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
+async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
     """A stored plan as JSON text if the judge passes it; one that it refuses is dropped."""
     claimed = Verdict(plan.cost_ns, plan.peak_bytes)
-    async with room.database.read() as connection:
-        packed = await room.store.graph_row(connection, plan.graph_key)
-    subject = None if packed is None else await room.judge.graph(plan.graph_key, packed, caller.key)
+    async with context.database.read() as connection:
+        packed = await context.store.graph_row(connection, plan.graph_key)
+    subject = None if packed is None else await context.verifier.graph(plan.graph_key, packed, caller.key)
     if subject is None:
         return None
     problem = Problem(subject, net_budget)
-    text = await room.judge.text(plan.graph_key, problem, plan.data, claimed)
+    text = await context.verifier.text(plan.graph_key, problem, plan.data, claimed)
     if text is None:
-        room.metrics.rejections.labels("store").inc()
-        async with room.database.write() as connection:
-            await room.store.drop_plan(connection, plan.id)
+        context.metrics.rejections.labels("store").inc()
+        async with context.database.write() as connection:
+            await context.store.drop_plan(connection, plan.id)
     return text
 
 
-async def problem_of(room: Room, caller: Caller, request_id: str) -> bytes:
+async def problem_of(context: Context, caller: Caller, request_id: str) -> bytes:
     """The problem of a request as JSON text.
 
     Raises:
         NotFound: there is no such request.
         Gone: its graph has been evicted.
     """
-    row = await find_request(room, caller, request_id)
-    async with room.database.read() as connection:
-        packed = await room.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None else await room.judge.graph(row.graph_key, packed, caller.key)
+    row = await find_request(context, caller, request_id)
+    async with context.database.read() as connection:
+        packed = await context.store.graph_row(connection, row.graph_key)
+    subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
     if subject is None:
         raise Gone("the graph of this solve is no longer stored")
     gross = gross_of(Problem(subject, row.budget_bytes), row.fixed_bytes)
     return json.dumps(gross.to_json(), separators=(",", ":")).encode()
 
 
-async def progress_of(room: Room, caller: Caller, request_id: str, after: int = 0) -> dict[str, Any]:
+async def progress_of(context: Context, caller: Caller, request_id: str, after: int = 0) -> dict[str, Any]:
     """The improvements of a request's solve with a `seq` above `after`."""
-    row = await find_request(room, caller, request_id)
+    row = await find_request(context, caller, request_id)
     if row.solve_id is None:  # served from the store: its end is all there is to tell
         points = [_end_point(row.answer)] if after == 0 else []
         return {"id": request_id, "progress": points}
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         found = await connection.execute(
             select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
         )
@@ -208,9 +208,9 @@ def _end_point(answer: dict[str, Any]) -> dict[str, Any]:
     return {"seq": 1, "seconds": 0.0, **taken, "source": "store"}
 
 
-async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
+async def list_requests(context: Context, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
     """Requests of a tenant, newest first, below the id `after`."""
-    await room.behind.settle()
+    await context.write_behind.flush()
     other = requests.alias("others")
     joined = (
         select(func.count())
@@ -234,7 +234,7 @@ async def page(room: Room, caller: Caller, limit: int, after: str | None) -> dic
     )  # fmt: skip
     if after is not None:
         query = query.where(requests.c.id < after)
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         rows = (await connection.execute(query)).all()
     found = []
     for row in rows[:limit]:

@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from remat_ir import Problem
 
-from ..context import Room
+from ..context import Context
 from ..errors import NotFound
 from ..identity import Caller
 from ..storage.answers import document, rendered
@@ -19,43 +19,43 @@ from ..storage.tables import problems
 from .read import plan_text
 
 
-async def pin_by_digest(room: Room, caller: Caller, digest: str, pinned: bool) -> None:
+async def pin_by_digest(context: Context, caller: Caller, digest: str, pinned: bool) -> None:
     """Pin or unpin the best plan of a problem digest.
 
     Raises:
         NotFound: this tenant's scope has none.
     """
-    net, keys = await _problem_by_digest(room, caller, digest, "auto")
-    known = await room.cache.known(caller, keys, net)
+    net, keys = await _problem_by_digest(context, caller, digest, "auto")
+    known = await context.cache.known(caller, keys, net)
     if known.plan is None:
         raise NotFound("there is no plan for this digest")
-    await pin(room.database, known.plan.id, pinned)
+    await pin(context.database, known.plan.id, pinned)
 
 
-async def plan_by_digest(room: Room, caller: Caller, digest: str, method: str) -> bytes:
+async def plan_by_digest(context: Context, caller: Caller, digest: str, method: str) -> bytes:
     """The best stored answer for a problem digest, as JSON text with its plan.
 
     Raises:
         NotFound: this tenant's scope has none.
     """
-    net, keys = await _problem_by_digest(room, caller, digest, method)
-    known = await room.cache.known(caller, keys, net)
-    text = None if known.plan is None else await plan_text(room, caller, known.plan, net.budget_bytes)
+    net, keys = await _problem_by_digest(context, caller, digest, method)
+    known = await context.cache.known(caller, keys, net)
+    text = None if known.plan is None else await plan_text(context, caller, known.plan, net.budget_bytes)
     if text is None:
         raise NotFound("there is no plan for this digest")
     known = replace(known, near=None)
     return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
 
 
-async def _problem_by_digest(room: Room, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
-    async with room.database.read() as connection:
+async def _problem_by_digest(context: Context, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:
+    async with context.database.read() as connection:
         row = (
             await connection.execute(
                 select(problems.c.graph_key, problems.c.budget_bytes).where(problems.c.key == caller.key(digest))
             )
         ).first()
-        packed = None if row is None else await room.store.graph_row(connection, row.graph_key)
-    subject = None if packed is None or row is None else await room.judge.graph(row.graph_key, packed, caller.key)
+        packed = None if row is None else await context.store.graph_row(connection, row.graph_key)
+    subject = None if packed is None or row is None else await context.verifier.graph(row.graph_key, packed, caller.key)
     if subject is None or row is None:
         raise NotFound("there is no plan for this digest")
     keys = Keys(digest, caller.key(digest), row.graph_key, "", method, "")

@@ -12,22 +12,24 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from remat_ir import Answer, Problem, Status, problem_digest
 from remat_solver.bounds import least_need
 
-from ..context import Room
+from ..context import Context
 from ..errors import Conflict, Invalid, Unavailable
 from ..identity import Caller, Retry, new_id
 from ..storage.answers import document
 from ..storage.cache import Known, answer_of, is_final
 from ..storage.cache_key import Keys, keys_of, method_key_of
-from ..storage.snapshot import Footing
+from ..storage.snapshot import Snapshot
 from ..storage.tables import ACTIVE, now, requests, solves
-from ..storage.verifier import Judge
+from ..storage.verifier import Verifier
 from ..tenants.quotas import check_quota
 from .parse import Ask
 
 _QUEUED = "queued"
 
 
-async def submit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None) -> str:
+async def submit(
+    context: Context, caller: Caller, ask: Ask, retry: Retry | None = None, group_id: str | None = None
+) -> str:
     """Take a request in; returns its id. What it gets is there to read at once, or later.
 
     Raises:
@@ -37,41 +39,43 @@ async def submit(room: Room, caller: Caller, ask: Ask, retry: Retry | None = Non
         TooMany: the tenant's quota is used up.
     """
     try:
-        return await _earlier(room, caller, retry) or await _take_in(room, caller, ask, retry, group_id)
+        return await _earlier(context, caller, retry) or await _answer_or_queue(context, caller, ask, retry, group_id)
     except IntegrityError:  # the same request came twice at once, and the other was quicker
-        earlier = await _earlier(room, caller, retry)
+        earlier = await _earlier(context, caller, retry)
         if earlier is None:
             raise
         return earlier
 
 
-async def _take_in(room: Room, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None) -> str:
+async def _answer_or_queue(
+    context: Context, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None
+) -> str:
     net, digests = ask.net, ask.digests
     if net is None or digests is None:
-        return await _hopeless(room, caller, ask, retry, group_id)
+        return await _answer_infeasible(context, caller, ask, retry, group_id)
     method_key = method_key_of(ask.method, ask.options, ask.start)
     keys = keys_of(caller, digests, method_key)
-    footing = await room.glance.footing(keys, net.budget_bytes)
-    if footing.under_way:  # it has all that the store has, and more to come
-        joined = await _join_flight(room, caller, ask, keys, retry, group_id)
+    snapshot = await context.snapshots.read(keys, net.budget_bytes)
+    if snapshot.under_way:  # it has all that the store has, and more to come
+        joined = await _join_flight(context, caller, ask, keys, retry, group_id)
         if joined is not None:
             return joined
-        footing = await room.glance.footing(keys, net.budget_bytes)
-    known = Known() if ask.force else await room.cache.known(caller, keys, net, footing)
+        snapshot = await context.snapshots.read(keys, net.budget_bytes)
+    known = Known() if ask.force else await context.cache.known(caller, keys, net, snapshot)
     if not ask.force and is_final(known, net, ask.max_gap, ask.time_limit_s):
-        return await _hit(room, caller, ask, net, keys, known, footing, retry, group_id)
-    start_plan_id = None if ask.start is None else await _start_plan(room, caller, ask, net, keys)
-    return await _queue(room, caller, ask, net, keys, known, start_plan_id, retry, group_id)
+        return await _answer_from_store(context, caller, ask, net, keys, known, snapshot, retry, group_id)
+    start_plan_id = None if ask.start is None else await _start_plan(context, caller, ask, net, keys)
+    return await _queue(context, caller, ask, net, keys, known, start_plan_id, retry, group_id)
 
 
-async def _earlier(room: Room, caller: Caller, retry: Retry | None) -> str | None:
+async def _earlier(context: Context, caller: Caller, retry: Retry | None) -> str | None:
     if retry is None:
         return None
-    if room.behind.holds_key(caller.tenant_id, retry.key):
-        await room.behind.settle()
-    if not await room.glance.retried(caller.tenant_id, retry.key):
+    if context.write_behind.holds_key(caller.tenant_id, retry.key):
+        await context.write_behind.flush()
+    if not await context.snapshots.has_idempotency_key(caller.tenant_id, retry.key):
         return None
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         row = (
             await connection.execute(
                 select(requests.c.id, requests.c.body_hash).where(
@@ -112,7 +116,9 @@ def _row(
     }
 
 
-async def _hopeless(room: Room, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None) -> str:
+async def _answer_infeasible(
+    context: Context, caller: Caller, ask: Ask, retry: Retry | None, group_id: str | None
+) -> str:
     """The budget does not cover the fixed bytes: infeasible without a look at the store."""
     subject = ask.problem.subject
     least, who = await asyncio.to_thread(least_need, subject)
@@ -129,14 +135,14 @@ async def _hopeless(room: Room, caller: Caller, ask: Ask, retry: Retry | None, g
         cache="hit",
     )
     row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         await connection.execute(requests.insert().values(row))
-    room.metrics.cache.labels("hit").inc()
+    context.metrics.cache.labels("hit").inc()
     return str(row["id"])
 
 
-async def _hit(
-    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, footing: Footing,
+async def _answer_from_store(
+    context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, snapshot: Snapshot,
     retry: Retry | None, group_id: str | None,
 ) -> str:  # fmt: skip
     result = "near" if known.carried else "hit"
@@ -149,39 +155,41 @@ async def _hit(
         "plan_id": None if known.plan is None else known.plan.id,
         "answer": document(answer, row["fixed_bytes"], id=row["id"], cache=result),
     }
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
-            await room.store.put_graph(connection, keys, net)
-            row["plan_id"] = await _keep_near(room, connection, keys, net, known) or row["plan_id"]
+            await context.store.put_graph(connection, keys, net)
+            row["plan_id"] = await _keep_near(context, connection, keys, net, known) or row["plan_id"]
         elif known.near is not None and known.uses_near:
-            row["plan_id"] = await _keep_near(room, connection, keys, net, known)
+            row["plan_id"] = await _keep_near(context, connection, keys, net, known)
         await connection.execute(requests.insert().values(row))
-        await room.store.touch(connection, keys.graph, row["plan_id"])
+        await context.store.touch(connection, keys.graph, row["plan_id"])
     if ask.body and result == "hit":
-        room.recall.keep_posted(caller, ask.body, keys, row, known.plan, footing)
-    room.metrics.cache.labels(result).inc()
+        context.response_cache.put(caller, ask.body, keys, row, known.plan, snapshot)
+    context.metrics.cache.labels(result).inc()
     return str(row["id"])
 
 
-async def _keep_near(room: Room, connection: AsyncConnection, keys: Keys, net: Problem, known: Known) -> str | None:
+async def _keep_near(
+    context: Context, connection: AsyncConnection, keys: Keys, net: Problem, known: Known
+) -> str | None:
     """Store what was carried over from a graph with other costs: it is proved for this one too."""
     if known.bound_ns is not None:
-        await room.store.raise_bound(connection, keys.graph, net.budget_bytes, known.bound_ns)
+        await context.store.raise_bound(connection, keys.graph, net.budget_bytes, known.bound_ns)
     if known.least_bytes is not None:
-        await room.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
+        await context.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
     if known.near is None or not known.uses_near:
         return None
     plan, verdict = known.near
-    plan_id, digest = await room.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
-    room.judge.remember(keys.graph, digest, verdict)
+    plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
+    context.verifier.remember(keys.graph, digest, verdict)
     return plan_id
 
 
-async def _start_plan(room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
+async def _start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
     """The plan of the solve that was named as a start, judged on this problem and kept under it."""
-    if room.behind.holds(ask.start or ""):
-        await room.behind.settle()
-    async with room.database.read() as connection:
+    if context.write_behind.holds(ask.start or ""):
+        await context.write_behind.flush()
+    async with context.database.read() as connection:
         row = (
             await connection.execute(
                 select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
@@ -189,58 +197,58 @@ async def _start_plan(room: Room, caller: Caller, ask: Ask, net: Problem, keys: 
                 )
             )
         ).first()
-        plan_row = None if row is None or row.plan_id is None else await room.store.plan(connection, row.plan_id)
+        plan_row = None if row is None or row.plan_id is None else await context.store.plan(connection, row.plan_id)
     if plan_row is None:
         raise Invalid("start names no ended solve of yours that has a plan", "/start")
-    plan = await _foreign(room.judge, plan_row.data)
+    plan = await _read_plan(context.verifier, plan_row.data)
     try:
-        verdict = await room.judge.admit(net, plan)
+        verdict = await context.verifier.verify(net, plan)
     except Exception as error:
         raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
-    async with room.database.write() as connection:
-        await room.store.put_graph(connection, keys, net)
-        plan_id, digest = await room.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
-    room.judge.remember(keys.graph, digest, verdict)
+    async with context.database.write() as connection:
+        await context.store.put_graph(connection, keys, net)
+        plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
+    context.verifier.remember(keys.graph, digest, verdict)
     return plan_id
 
 
-async def _foreign(judge: Judge, packed: bytes) -> Any:
-    plan = await judge.read_plan(packed)
+async def _read_plan(verifier: Verifier, packed: bytes) -> Any:
+    plan = await verifier.read_plan(packed)
     if plan is None:
         raise Invalid("the plan of start is damaged; solve it anew", "/start")
     return plan
 
 
 async def _join_flight(
-    room: Room, caller: Caller, ask: Ask, keys: Keys, retry: Retry | None, group_id: str | None
+    context: Context, caller: Caller, ask: Ask, keys: Keys, retry: Retry | None, group_id: str | None
 ) -> str | None:
     """Join the solve under way; None where it has just ended, so that what it found is in the store."""
     row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         solve_id = await _join(connection, keys.flight, ask)
         if solve_id is None:
             return None
         await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "joined"}))
-    room.metrics.cache.labels("joined").inc()
-    room.bells.ring(solve_id)
+    context.metrics.cache.labels("joined").inc()
+    context.notifier.notify(solve_id)
     return str(row["id"])
 
 
 async def _queue(
-    room: Room, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, start_plan_id: str | None,
+    context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys, known: Known, start_plan_id: str | None,
     retry: Retry | None, group_id: str | None,
 ) -> str:  # fmt: skip
-    if room.stopping:
+    if context.stopping:
         raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=5)
     row = _row(caller, ask, keys.graph, keys.digest, keys.method, retry, group_id)
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         solve_id = await _join(connection, keys.flight, ask)
         joined = solve_id is not None
         if solve_id is None:
-            await _check_room(room, connection, caller)
-            await room.store.put_graph(connection, keys, net)
-            await _keep_near(room, connection, keys, net, known)
-            solve_id = await _new_solve(room, connection, caller, ask, net, keys, start_plan_id)
+            await _check_capacity(context, connection, caller)
+            await context.store.put_graph(connection, keys, net)
+            await _keep_near(context, connection, keys, net, known)
+            solve_id = await _new_solve(context, connection, caller, ask, net, keys, start_plan_id)
             if solve_id is None:  # another came first
                 solve_id, joined = await _join(connection, keys.flight, ask), True
         if solve_id is None:
@@ -248,9 +256,9 @@ async def _queue(
         row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if known.carried else "miss"}
         await connection.execute(requests.insert().values(row))
         if not joined:
-            await room.enqueue(connection, solve_id, ask.priority)
-    room.metrics.cache.labels(row["cache"]).inc()
-    room.bells.ring("queue" if not joined else solve_id)
+            await context.enqueue(connection, solve_id, ask.priority)
+    context.metrics.cache.labels(row["cache"]).inc()
+    context.notifier.notify("queue" if not joined else solve_id)
     return str(row["id"])
 
 
@@ -266,10 +274,10 @@ async def _join(connection: AsyncConnection, flight_key: str, ask: Ask) -> str |
 
 
 async def _new_solve(
-    room: Room, connection: AsyncConnection, caller: Caller, ask: Ask, net: Problem, keys: Keys, start: str | None
+    context: Context, connection: AsyncConnection, caller: Caller, ask: Ask, net: Problem, keys: Keys, start: str | None
 ) -> str | None:
     insert = (
-        room.database.insert(solves)
+        context.database.insert(solves)
         .values(
             id=new_id(),
             tenant_id=caller.tenant_id,
@@ -293,8 +301,8 @@ async def _new_solve(
     return solve_id
 
 
-async def _check_room(room: Room, connection: AsyncConnection, caller: Caller) -> None:
+async def _check_capacity(context: Context, connection: AsyncConnection, caller: Caller) -> None:
     waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
-    if (waiting or 0) >= room.settings.most_queued:
+    if (waiting or 0) >= context.settings.most_queued:
         raise Unavailable("the queue is full", retry_after_s=30)
     await check_quota(connection, caller)

@@ -19,21 +19,21 @@ from remat_ir import (
     subject_kind,
 )
 
-from ..context import Room
+from ..context import Context
 from ..identity import Caller
 from . import read
 
 
-async def of_solve(room: Room, caller: Caller, request_id: str) -> dict[str, Any]:
+async def of_solve(context: Context, caller: Caller, request_id: str) -> dict[str, Any]:
     """The timeline of a request's answer; without a plan yet, or at all, only plain training's.
 
     Raises:
         NotFound: there is no such request.
         Gone: its graph or its plan has been evicted.
     """
-    row = await read.find_request(room, caller, request_id)
-    problem = await read.problem_of(room, caller, request_id)
-    answer, _ = await read.body_of(room, caller, row)
+    row = await read.find_request(context, caller, request_id)
+    problem = await read.problem_of(context, caller, request_id)
+    answer, _ = await read.body_of(context, caller, row)
     return await asyncio.to_thread(_read, problem, answer)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, Status
 
-from ..context import Room
+from ..context import Context
 from ..identity import Caller
 from ..requests.completion import end_request
 from ..storage.cache_key import Keys
@@ -36,11 +36,11 @@ class Claim:
     keys: Keys
 
 
-async def claim_solve(room: Room, solve_id: str) -> Claim | None:
+async def claim_solve(context: Context, solve_id: str) -> Claim | None:
     """Make a queued solve ours, or a running one whose worker has fallen silent; None where there is none."""
     moment = now()
-    stale = moment - timedelta(seconds=room.settings.stale_after_s)
-    async with room.database.write() as connection:
+    stale = moment - timedelta(seconds=context.settings.stale_after_s)
+    async with context.database.write() as connection:
         row = (
             await connection.execute(
                 update(solves)
@@ -51,7 +51,7 @@ async def claim_solve(room: Room, solve_id: str) -> Claim | None:
                 .values(
                     state="running",
                     attempt=solves.c.attempt + 1,
-                    worker=room.name,
+                    worker=context.name,
                     heartbeat_at=moment,
                     started_at=moment,
                     revision=solves.c.revision + 1,
@@ -62,11 +62,11 @@ async def claim_solve(room: Room, solve_id: str) -> Claim | None:
         if row is None:
             return None
         caller = await caller_of(connection, row.tenant_id)
-        packed = await room.store.graph_row(connection, row.graph_key)
-    room.metrics.queue_seconds.observe((moment - row.queued_at).total_seconds())
-    subject = None if packed is None else await room.judge.graph(row.graph_key, packed, caller.key)
+        packed = await context.store.graph_row(connection, row.graph_key)
+    context.metrics.queue_seconds.observe((moment - row.queued_at).total_seconds())
+    subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
     if subject is None:
-        await _fail(room, row, "The stored graph is damaged; POST the problem again.")
+        await _fail(context, row, "The stored graph is damaged; POST the problem again.")
         return None
     keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
     return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys)
@@ -84,30 +84,30 @@ async def caller_of(connection: AsyncConnection, tenant_id: str) -> Caller:
     return Caller(row.id, row.scope_id, row.salt, row.epoch)
 
 
-async def _fail(room: Room, row: Any, message: str) -> None:
-    async with room.database.write() as connection:
+async def _fail(context: Context, row: Any, message: str) -> None:
+    async with context.database.write() as connection:
         open_ids = await open_requests(connection, row.id)
         for request in open_ids:
-            await end_request(room, connection, request.id, Status.FAILED, None, message)
+            await end_request(context, connection, request.id, Status.FAILED, None, message)
         await connection.execute(
             update(solves)
             .where(solves.c.id == row.id)
             .values(state="ended", ended_at=now(), revision=solves.c.revision + 1)
         )
-    room.bells.ring(row.id, *(request.id for request in open_ids))
+    context.notifier.notify(row.id, *(request.id for request in open_ids))
 
 
-async def give_back(room: Room, claim: Claim) -> None:
+async def give_back(context: Context, claim: Claim) -> None:
     """Put a solve of ours back into the queue; what it found is stored."""
     with contextlib.suppress(Exception):
-        async with room.database.write() as connection:
+        async with context.database.write() as connection:
             await connection.execute(
                 update(solves)
                 .where(solves.c.id == claim.id, solves.c.attempt == claim.attempt, solves.c.state == "running")
                 .values(state="queued", revision=solves.c.revision + 1)
             )
-            await room.enqueue(connection, claim.id, claim.row.priority)
-        room.bells.ring("queue")
+            await context.enqueue(connection, claim.id, claim.row.priority)
+        context.notifier.notify("queue")
 
 
 async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:

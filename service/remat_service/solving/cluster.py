@@ -17,9 +17,9 @@ import structlog
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..context import Room
+from ..context import Context
 from ..notify.postgres import libpq_url
-from ..storage.database import alone
+from ..storage.database import try_lock
 from ..storage.tables import now, solves
 from .dispatch import next_solve
 from .execute import execute_solve
@@ -43,45 +43,45 @@ async def enqueue(connection: AsyncConnection, solve_id: str, priority: int) -> 
     await connection.execute(_DEFER, arguments)
 
 
-def queue_app(room: Room) -> procrastinate.App:
+def queue_app(context: Context) -> procrastinate.App:
     """Procrastinate's application, with the one task there is."""
-    connector = procrastinate.PsycopgConnector(conninfo=libpq_url(room.database.url), min_size=1, max_size=4)
+    connector = procrastinate.PsycopgConnector(conninfo=libpq_url(context.database.url), min_size=1, max_size=4)
     app = procrastinate.App(connector=connector)
 
     @app.task(name=TASK, queue=QUEUE)
     async def execute(solve_id: str) -> None:
-        await take_one(room, solve_id)
+        await take_one(context, solve_id)
 
     return app
 
 
-async def take_one(room: Room, solve_id: str) -> str | None:
+async def take_one(context: Context, solve_id: str) -> str | None:
     """Execute the solve that is due next; the ticket's own where nothing else is. Returns which it was."""
     tried: set[str] = set()
-    while (due := await next_solve(room, frozenset(tried))) is not None:
-        if await execute_solve(room, due):
+    while (due := await next_solve(context, frozenset(tried))) is not None:
+        if await execute_solve(context, due):
             return due
         tried.add(due)  # another worker was quicker
     return None
 
 
-async def run_worker(room: Room) -> None:
+async def run_worker(context: Context) -> None:
     """Take tickets until told to stop; a restart of the database is waited out."""
     with contextlib.suppress(OSError, TimeoutError):
-        await room.warden.warm()
-    while not room.stopping:
-        app = queue_app(room)
+        await context.supervisor.warm()
+    while not context.stopping:
+        app = queue_app(context)
         try:
             async with app.open_async():
                 await app.run_worker_async(
                     queues=[QUEUE],
-                    name=room.name,
-                    concurrency=room.settings.workers,
-                    shutdown_graceful_timeout=room.settings.drain_s,
+                    name=context.name,
+                    concurrency=context.settings.workers,
+                    shutdown_graceful_timeout=context.settings.drain_s,
                     install_signal_handlers=False,
                     delete_jobs="always",
                     update_heartbeat_interval=10.0,
-                    stalled_worker_timeout=room.settings.stale_after_s,
+                    stalled_worker_timeout=context.settings.stale_after_s,
                     fetch_job_polling_interval=5.0,
                 )
         except asyncio.CancelledError:
@@ -91,21 +91,21 @@ async def run_worker(room: Room) -> None:
         await asyncio.sleep(_AGAIN_S)
 
 
-async def reconcile_for_ever(room: Room) -> None:
+async def reconcile_for_ever(context: Context) -> None:
     """Every few seconds, in every process: what workers left behind is taken up again."""
-    while not room.stopping:
+    while not context.stopping:
         try:
-            await reconcile(room)
+            await reconcile(context)
         except Exception as error:
             log.warning("reconciling failed; trying again", error=str(error).strip()[:200])
-        await asyncio.sleep(min(_RECONCILE_S, room.settings.stale_after_s))
+        await asyncio.sleep(min(_RECONCILE_S, context.settings.stale_after_s))
 
 
-async def reconcile(room: Room) -> dict[str, int]:
+async def reconcile(context: Context) -> dict[str, int]:
     """The reaper and the reconciler: silent solves are queued again, dead tickets dropped, missing ones added."""
-    stale = now() - timedelta(seconds=room.settings.stale_after_s)
-    async with room.database.write() as connection:
-        if not await alone(connection, 0x72656170):  # one process at a time is enough, of however many
+    stale = now() - timedelta(seconds=context.settings.stale_after_s)
+    async with context.database.write() as connection:
+        if not await try_lock(connection, 0x72656170):  # one process at a time is enough, of however many
             return {"requeued": 0, "dropped": 0, "added": 0}
         silent = await connection.execute(
             update(solves)

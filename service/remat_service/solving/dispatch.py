@@ -10,8 +10,8 @@ from functools import partial
 import structlog
 from sqlalchemy import and_, case, func, or_, select
 
-from ..context import Room
-from ..notify.notifier import heard
+from ..context import Context
+from ..notify.notifier import wait_for
 from ..storage.tables import now, solves, tenants
 from .execute import execute_solve
 
@@ -20,12 +20,12 @@ log = structlog.get_logger("remat_service.solving.dispatch")
 _LOOK_S = 1.0
 
 
-async def next_solve(room: Room, skip: frozenset[str] = frozenset()) -> str | None:
+async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> str | None:
     """The queued solve that is due next, or a running one whose worker has fallen silent.
 
     By priority; among equals the tenant with the fewest running solves for its weight; then the oldest.
     """
-    stale = now() - timedelta(seconds=room.settings.stale_after_s)
+    stale = now() - timedelta(seconds=context.settings.stale_after_s)
     silent = and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
     busy = (
         select(solves.c.tenant_id, func.count().label("running"))
@@ -47,7 +47,7 @@ async def next_solve(room: Room, skip: frozenset[str] = frozenset()) -> str | No
     )
     if skip:
         query = query.where(solves.c.id.not_in(sorted(skip)))
-    async with room.database.read() as connection:
+    async with context.database.read() as connection:
         found: str | None = await connection.scalar(query)
     return found
 
@@ -55,8 +55,8 @@ async def next_solve(room: Room, skip: frozenset[str] = frozenset()) -> str | No
 class Dispatcher:
     """Runs up to `settings.workers` solves at once in this process's children."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._running: dict[str, asyncio.Task[bool]] = {}
         self._loop: asyncio.Task[None] | None = None
 
@@ -74,26 +74,26 @@ class Dispatcher:
                 await task
 
     async def _dispatch(self) -> None:
-        room = self._room
+        context = self._context
         try:
-            await room.warden.warm()
+            await context.supervisor.warm()
         except (OSError, TimeoutError):
             log.exception("no solver child can be started; trying again with the first solve")
-        while not room.stopping:
-            bell = room.bells.listen("queue")
+        while not context.stopping:
+            changed = context.notifier.listen("queue")
             try:
-                while len(self._running) < room.settings.workers:
-                    solve_id = await next_solve(room, frozenset(self._running))
+                while len(self._running) < context.settings.workers:
+                    solve_id = await next_solve(context, frozenset(self._running))
                     if solve_id is None:
                         break
-                    self._running[solve_id] = task = asyncio.create_task(execute_solve(room, solve_id))
+                    self._running[solve_id] = task = asyncio.create_task(execute_solve(context, solve_id))
                     task.add_done_callback(partial(self._ended, solve_id))
                     await asyncio.sleep(0)
             except Exception:
                 log.exception("a look at the queue failed; trying again")
                 await asyncio.sleep(_LOOK_S)
-            await heard(bell, _LOOK_S)
+            await wait_for(changed, _LOOK_S)
 
     def _ended(self, solve_id: str, task: asyncio.Task[bool]) -> None:
         self._running.pop(solve_id, None)
-        self._room.bells.ring("queue")
+        self._context.notifier.notify("queue")

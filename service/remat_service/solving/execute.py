@@ -11,25 +11,25 @@ import time
 
 import structlog
 
-from ..context import Room
+from ..context import Context
 from ..storage.tables import now
 from .claim import LostClaim, claim_solve, give_back
-from .run import Rounds
+from .run import SolveRun
 
 log = structlog.get_logger("remat_service.solving.execute")
 
 
-async def execute_solve(room: Room, solve_id: str) -> bool:
+async def execute_solve(context: Context, solve_id: str) -> bool:
     """Claim a solve and see it to its end; False where it was not there to be claimed."""
-    claim = await claim_solve(room, solve_id)
+    claim = await claim_solve(context, solve_id)
     if claim is None:
         return False
-    room.metrics.running.inc()
+    context.metrics.running.inc()
     logger = log.bind(solve=claim.id, attempt=claim.attempt, method=claim.row.method)
     logger.info("solve started", queued_s=round((now() - claim.row.queued_at).total_seconds(), 3))
     begun = time.monotonic()
     try:
-        outcome = await Rounds(room, claim).run()
+        outcome = await SolveRun(context, claim).run()
         if outcome is not None:
             logger.info(
                 "solve ended", status=outcome.status.value, gap=outcome.gap, seconds=round(time.monotonic() - begun, 3)
@@ -37,12 +37,12 @@ async def execute_solve(room: Room, solve_id: str) -> bool:
     except LostClaim:
         logger.warning("solve taken over by another worker")
     except asyncio.CancelledError:
-        await asyncio.shield(give_back(room, claim))
+        await asyncio.shield(give_back(context, claim))
         logger.info("solve given back to the queue")
         raise
     except Exception:
         logger.exception("solve broke off; it will be taken up again")
-        await give_back(room, claim)
+        await give_back(context, claim)
     finally:
-        room.metrics.running.dec()
+        context.metrics.running.dec()
     return True

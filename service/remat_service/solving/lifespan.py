@@ -11,8 +11,8 @@ import structlog
 from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..context import Room
-from ..notify.postgres import Relay
+from ..context import Context
+from ..notify.postgres import PostgresRelay
 from ..storage import migrations
 from ..storage.prepare import migrate, sole_owner
 from ..storage.tables import solves
@@ -22,44 +22,44 @@ log = structlog.get_logger("remat_service.solving.lifespan")
 
 
 @asynccontextmanager
-async def opened(room: Room) -> AsyncIterator[None]:
+async def opened(context: Context) -> AsyncIterator[None]:
     """The database migrated and owned, the default tenant there, solves of a dead process queued again.
 
     Raises:
         ServiceError: another process has the SQLite file.
     """
-    with sole_owner(room.database):
+    with sole_owner(context.database):
         try:
-            await migrate(room.database)
-            async with room.database.write() as connection:
+            await migrate(context.database)
+            async with context.database.write() as connection:
                 await connection.run_sync(migrations.lock)
                 await default_caller(connection)
-            if room.database.is_sqlite:
-                await _requeue_all(room)
-            async with _shared(room):
+            if context.database.is_sqlite:
+                await _requeue_all(context)
+            async with _shared(context):
                 yield
         finally:
-            await room.warden.close()
+            await context.supervisor.close()
             with contextlib.suppress(SQLAlchemyError):
-                await room.behind.close()
-            room.glance.close()
-            await room.database.close()
+                await context.write_behind.close()
+            context.snapshots.close()
+            await context.database.close()
 
 
 @asynccontextmanager
-async def _shared(room: Room) -> AsyncIterator[None]:
-    """What processes that share a database need: bells that ring in all, and, in a cluster, a queue to tell."""
-    if room.database.is_sqlite:
+async def _shared(context: Context) -> AsyncIterator[None]:
+    """What processes that share a database need: changes told to all of them and, in a cluster, a queue."""
+    if context.database.is_sqlite:
         yield
         return
-    relay = Relay(room.database.url, room.bells)
+    relay = PostgresRelay(context.database.url, context.notifier)
     relay.start()
     keeper: asyncio.Task[None] | None = None
-    if not room.settings.embedded:
+    if not context.settings.embedded:
         from . import cluster
 
-        room.enqueue = cluster.enqueue
-        keeper = asyncio.create_task(cluster.reconcile_for_ever(room))
+        context.enqueue = cluster.enqueue
+        keeper = asyncio.create_task(cluster.reconcile_for_ever(context))
     try:
         yield
     finally:
@@ -68,9 +68,9 @@ async def _shared(room: Room) -> AsyncIterator[None]:
         await relay.stop()
 
 
-async def _requeue_all(room: Room) -> None:
+async def _requeue_all(context: Context) -> None:
     """On SQLite this process is the only one, so whatever runs in the table ran in one that has died."""
-    async with room.database.write() as connection:
+    async with context.database.write() as connection:
         done = await connection.execute(
             update(solves)
             .where(solves.c.state == "running")

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidData, InvalidPlan, read_plan
 
-from ..context import Room
+from ..context import Context
 from ..storage.store import column
 from ..storage.tables import events, solves
 from .claim import Claim, LostClaim
@@ -22,7 +22,7 @@ from .outcome import Outcome
 log = structlog.get_logger("remat_service.solving.record")
 
 
-class Ledger:
+class SolveRecord:
     """The row of a solve as its worker knows it.
 
     Attributes:
@@ -31,8 +31,8 @@ class Ledger:
         lost: the claim is somebody else's now.
     """
 
-    def __init__(self, room: Room, claim: Claim) -> None:
-        self._room, self._claim = room, claim
+    def __init__(self, context: Context, claim: Claim) -> None:
+        self._context, self._claim = context, claim
         self.spent_s: float = claim.row.spent_s
         self.cost_ns: int | None = claim.row.cost_ns
         self.bound_ns: int | None = claim.row.bound_ns
@@ -72,7 +72,7 @@ class Ledger:
 
     async def take(self, outcome: Outcome, frame: dict[str, Any]) -> None:
         """A frame from the child: judged, then stored, then told."""
-        room, claim = self._room, self._claim
+        context, claim = self._context, self._claim
         if frame["type"] == "error":
             outcome.failed(frame["kind"], frame["message"])
             return
@@ -90,32 +90,32 @@ class Ledger:
         bound, within = _bound_of(frame)
         if better is None and bound == self.bound_ns:
             return
-        async with room.database.write() as connection:
+        async with context.database.write() as connection:
             values: dict[str, Any] = {"bound_ns": bound, "restricted_to": column(within)}
             if better is not None:
                 plan, verdict, source = better
-                plan_id, digest = await room.store.put_plan(
+                plan_id, digest = await context.store.put_plan(
                     connection, claim.row.graph_key, claim.row.method_key, source, plan, verdict
                 )
-                room.judge.remember(claim.row.graph_key, digest, verdict)
+                context.verifier.remember(claim.row.graph_key, digest, verdict)
                 if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
                     values |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns}
                     self.cost_ns = verdict.cost_ns
             if outcome.whole_bound_ns is not None:
-                await room.store.raise_bound(
+                await context.store.raise_bound(
                     connection, claim.row.graph_key, claim.net.budget_bytes, outcome.whole_bound_ns
                 )
             await self.write(connection, values)
             await self._event(connection, frame, bound, within)
         self.bound_ns = bound
-        room.bells.ring(claim.id)
+        context.notifier.notify(claim.id)
 
     async def _judged(self, data: object, frame: dict[str, Any]) -> Any:
         try:
             plan = await asyncio.to_thread(read_plan, data)
-            verdict = await self._room.judge.admit(self._claim.net, plan)
+            verdict = await self._context.verifier.verify(self._claim.net, plan)
         except (InvalidData, InvalidPlan) as error:
-            self._room.metrics.rejections.labels("solver").inc()
+            self._context.metrics.rejections.labels("solver").inc()
             log.error(
                 "a solver's plan was refused", solve=self._claim.id, method=self._claim.row.method, why=str(error)
             )

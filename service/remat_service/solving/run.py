@@ -17,38 +17,38 @@ import structlog
 
 from remat_ir import Answer, Status, gap_of, overhead_of
 
-from ..context import Room
-from ..processes.supervisor import Run
-from ..requests.completion import write_endings
+from ..context import Context
+from ..processes.supervisor import ChildRun
+from ..requests.completion import write_answers
 from ..storage.cache import Known, answer_of, best_bound, is_final
 from ..storage.store import Effort
 from ..storage.tables import now
 from ..subjects import gross_of
 from .claim import Claim, LostClaim, open_requests
-from .monitor import NEARLY_S, Lookout
+from .monitor import NEARLY_S, Monitor
 from .outcome import Outcome
-from .record import Ledger
+from .record import SolveRecord
 
 log = structlog.get_logger("remat_service.solving.run")
 
 
-class Rounds:
+class SolveRun:
     """A claimed solve: rounds of a solver child, each improvement written down before anybody hears of it."""
 
-    def __init__(self, room: Room, claim: Claim) -> None:
-        self.room, self.claim = room, claim
-        self.ledger = Ledger(room, claim)
+    def __init__(self, context: Context, claim: Claim) -> None:
+        self.context, self.claim = context, claim
+        self.record = SolveRecord(context, claim)
         self.failures = 0
 
     async def run(self) -> Answer | None:
         """Rounds until no request is open; returns the last outcome, in net bytes."""
         outcome: Answer | None = None
-        if self.claim.attempt > self.room.settings.most_attempts:
+        if self.claim.attempt > self.context.settings.most_attempts:
             outcome = await self._known_outcome("The solver was started too often without coming to an end.")
             await self._end_all(outcome)
             return outcome
         while True:
-            async with self.room.database.read() as connection:
+            async with self.context.database.read() as connection:
                 waiting = await open_requests(connection, self.claim.id)
             if not waiting:
                 if await self._end_unwanted():
@@ -56,11 +56,11 @@ class Rounds:
                 continue
             limit = max(request.time_limit_s for request in waiting)
             gap = min(request.max_gap for request in waiting)
-            fresh = self.claim.row.forced and self.ledger.spent_s == 0
+            fresh = self.claim.row.forced and self.record.spent_s == 0
             known = (
-                Known() if fresh else await self.room.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
+                Known() if fresh else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
             )
-            left = limit - self.ledger.spent_s
+            left = limit - self.record.spent_s
             if left <= NEARLY_S or (not fresh and is_final(known, self.claim.net, gap, limit)):
                 outcome = answer_of(known, self.claim.net, self.claim.row.method, gap, waiting[0].digest)
                 if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
@@ -73,41 +73,41 @@ class Rounds:
 
     async def _round(self, digest: str, limit_s: float, gap: float, known: Known) -> Answer:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
-        room, claim = self.room, self.claim
-        born = time.monotonic()
-        child = await room.warden.child(limit_s)
-        run = Run(child, room.settings, limit_s)
-        self.ledger.begin()
+        context, claim = self.context, self.claim
+        begun = time.monotonic()
+        child = await context.supervisor.start_child(limit_s)
+        run = ChildRun(child, context.settings, limit_s)
+        self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
-        lookout = Lookout(room, claim, self.ledger, run, limit_s, gap)
-        watching = asyncio.create_task(lookout.watch())
+        monitor = Monitor(context, claim, self.record, run, limit_s, gap)
+        watching = asyncio.create_task(monitor.watch())
         try:
             async for frame in run.frames(await self._job(limit_s, gap, known)):
-                if self.ledger.lost:
+                if self.record.lost:
                     break
-                await self.ledger.take(outcome, frame)
+                await self.record.take(outcome, frame)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             child.signal(signal.SIGKILL)
-        if self.ledger.lost:
+        if self.record.lost:
             raise LostClaim
-        elapsed = self.ledger.end()
-        room.metrics.overhead_seconds.observe(max(0.0, time.monotonic() - born - outcome.solver_seconds(elapsed)))
+        elapsed = self.record.end()
+        context.metrics.overhead_seconds.observe(max(0.0, time.monotonic() - begun - outcome.solver_seconds(elapsed)))
         if run.reason is not None:
-            room.metrics.kills.labels(run.reason).inc()
+            context.metrics.kills.labels(run.reason).inc()
         return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap)
 
     async def _job(self, limit_s: float, gap: float, known: Known) -> dict[str, Any]:
         claim = self.claim
         plan_row = known.plan
         if claim.row.start_plan_id is not None and plan_row is None:
-            async with self.room.database.read() as connection:
-                plan_row = await self.room.store.plan(connection, claim.row.start_plan_id)
+            async with self.context.database.read() as connection:
+                plan_row = await self.context.store.plan(connection, claim.row.start_plan_id)
         plan = None
         if plan_row is not None and plan_row.peak_bytes <= claim.net.budget_bytes:
-            plan = await self.room.judge.plan(plan_row.graph_key, claim.net, plan_row.data, plan_row.claimed)
+            plan = await self.context.verifier.plan(plan_row.graph_key, claim.net, plan_row.data, plan_row.claimed)
         gross = gross_of(claim.net, claim.row.fixed_bytes)
         return {
             "problem": await asyncio.to_thread(gross.to_json),
@@ -119,40 +119,40 @@ class Rounds:
             "bound_ns": known.bound_ns,
         }
 
-    async def _store(self, outcome: Outcome, run: Run, out_of_time: bool, gap: float) -> Answer:
+    async def _store(self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float) -> Answer:
         """What a round leaves behind: its bounds, how it ended, and its answer in net bytes."""
-        room, claim = self.room, self.claim
+        context, claim = self.context, self.claim
         graph_key, budget = claim.row.graph_key, claim.net.budget_bytes
         crashed = outcome.answer is None and run.reason is None
         if crashed:
             self.failures += 1
-            again = outcome.kind is None and self.failures < room.settings.most_attempts
+            again = outcome.kind is None and self.failures < context.settings.most_attempts
             if again and not await self._unwanted():
                 log.warning("solver child died; starting another", solve=claim.id, status=run.child.status)
                 return replace(outcome.partial("time"), limit="again")
         answer = outcome.final(run.reason, out_of_time)
-        async with room.database.write() as connection:
-            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
+        async with context.database.write() as connection:
+            await self.record.write(connection, {"spent_s": self.record.spent_s})
             if outcome.whole_bound_ns is not None:
-                await room.store.raise_bound(connection, graph_key, budget, outcome.whole_bound_ns)
+                await context.store.raise_bound(connection, graph_key, budget, outcome.whole_bound_ns)
             if answer.bound_ns is not None and answer.restricted_to:
-                await room.store.raise_bound(
+                await context.store.raise_bound(
                     connection, graph_key, budget, answer.bound_ns, claim.row.method_key, answer.restricted_to
                 )
             if answer.least_budget_bound_bytes is not None or answer.least_budget_bytes is not None:
                 least = answer.least_budget_bound_bytes or 0
                 if answer.status is Status.INFEASIBLE:
                     least = max(least, budget + 1)
-                await room.store.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
+                await context.store.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
             if answer.status not in (Status.FAILED, Status.CANCELLED):
                 message = answer.message if not answer.budget_bytes or claim.row.fixed_bytes == 0 else ""
-                await room.store.put_effort(
+                await context.store.put_effort(
                     connection,
                     graph_key,
                     budget,
                     claim.row.method_key,
                     Effort(
-                        self.ledger.spent_s,
+                        self.record.spent_s,
                         outcome.settled,
                         answer.status.value,
                         answer.limit,
@@ -164,7 +164,7 @@ class Rounds:
 
     async def _best_of(self, answer: Answer, gap: float) -> Answer:
         """An answer with the best that the store knows beside it: bounds from other budgets, an earlier incumbent."""
-        known = await self.room.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
+        known = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
         cost, net = known.cost_ns, self.claim.net
         answer = replace(answer, least_budget_bytes=known.enough_bytes, least_budget_bound_bytes=known.least_bytes)
         if cost is None or known.plan is None:
@@ -194,40 +194,40 @@ class Rounds:
         return await self._best_of(failed, 0.0)
 
     async def _unwanted(self) -> bool:
-        async with self.room.database.read() as connection:
+        async with self.context.database.read() as connection:
             return not await open_requests(connection, self.claim.id)
 
     async def _settle(self, outcome: Answer) -> bool:
         """End every request that the outcome satisfies; True when none is left and the solve has ended too."""
-        room, claim = self.room, self.claim
+        context, claim = self.context, self.claim
         if outcome.limit == "again":
             return False
         endings: list[tuple[Any, Answer]] = []
-        async with room.database.write() as connection:
+        async with context.database.write() as connection:
             # locks the row: nobody joins from here on
-            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
+            await self.record.write(connection, {"spent_s": self.record.spent_s})
             waiting = await open_requests(connection, claim.id)
-            plan = await room.store.best_plan(
+            plan = await context.store.best_plan(
                 connection, claim.row.graph_key, claim.net.budget_bytes,
                 None if claim.row.method_key == "auto" else claim.row.method_key,
             ) if outcome.cost_ns is not None else None  # fmt: skip
             for request in waiting:
                 if self._satisfied(request, outcome):
-                    said = replace(outcome, digest=request.digest, seconds=round(self.ledger.spent_s, 3))
+                    said = replace(outcome, digest=request.digest, seconds=round(self.record.spent_s, 3))
                     if request.fixed_bytes != claim.row.fixed_bytes:
                         said = replace(said, message="")
                     endings.append((request, said))
-            await write_endings(connection, endings, None if plan is None else plan.id)
+            await write_answers(connection, endings, None if plan is None else plan.id)
             finished = len(endings) == len(waiting)
             if finished:
-                await self.ledger.write(
+                await self.record.write(
                     connection, {"state": "ended", "ended_at": now(), "outcome": outcome.to_json(), "worker": None}
                 )
-        if plan is not None and room.settings.embedded:  # for the crowd that is about to be woken
-            await room.judge.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
-        room.bells.ring(*(request.id for request, _ in endings))
+        if plan is not None and context.settings.embedded:  # for the crowd that is about to be woken
+            await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
+        context.notifier.notify(*(request.id for request, _ in endings))
         if finished:
-            room.bells.ring(claim.id)
+            context.notifier.notify(claim.id)
         return finished
 
     def _satisfied(self, request: Any, outcome: Answer) -> bool:
@@ -235,24 +235,24 @@ class Rounds:
             return True
         if outcome.gap is not None and outcome.gap <= request.max_gap:
             return True
-        wanted: float = min(request.time_limit_s, self.room.settings.most_time_limit_s)
-        return self.ledger.spent_s + NEARLY_S >= wanted
+        wanted: float = min(request.time_limit_s, self.context.settings.most_time_limit_s)
+        return self.record.spent_s + NEARLY_S >= wanted
 
     async def _end_all(self, outcome: Answer) -> None:
-        self.ledger.spent_s = self.room.settings.most_time_limit_s
+        self.record.spent_s = self.context.settings.most_time_limit_s
         await self._settle(outcome)
 
     async def _end_unwanted(self) -> bool:
-        async with self.room.database.write() as connection:
-            await self.ledger.write(connection, {"spent_s": self.ledger.spent_s})
+        async with self.context.database.write() as connection:
+            await self.record.write(connection, {"spent_s": self.record.spent_s})
             wanted = bool(await open_requests(connection, self.claim.id))
             if not wanted:
-                await self.ledger.write(connection, {"state": "ended", "ended_at": now(), "worker": None})
-        self.room.bells.ring(self.claim.id)
+                await self.record.write(connection, {"state": "ended", "ended_at": now(), "worker": None})
+        self.context.notifier.notify(self.claim.id)
         return not wanted
 
     def _observe(self, outcome: Answer) -> None:
-        metrics = self.room.metrics
-        metrics.solve_seconds.labels(outcome.method, outcome.status.value).observe(self.ledger.spent_s)
+        metrics = self.context.metrics
+        metrics.solve_seconds.labels(outcome.method, outcome.status.value).observe(self.record.spent_s)
         if outcome.gap is not None:
             metrics.gap.observe(outcome.gap)

@@ -9,7 +9,7 @@ import signal
 import structlog
 from prometheus_client import start_http_server
 
-from ..context import room_of
+from ..context import build_context
 from ..requests.housekeeping import housekeeping
 from ..settings import Settings
 from .cluster import run_worker
@@ -20,17 +20,17 @@ log = structlog.get_logger("remat_service.solving.worker")
 
 async def work(settings: Settings, metrics_port: int = 0) -> None:
     """Run until SIGTERM or SIGINT; solves under way are given back to the queue within `drain_s`."""
-    room = room_of(settings)
+    context = build_context(settings)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with opened(room):
-        server = start_http_server(metrics_port, registry=room.metrics.registry) if metrics_port else None
-        tasks = [asyncio.create_task(run_worker(room)), asyncio.create_task(housekeeping(room))]
-        print(f"remat-service worker ready: {room.name}, {settings.workers} at once", flush=True)
+    async with opened(context):
+        server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
+        tasks = [asyncio.create_task(run_worker(context)), asyncio.create_task(housekeeping(context))]
+        print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
         await stop.wait()
         log.info("worker stopping")
-        room.stopping = True
+        context.stopping = True
         for task in tasks:
             task.cancel()
         for task in tasks:

@@ -38,10 +38,10 @@ from ..identity import Caller
 from ..subjects import costs_of
 from .cache_key import Keys
 from .database import Database
-from .snapshot import Footing, Glance
+from .snapshot import Snapshot, SnapshotReader
 from .store import Effort, Store, StoredPlan
 from .tables import graphs
-from .verifier import Judge
+from .verifier import Verifier
 
 _NEAR_CANDIDATES = 4
 _AUTO = "auto"
@@ -79,12 +79,12 @@ class Known:
 class Cache:
     """Looks answers up; never writes, but for dropping what the judge refuses."""
 
-    def __init__(self, database: Database, store: Store, judge: Judge, glance: Glance) -> None:
-        self._database, self._store, self._judge, self._glance = database, store, judge, glance
+    def __init__(self, database: Database, store: Store, verifier: Verifier, snapshots: SnapshotReader) -> None:
+        self._database, self._store, self._verifier, self._snapshots = database, store, verifier, snapshots
 
-    async def known(self, caller: Caller, keys: Keys, problem: Problem, footing: Footing | None = None) -> Known:
+    async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Known:
         """What is known about a net problem, from a look just taken or a new one; its plan has passed the judge."""
-        found = footing or await self._glance.footing(keys, problem.budget_bytes)
+        found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
         known = Known(
             plan=await self._good_plan(keys, problem, found.plan(keys.graph)),
             bound_ns=found.bound_ns,
@@ -99,7 +99,7 @@ class Cache:
         return known
 
     async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
-        if best is None or await self._judge.passes(keys.graph, problem, best.data, best.claimed):
+        if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
             return best
         good, broken = None, [best.id]
         method_key = None if keys.method == _AUTO else keys.method
@@ -107,7 +107,7 @@ class Cache:
             for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
                 if other.id == best.id:
                     continue
-                if await self._judge.passes(keys.graph, problem, other.data, other.claimed):
+                if await self._verifier.passes(keys.graph, problem, other.data, other.claimed):
                     good = other
                     break
                 broken.append(other.id)
@@ -125,7 +125,7 @@ class Cache:
             .limit(_NEAR_CANDIDATES)
         )
         for row in rows.all():
-            other = await self._judge.graph(row.key, row.data, caller.key)
+            other = await self._verifier.graph(row.key, row.data, caller.key)
             if other is not None:
                 known = await self._nearer(connection, row.key, other, problem, known)
         return known
@@ -146,11 +146,11 @@ class Cache:
         row = await self._store.best_plan(connection, key, problem.budget_bytes, None)
         if row is None:
             return known
-        plan = await self._judge.plan(key, Problem(other, problem.budget_bytes), row.data, row.claimed)
+        plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), row.data, row.claimed)
         if plan is None:
             return known
         try:
-            verdict = await self._judge.admit(problem, plan)
+            verdict = await self._verifier.verify(problem, plan)
         except InvalidPlan:
             return known
         if known.cost_ns is None or verdict.cost_ns < known.cost_ns:

@@ -66,7 +66,7 @@ class Database:
         await self.engine.dispose()
 
 
-async def alone(connection: AsyncConnection, key: int) -> bool:
+async def try_lock(connection: AsyncConnection, key: int) -> bool:
     """Whether no other process is at the same work, up to the end of this transaction; on SQLite there is none."""
     if connection.dialect.name != "postgresql":
         return True

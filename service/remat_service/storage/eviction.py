@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..metrics import Metrics
 from ..settings import Settings
-from .database import Database, alone
+from .database import Database, try_lock
 from .tables import graphs, groups, now, plans, requests, solves
 
 _BATCH = 100
@@ -21,7 +21,7 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
     """Forget what is old, then the least used until the store is within its bytes; returns the graphs forgotten."""
     cutoff = now() - timedelta(days=settings.store_days)
     async with database.write() as connection:
-        if not await alone(connection, _LOCK):
+        if not await try_lock(connection, _LOCK):
             return 0
         done = await connection.execute(
             delete(requests).where(requests.c.ended.is_(True), requests.c.ended_at < cutoff)

@@ -1,4 +1,4 @@
-"""One look at all that a stored answer rests on, in one statement.
+"""Reading all that a stored answer rests on, in one statement.
 
 On SQLite the look is a prepared statement on a read-only connection of the event loop's own: tens of microseconds,
 where a connection of the pool costs a thread switch for every statement. Readers of a WAL never wait for a writer;
@@ -21,10 +21,10 @@ from .store import WHOLE, Effort, StoredPlan, names
 from .tables import ACTIVE, bounds, efforts, floors, plans, requests, solves
 
 
-class Footing(NamedTuple):
+class Snapshot(NamedTuple):
     """What a hit is put together from (see `cache.py`), and whether a solve is under way that it should join.
 
-    Equal footings give equal answers. `data` are the plan's stored bytes themselves, not a checksum of them.
+    Equal snapshots give equal answers. `data` are the plan's stored bytes themselves, not a checksum of them.
     """
 
     plan_id: str | None
@@ -74,7 +74,7 @@ class Footing(NamedTuple):
         return Effort(self.seconds, bool(self.settled), self.status, self.limit, within, self.message)
 
 
-class Given(NamedTuple):
+class EndedRequest(NamedTuple):
     """An ended request: its answer, and its plan as it is stored; no plan where the answer has none."""
 
     answer: Any
@@ -85,7 +85,7 @@ class Given(NamedTuple):
     peak_bytes: int | None
 
 
-def _footing() -> Select[Any]:
+def _snapshot() -> Select[Any]:
     graph: BindParameter[str] = bindparam("graph")
     budget: BindParameter[int] = bindparam("budget")
     method: BindParameter[str] = bindparam("method")
@@ -144,8 +144,8 @@ def _footing() -> Select[Any]:
     ).select_from(rows)  # fmt: skip
 
 
-_FOOTING = _footing()
-_GIVEN = (
+_SNAPSHOT = _snapshot()
+_ENDED_REQUEST = (
     select(
         requests.c.answer,
         requests.c.graph_key,
@@ -162,7 +162,7 @@ _GIVEN = (
         or_(requests.c.plan_id.is_(None), plans.c.id.is_not(None)),
     )
 )
-_RETRIED = select(requests.c.id).where(
+_IDEMPOTENCY_KEY = select(requests.c.id).where(
     requests.c.tenant_id == bindparam("tenant"), requests.c.idempotency_key == bindparam("key")
 )
 
@@ -170,32 +170,32 @@ _RETRIED = select(requests.c.id).where(
 _NAMED = sqlite.dialect(paramstyle="named")
 
 
-class Glance:
+class SnapshotReader:
     """Looks; never writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._own: sqlite3.Connection | None = None
-        compiled = [(query, query.compile(dialect=_NAMED)) for query in (_FOOTING, _GIVEN, _RETRIED)]
+        compiled = [(query, query.compile(dialect=_NAMED)) for query in (_SNAPSHOT, _ENDED_REQUEST, _IDEMPOTENCY_KEY)]
         self._texts = {query: (str(statement), statement.params) for query, statement in compiled}
 
-    async def footing(self, keys: Keys, net_budget: int) -> Footing:
+    async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
         named = {"graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight}
-        row = await self._row(_FOOTING, named | {"any_method": int(keys.method == "auto")})
-        return Footing._make(row)
+        row = await self._row(_SNAPSHOT, named | {"any_method": int(keys.method == "auto")})
+        return Snapshot._make(row)
 
-    async def given(self, tenant_id: str, request_id: str) -> Given | None:
+    async def ended_request(self, tenant_id: str, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, or its plan is gone."""
-        row = await self._row(_GIVEN, {"id": request_id, "tenant": tenant_id})
+        row = await self._row(_ENDED_REQUEST, {"id": request_id, "tenant": tenant_id})
         if row is None:
             return None
-        found = Given._make(row)  # SQLite's own reader leaves JSON as text
+        found = EndedRequest._make(row)  # SQLite's own reader leaves JSON as text
         return found._replace(answer=json.loads(found.answer)) if isinstance(found.answer, str) else found
 
-    async def retried(self, tenant_id: str, key: str) -> bool:
+    async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""
-        return await self._row(_RETRIED, {"tenant": tenant_id, "key": key}) is not None
+        return await self._row(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}) is not None
 
     async def _row(self, query: Select[Any], named: Mapping[str, object]) -> Any:
         if self._database.is_sqlite:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
 
-class Judge:
+class Verifier:
     """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
 
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
@@ -80,7 +80,7 @@ class Judge:
         """The text of packed bytes of this SHA-256, where it is in memory: only for who knows that they were judged."""
         return self._texts.get(digest)
 
-    def text_at_once(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
+    def text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
         """The text of a plan whose bytes were judged before and are still in memory; None says nothing about it."""
         digest = checksum(packed)
         within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
@@ -94,7 +94,7 @@ class Judge:
             self.rejections += 1
             return None
 
-    async def admit(self, problem: Problem, plan: AnyPlan) -> Verdict:
+    async def verify(self, problem: Problem, plan: AnyPlan) -> Verdict:
         """Judge a plan that is about to be stored.
 
         Raises:

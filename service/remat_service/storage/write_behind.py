@@ -23,7 +23,7 @@ _SOON_S = 0.05
 _MOST_ROWS = 2_000
 
 
-class Behind:
+class WriteBehind:
     """Rows of `requests` on their way into the database."""
 
     def __init__(self, database: Database, store: Store) -> None:
@@ -36,7 +36,7 @@ class Behind:
         """Take a row; it is written before this returns, or soon."""
         self._rows[row["id"]] = row
         if not self._database.is_sqlite or len(self._rows) >= _MOST_ROWS:
-            await self.settle()
+            await self.flush()
         elif self._task is None:
             self._task = asyncio.create_task(self._soon())
 
@@ -48,7 +48,7 @@ class Behind:
         """Whether a row with this idempotency key is still on its way."""
         return any(row["idempotency_key"] == key and row["tenant_id"] == tenant_id for row in self._rows.values())
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Write what was taken up to now."""
         async with self._writing:
             rows = list(self._rows.values())
@@ -71,7 +71,7 @@ class Behind:
         while self._rows:
             await asyncio.sleep(_SOON_S)
             try:
-                await self.settle()
+                await self.flush()
             except Exception:
                 log.exception("writing requests down failed; trying again")
         self._task = None
@@ -80,4 +80,4 @@ class Behind:
         """Write what is left."""
         if self._task is not None:
             self._task.cancel()
-        await self.settle()
+        await self.flush()

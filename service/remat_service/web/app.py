@@ -1,4 +1,4 @@
-"""The room wired together: settings in, an ASGI application out."""
+"""The application wired together: settings in, an ASGI application out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from remat_ir import InvalidData, InvalidPlan
 
-from ..context import Room, room_of
+from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..requests.housekeeping import housekeeping
 from ..requests.parse import ParsedBodies
@@ -26,7 +26,7 @@ from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
 from .authentication import Callers
 from .body import BodyLimits
-from .middleware import Outside
+from .middleware import RequestMiddleware
 from .openapi import describe
 from .problems import problem_response, refusal_of, validation_refusal
 from .routes import graphs, groups, page, plans, profiles, service, solves
@@ -37,11 +37,11 @@ LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 def create_app(settings: Settings | None = None) -> FastAPI:
     """The service as an application; its lifespan opens the database and starts the dispatcher."""
     settings = settings or Settings()
-    room = room_of(settings)
+    context = build_context(settings)
     app = FastAPI(
-        title="remat", version="1", lifespan=_lifespan(room), docs_url=None, redoc_url=None, redirect_slashes=False
+        title="remat", version="1", lifespan=_lifespan(context), docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.state.room, app.state.callers, app.state.parsed_bodies = room, Callers(room), ParsedBodies()
+    app.state.context, app.state.callers, app.state.parsed_bodies = context, Callers(context), ParsedBodies()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
     app.mount("/static", page.static_files())
@@ -53,26 +53,26 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)
-    app.add_middleware(Outside, metrics=room.metrics, hosts=_hosts(settings))
+    app.add_middleware(RequestMiddleware, metrics=context.metrics, hosts=_hosts(settings))
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 
 
-def _lifespan(room: Room) -> Any:
+def _lifespan(context: Context) -> Any:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(room):
-            dispatcher = Dispatcher(room)
-            if room.settings.embedded:
+        async with opened(context):
+            dispatcher = Dispatcher(context)
+            if context.settings.embedded:
                 dispatcher.start()
-            keeper = asyncio.create_task(housekeeping(room))
+            keeper = asyncio.create_task(housekeeping(context))
             try:
                 yield
             finally:
-                room.stopping = True
-                room.bells.ring_all()
+                context.stopping = True
+                context.notifier.notify_all()
                 keeper.cancel()
-                await asyncio.wait_for(dispatcher.stop(), room.settings.drain_s + 10.0)
+                await asyncio.wait_for(dispatcher.stop(), context.settings.drain_s + 10.0)
 
     return lifespan
 

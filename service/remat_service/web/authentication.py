@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
-from ..context import Room
+from ..context import Context
 from ..errors import Forbidden, Unauthorized
 from ..identity import Caller
 from ..tenants.keys import caller_by_key, default_caller
@@ -19,8 +19,8 @@ _MEMORY_S = 2.0
 class Callers:
     """Looks tenants up, with a short memory."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._known: dict[str, tuple[float, Caller]] = {}
 
     async def of(self, authorization: str | None) -> Caller:
@@ -30,17 +30,17 @@ class Callers:
             Unauthorized: no key where one is needed, or not a valid one.
         """
         key = _bearer(authorization)
-        if key is None and self._room.settings.require_keys:
+        if key is None and self._context.settings.require_keys:
             raise Unauthorized("this service needs an API key: Authorization: Bearer …")
         caller = self._remembered(key)
         if caller is not None:
             return caller
-        async with self._room.turns.of(f"caller {key}"):  # of a burst, one asks the database
+        async with self._context.locks.of(f"caller {key}"):  # of a burst, one asks the database
             caller = self._remembered(key)
             if caller is not None:
                 return caller
             moment = time.monotonic()
-            async with self._room.database.read() as connection:
+            async with self._context.database.read() as connection:
                 caller = await (default_caller(connection) if key is None else caller_by_key(connection, key))
             if len(self._known) > 10_000:
                 self._known.clear()

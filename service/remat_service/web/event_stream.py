@@ -7,24 +7,24 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..context import Room
+from ..context import Context
 from ..identity import Caller
-from ..notify.notifier import heard
+from ..notify.notifier import wait_for
 from ..requests import read
 
 _ALIVE_S = 10.0
 _LOOK_S = 1.0
 
 
-async def stream(room: Room, caller: Caller, request_id: str, after: int) -> AsyncIterator[bytes]:
+async def stream(context: Context, caller: Caller, request_id: str, after: int) -> AsyncIterator[bytes]:
     """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan."""
     yield b"retry: 1000\n\n"
     quiet_since = time.monotonic()
     while True:
-        ended_bell = room.bells.listen(request_id)
-        row = await read.find_request(room, caller, request_id)
-        bell = room.bells.listen(row.solve_id) if row.solve_id else ended_bell
-        progress = await read.progress_of(room, caller, request_id, after)
+        request_changed = context.notifier.listen(request_id)
+        row = await read.find_request(context, caller, request_id)
+        changed = context.notifier.listen(row.solve_id) if row.solve_id else request_changed
+        progress = await read.progress_of(context, caller, request_id, after)
         for point in progress["progress"]:
             after = point["seq"]
             yield event("progress", point, after)
@@ -32,12 +32,12 @@ async def stream(room: Room, caller: Caller, request_id: str, after: int) -> Asy
         if row.ended:
             yield event("end", row.answer, after)
             return
-        if room.stopping:
+        if context.stopping:
             return  # the client comes back with Last-Event-ID
         if time.monotonic() - quiet_since >= _ALIVE_S:
             yield b": alive\n\n"
             quiet_since = time.monotonic()
-        await heard(bell, _LOOK_S)
+        await wait_for(changed, _LOOK_S)
 
 
 def event(name: str, data: Any, number: int) -> bytes:

@@ -21,7 +21,7 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _QUIET = frozenset(("/livez", "/readyz", "/metrics"))
 
 
-class Outside:
+class RequestMiddleware:
     """The outermost layer; `hosts` are the Host names to accept, empty for any."""
 
     def __init__(self, app: App, metrics: Metrics, hosts: frozenset[str]) -> None:

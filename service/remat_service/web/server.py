@@ -9,7 +9,7 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 
-from ..context import Room
+from ..context import Context
 from ..errors import ServiceError
 from ..settings import Settings
 from ..storage.database import Database
@@ -82,11 +82,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Not ready from here on, while a balancer takes notice; long polls answer with what there is; then the end."""
-        room: Room = self._app.state.room
-        room.stopping = True
-        room.bells.ring_all()
+        context: Context = self._app.state.context
+        context.stopping = True
+        context.notifier.notify_all()
         if not self.force_exit:
-            await asyncio.sleep(room.settings.notice_s)
+            await asyncio.sleep(context.settings.notice_s)
         await super().shutdown(sockets)
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from remat_ir import Problem, graph_digest, plain_peak, structure_digest
 from remat_solver.bounds import least_need
 
-from ...context import Room
+from ...context import Context
 from ...identity import Caller
 from ...requests.explain import explain
 from ...requests.parse import json_body, model_entries, read_ask, read_problem
@@ -32,9 +32,9 @@ router = APIRouter(tags=["graphs"])
 )
 async def validate_graph(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Everything that a solve would refuse is refused here; nothing is stored."""
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     data = json_body(await request.body())
-    return await asyncio.to_thread(_about, data, room.settings)
+    return await asyncio.to_thread(_about, data, context.settings)
 
 
 def _about(data: Any, settings: Settings) -> dict[str, Any]:
@@ -65,5 +65,5 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
 )
 async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
-    room: Room = request.app.state.room
-    return await explain(room, caller, read_ask(json_body(await request.body()), room.settings))
+    context: Context = request.app.state.context
+    return await explain(context, caller, read_ask(json_body(await request.body()), context.settings))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
-from ...context import Room
+from ...context import Context
 from ...identity import Caller
 from ...requests import groups
 from ...requests.parse import json_body
@@ -43,11 +43,11 @@ def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
 )
 async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     data = json_body(await request.body())
-    group = await asyncio.to_thread(groups.read_sweep, data, room.settings)
-    group_id = await groups.start(room, caller, group)
-    return _response("/v1/sweeps", *await groups.look(room, caller, "sweep", group_id, preferred_wait(request)))
+    group = await asyncio.to_thread(groups.read_sweep, data, context.settings)
+    group_id = await groups.start(context, caller, group)
+    return _response("/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, preferred_wait(request)))
 
 
 @router.get(
@@ -61,7 +61,7 @@ async def get_sweep(
     request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
 ) -> Response:
     """The answers so far, without plans."""
-    return _response("/v1/sweeps", *await groups.look(request.app.state.room, caller, "sweep", group_id, wait))
+    return _response("/v1/sweeps", *await groups.status(request.app.state.context, caller, "sweep", group_id, wait))
 
 
 @router.post(
@@ -77,11 +77,13 @@ async def get_sweep(
 )
 async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """The graph scaled to each batch size, planned within one budget; `best_batch` is the largest with a plan."""
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     data = json_body(await request.body())
-    group = await asyncio.to_thread(groups.read_batches, data, room.settings)
-    group_id = await groups.start(room, caller, group)
-    return _response("/v1/max-batch", *await groups.look(room, caller, "max-batch", group_id, preferred_wait(request)))
+    group = await asyncio.to_thread(groups.read_batches, data, context.settings)
+    group_id = await groups.start(context, caller, group)
+    return _response(
+        "/v1/max-batch", *await groups.status(context, caller, "max-batch", group_id, preferred_wait(request))
+    )
 
 
 @router.get(
@@ -95,4 +97,6 @@ async def get_batch(
     request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
 ) -> Response:
     """The answers so far, without plans."""
-    return _response("/v1/max-batch", *await groups.look(request.app.state.room, caller, "max-batch", group_id, wait))
+    return _response(
+        "/v1/max-batch", *await groups.status(request.app.state.context, caller, "max-batch", group_id, wait)
+    )

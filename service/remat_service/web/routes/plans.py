@@ -32,7 +32,7 @@ async def get_plan(
     method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
 ) -> Response:
     """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
-    text = await stored_plans.plan_by_digest(request.app.state.room, caller, digest, method_of(method))
+    text = await stored_plans.plan_by_digest(request.app.state.context, caller, digest, method_of(method))
     return Response(text, media_type="application/json")
 
 
@@ -41,7 +41,7 @@ async def pin_plan(
     request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """The best plan of the problem stays in the store until it is unpinned."""
-    await stored_plans.pin_by_digest(request.app.state.room, caller, digest, True)
+    await stored_plans.pin_by_digest(request.app.state.context, caller, digest, True)
     return Response(status_code=204)
 
 
@@ -50,5 +50,5 @@ async def unpin_plan(
     request: Request, digest: Digest, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """The plan goes when its turn comes."""
-    await stored_plans.pin_by_digest(request.app.state.room, caller, digest, False)
+    await stored_plans.pin_by_digest(request.app.state.context, caller, digest, False)
     return Response(status_code=204)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from ...context import Room
+from ...context import Context
 from ...identity import Caller
 from ...requests.parse import json_body
 from ...requests.profiles import look_up, put, read_lookup, read_upload
@@ -26,9 +26,9 @@ router = APIRouter(tags=["profiles"])
 )
 async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Those of the signatures that are known for the device."""
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     device, signatures = read_lookup(json_body(await request.body()))
-    return {"profiles": await look_up(room, caller, device, signatures)}
+    return {"profiles": await look_up(context, caller, device, signatures)}
 
 
 @router.post(
@@ -40,6 +40,6 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
 )
 async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
     """The first writer of a signature wins; the reply is what now stands."""
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     device, profiles = read_upload(json_body(await request.body()))
-    return {"profiles": await put(room, caller, device, profiles)}
+    return {"profiles": await put(context, caller, device, profiles)}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from remat_solver import METHODS
 
-from ...context import Room
+from ...context import Context
 from ...errors import Unavailable
 from ...identity import Caller
 from ...storage.cache_key import SOLVER
@@ -32,11 +32,11 @@ async def livez() -> Any:
 @router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
 async def readyz(request: Request) -> Any:
     """The database answers and the service is not stopping."""
-    room: Room = request.app.state.room
-    if room.stopping:
+    context: Context = request.app.state.context
+    if context.stopping:
         raise Unavailable("stopping", retry_after_s=5)
     try:
-        async with room.database.read() as connection:
+        async with context.database.read() as connection:
             await connection.execute(select(1))
     except Exception:
         raise Unavailable("the database does not answer", retry_after_s=5) from None
@@ -51,17 +51,17 @@ async def readyz(request: Request) -> Any:
 )
 async def metrics(request: Request) -> Response:
     """The exposition format, version 0.0.4."""
-    room: Room = request.app.state.room
-    async with room.database.read() as connection:
+    context: Context = request.app.state.context
+    async with context.database.read() as connection:
         waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == "queued"))
-    room.metrics.queued.set(waiting or 0)
-    return Response(room.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    context.metrics.queued.set(waiting or 0)
+    return Response(context.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())
 async def capabilities(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Methods with their options and defaults, formats, limits."""
-    settings = request.app.state.room.settings
+    settings = request.app.state.context.settings
     return {
         "version": SOLVER,
         "formats": ["remat-graph/1", "remat-chain/1", "remat-join/1"],

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from ...context import Room
+from ...context import Context
 from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
@@ -45,10 +45,10 @@ def preferred_wait(request: Request) -> float:
     return 0.0 if found is None else float(found.group(1))
 
 
-async def answered(room: Room, caller: Caller, request_id: str, wait_s: float) -> Response:
+async def answered(context: Context, caller: Caller, request_id: str, wait_s: float) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
-    until = time.monotonic() + min(wait_s, room.settings.longest_wait_s)
-    text, ended = await read.answer(room, caller, request_id, until)
+    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    text, ended = await read.answer(context, caller, request_id, until)
     headers = {"Cache-Control": "no-store"}
     if not ended:
         headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": "1"}
@@ -76,7 +76,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     Identical problems in flight are solved once. Infeasible is an answer too. `Idempotency-Key` makes a repeated POST
     the same request.
     """
-    room: Room = request.app.state.room
+    context: Context = request.app.state.context
     raw = await request.body()
     digest = hashlib.sha256(raw).digest()
     retry = None
@@ -85,16 +85,16 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
         if not 0 < len(key) <= 200:
             raise BadRequest("Idempotency-Key must have 1 to 200 characters")
         retry = Retry(key, digest.hex())
-    async with room.turns.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
-        held = await room.recall.posted(caller, digest, retry)
+    async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
+        held = await context.response_cache.get(caller, digest, retry)
         if held is not None:
-            room.metrics.cache.labels("hit").inc()
-            room.metrics.recalls.labels("body").inc()
+            context.metrics.cache.labels("hit").inc()
+            context.metrics.recalls.labels("body").inc()
             return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
         bodies: ParsedBodies = request.app.state.parsed_bodies
-        ask = await bodies.read(caller.tenant_id, raw, digest, room.settings)
-        request_id = await submit(room, caller, ask, retry)
-    return await answered(room, caller, request_id, preferred_wait(request))
+        ask = await bodies.read(caller.tenant_id, raw, digest, context.settings)
+        request_id = await submit(context, caller, ask, retry)
+    return await answered(context, caller, request_id, preferred_wait(request))
 
 
 @router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
@@ -105,7 +105,7 @@ async def list_solves(
     after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on below this id.")] = None,
 ) -> Any:
     """The tenant's requests, a page at a time, without plans."""
-    return await read.page(request.app.state.room, caller, limit, after)
+    return await read.list_requests(request.app.state.context, caller, limit, after)
 
 
 @router.get(
@@ -122,7 +122,7 @@ async def get_solve(
     wait: Wait = 0.0,
 ) -> Response:
     """The answer of a request; held for up to `wait` seconds while it is under way."""
-    return await answered(request.app.state.room, caller, solve_id, wait)
+    return await answered(request.app.state.context, caller, solve_id, wait)
 
 
 @router.post(
@@ -135,9 +135,9 @@ async def cancel_solve(
     request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
-    room: Room = request.app.state.room
-    await cancel(room, caller, solve_id)
-    return await answered(room, caller, solve_id, 0.0)
+    context: Context = request.app.state.context
+    await cancel(context, caller, solve_id)
+    return await answered(context, caller, solve_id, 0.0)
 
 
 @router.get(
@@ -151,7 +151,7 @@ async def get_problem(
     request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
 ) -> Response:
     """What was asked, as stored: no names."""
-    text = await read.problem_of(request.app.state.room, caller, solve_id)
+    text = await read.problem_of(request.app.state.context, caller, solve_id)
     return Response(text, media_type="application/json")
 
 
@@ -165,7 +165,7 @@ async def get_timeline(
     request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
 ) -> Any:
     """What runs when and what it holds, of any kind of plan, beside training plainly; for pictures."""
-    return await timeline.of_solve(request.app.state.room, caller, solve_id)
+    return await timeline.of_solve(request.app.state.context, caller, solve_id)
 
 
 @router.get(
@@ -181,7 +181,7 @@ async def get_progress(
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
 ) -> Any:
     """Incumbent and bound over time."""
-    return await read.progress_of(request.app.state.room, caller, solve_id, after)
+    return await read.progress_of(request.app.state.context, caller, solve_id, after)
 
 
 @router.get(
@@ -200,7 +200,7 @@ async def get_events(
     last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
 ) -> Response:
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
-    room: Room = request.app.state.room
-    await read.find_request(room, caller, solve_id)  # refused here, before the stream begins
-    stream = event_stream.stream(room, caller, solve_id, last_event_id)
+    context: Context = request.app.state.context
+    await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
+    stream = event_stream.stream(context, caller, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
