@@ -23,14 +23,14 @@ from torch import nn
 
 from benchmarks.client_models import SEED, Subject, build
 from benchmarks.client_peers import Peer, each_once, peers
-from remat.execute import Planned, Rematerialized
-from remat.lower import lower
-from remat.measure import Outcome, differences, loss_of, outcome, peak_memory, training_step
-from remat.planner import Planner, planner_for, profile_table
+from remat.lowering.lower import lower
+from remat.planning.planner import Planner, planner_for, profile_table
+from remat.profiling.measure import Outcome, differences, loss_of, outcome, peak_memory, training_step
 from remat.settings import settings
-from remat.step import TrainingStep
-from remat.step import training_step as captured_step
-from remat.training import carry_out
+from remat.training.execute import Planned, Rematerialized
+from remat.training.optimize import carry_out
+from remat.training.step import TrainingStep
+from remat.training.step import training_step as captured_step
 from remat_ir import Plan, Problem, plain_peak
 
 UNMATCHED = ("each once",)

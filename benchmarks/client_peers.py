@@ -31,9 +31,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from benchmarks.client_models import Subject
 from remat import _compat
-from remat.capture import _logging_functions
-from remat.kinds import Holders
-from remat.step import TrainingStep
+from remat.capture.capture import _logging_functions
+from remat.training.kinds import Holders
+from remat.training.step import TrainingStep
 
 AMB = (0.8, 0.6, 0.4, 0.2, 0.0)
 

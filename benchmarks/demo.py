@@ -30,11 +30,11 @@ from torch import nn
 
 import remat
 from benchmarks.serve import serving
-from remat.budget import readable
-from remat.measure import differences, loss_of, outcome, training_step
-from remat.planner import Planner, planner_for
+from remat.cli.show import percent
+from remat.planning.budget import readable
+from remat.planning.planner import Planner, planner_for
+from remat.profiling.measure import differences, loss_of, outcome, training_step
 from remat.settings import settings
-from remat.show import percent
 from remat_ir import Progress, plain_peak
 
 OUT = Path("demo-out")
@@ -210,7 +210,7 @@ def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], pla
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from remat.plot import memory_curve, plain_curve
+    from remat.cli.plot import memory_curve, plain_curve
 
     graph = plan.step.graph
     figure = Figure(figsize=(12, 4.5), layout="constrained")

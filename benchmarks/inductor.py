@@ -21,7 +21,7 @@ from torch import nn
 
 import remat
 from benchmarks.inductor_models import MODELS, build
-from remat import measure
+from remat.profiling import measure
 
 SETTINGS = (0.7, 0.5, 0.3)
 """Of `activation_memory_budget`: shares of the bytes saved between the passes, not of the peak."""

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 import torch
 
 from remat._compat import FakeTensorMode
-from remat.budget import readable
-from remat.capture import capture
-from remat.dataflow import dataflow
-from remat.greedy import greedy_answer, least_need
-from remat.group import groups
-from remat.operations import operations, to_graph
-from remat.planner import LocalPlanner
-from remat.profile import profile_kernels
-from remat.profiles import DiskProfiles
-from remat.step import resident
+from remat.capture.capture import capture
+from remat.capture.dataflow import dataflow
+from remat.capture.group import groups
+from remat.capture.operations import operations, to_graph
+from remat.planning.budget import readable
+from remat.planning.greedy import greedy_answer, least_need
+from remat.planning.planner import LocalPlanner
+from remat.planning.profiles import DiskProfiles
+from remat.profiling.fixed import resident
+from remat.profiling.profile import profile_kernels
 from remat_ir import Problem, plain_peak, verify
 
 T = TypeVar("T")

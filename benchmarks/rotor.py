@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from benchmarks.rotor_models import MODELS, build
-from remat import measure
-from remat.chain import ChainedModule
-from remat.chain_profile import chain_of
+from remat.chains.chained import ChainedModule
+from remat.chains.profile import chain_of
+from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, Problem, budget_at, plain_chain_plan, verify
 from remat_solver import solve
 from remat_solver.chain import Least, segmented_plan

@@ -25,10 +25,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import remat
-from remat import measure
-from remat.buckets import Buckets
-from remat.budget import readable
-from remat.step import training_step
+from remat.planning.budget import readable
+from remat.profiling import measure
+from remat.training.buckets import Buckets
+from remat.training.step import training_step
 from remat_ir import Answer, Problem, budget_at
 
 LONGEST, BATCH, MOST = 128, 4, 4

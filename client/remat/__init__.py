@@ -8,55 +8,55 @@ from typing import TYPE_CHECKING, Any
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
-    from .batch import LargestBatch, max_batch
-    from .buckets import Buckets
-    from .budget import ActivationBytes, Fraction
-    from .chain_training import checkpoint_sequential, optimize_chain
-    from .dynamo import backend
+    from .chains.join_training import optimize_join
+    from .chains.training import checkpoint_sequential, optimize_chain
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
-    from .execute import Planned, Rematerialized
-    from .inplace import disable, enable
-    from .join_training import optimize_join
-    from .planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
-    from .profiles import Profile, ProfileTable
-    from .ranks import RankPlanner, RanksDiffer
-    from .report import explain
+    from .planning.budget import ActivationBytes, Fraction
+    from .planning.planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
+    from .planning.profiles import Profile, ProfileTable
     from .settings import Settings
-    from .training import optimize
+    from .training.backend import backend
+    from .training.batch import LargestBatch, max_batch
+    from .training.buckets import Buckets
+    from .training.execute import Planned, Rematerialized
+    from .training.inplace import disable, enable
+    from .training.optimize import optimize
+    from .training.ranks import RankPlanner, RanksDiffer
+    from .training.report import explain
 
 _HOMES = {
     "BudgetTooSmall": "errors",
     "CaptureError": "errors",
     "NothingFound": "errors",
     "PlanningError": "errors",
-    "RanksDiffer": "ranks",
-    "RankPlanner": "ranks",
+    "RanksDiffer": "training.ranks",
+    "RankPlanner": "training.ranks",
     "RematError": "errors",
     "ServiceError": "errors",
-    "ActivationBytes": "budget",
-    "Fraction": "budget",
-    "Planned": "execute",
-    "Rematerialized": "execute",
-    "explain": "report",
-    "optimize": "training",
-    "GreedyPlanner": "planner",
-    "LocalPlanner": "planner",
-    "Planner": "planner",
-    "ServicePlanner": "planner",
-    "planner_for": "planner",
-    "profile_table": "planner",
-    "Profile": "profiles",
-    "ProfileTable": "profiles",
+    "ActivationBytes": "planning.budget",
+    "Fraction": "planning.budget",
+    "Planned": "training.execute",
+    "Rematerialized": "training.execute",
+    "explain": "training.report",
+    "optimize": "training.optimize",
+    "GreedyPlanner": "planning.planner",
+    "LocalPlanner": "planning.planner",
+    "Planner": "planning.planner",
+    "ServicePlanner": "planning.planner",
+    "planner_for": "planning.planner",
+    "profile_table": "planning.planner",
+    "Profile": "planning.profiles",
+    "ProfileTable": "planning.profiles",
     "Settings": "settings",
-    "backend": "dynamo",
-    "checkpoint_sequential": "chain_training",
-    "optimize_chain": "chain_training",
-    "optimize_join": "join_training",
-    "LargestBatch": "batch",
-    "Buckets": "buckets",
-    "max_batch": "batch",
-    "disable": "inplace",
-    "enable": "inplace",
+    "backend": "training.backend",
+    "checkpoint_sequential": "chains.training",
+    "optimize_chain": "chains.training",
+    "optimize_join": "chains.join_training",
+    "LargestBatch": "training.batch",
+    "Buckets": "training.buckets",
+    "max_batch": "training.batch",
+    "disable": "training.inplace",
+    "enable": "training.inplace",
 }
 """Where each public name lives; loaded when first asked for, so that `import remat` needs no torch and stays quick.
 

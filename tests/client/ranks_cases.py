@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat.errors import CaptureError
-from remat.ranks import RankPlanner, RanksDiffer
+from remat.training.ranks import RankPlanner, RanksDiffer
 from remat_ir import Answer, Graph, Problem, RematError
 
 FRACTION = remat.Fraction(0.85)
@@ -84,7 +84,7 @@ def ddp(**options: Any) -> dict[str, Any]:
         trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
         for m in (plain, planned)
     ]
-    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
     return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -174,7 +174,7 @@ def at_once() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), steps=6),
         "planned": trained(planned, DistributedDataParallel(planned), steps=6),
     }
-    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -187,7 +187,7 @@ def own_plans() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
         "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
     }
-    answer = next(iter(remat.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -201,7 +201,7 @@ def sharded_units() -> dict[str, Any]:
             fully_shard(block)
         fully_shard(model)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answers = [next(iter(remat.inplace.plans_of(b).plans.values())).answer for b in planned]  # type: ignore[attr-defined,union-attr]
+    answers = [next(iter(remat.training.inplace.plans_of(b).plans.values())).answer for b in planned]  # type: ignore[attr-defined,union-attr]
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
 
 

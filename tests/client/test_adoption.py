@@ -150,7 +150,7 @@ def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None
     planned(x).backward()
     planned.eval()(x)
     planned.train()(x).backward()
-    from remat.inplace import plans_of
+    from remat.training.inplace import plans_of
 
     assert len(plans_of(planned).plans) == 1
 

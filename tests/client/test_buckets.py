@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import remat
-from remat.buckets import Buckets
-from remat.inplace import plans_of
+from remat.training.buckets import Buckets
+from remat.training.inplace import plans_of
 from remat_ir import InvalidData
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from client.small_models import numbers
 from client.test_chain_training import METHODS, MeanSquare, convolutions, outcome
-from remat import measure
-from remat.chain_profile import chain_of
-from remat.chain_training import carry_out_chain
-from remat.planner import LocalPlanner
-from remat.transfer import bandwidth, link_of
+from remat.chains.profile import chain_of
+from remat.chains.training import carry_out_chain
+from remat.chains.transfer import bandwidth, link_of
+from remat.planning.planner import LocalPlanner
+from remat.profiling import measure
 from remat_ir import ChainPlan, Problem, budget_at
 
 pytestmark = [

@@ -13,12 +13,12 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
-from remat import measure
-from remat.chain import ChainedModule
-from remat.chain_profile import chain_of
-from remat.chain_training import carry_out_chain, segments_plan
+from remat.chains.chained import ChainedModule
+from remat.chains.profile import chain_of
+from remat.chains.training import carry_out_chain, segments_plan
 from remat.errors import CaptureError
-from remat.planner import LocalPlanner
+from remat.planning.planner import LocalPlanner
+from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
 from remat_ir.chain_plan import ChainStep, Verb, plain_chain_plan
 

@@ -18,11 +18,11 @@ from benchmarks.instances import instance
 from benchmarks.serve import Served, serving
 from starlette.testclient import TestClient
 
-from remat import service
 from remat.errors import ServiceError, Unreachable
-from remat.http import Timeouts
-from remat.planner import ChainPlanner, Planner, ServicePlanner, planner_for
-from remat.profiles import Profile
+from remat.planning import service
+from remat.planning.http import Timeouts
+from remat.planning.planner import ChainPlanner, Planner, ServicePlanner, planner_for
+from remat.planning.profiles import Profile
 from remat.settings import settings
 from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, verify
 from remat_service.settings import Settings
@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where only the thin client is installed: the fallback is the greedy plan."""
-    monkeypatch.setattr("remat.planner.entry_points", lambda **_: [])
+    monkeypatch.setattr("remat.planning.planner.entry_points", lambda **_: [])
 
 
 def problem(name: str = "gpt-2-whole", fraction: float = 0.92) -> Problem:

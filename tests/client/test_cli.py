@@ -15,8 +15,8 @@ from benchmarks.instances import instance
 
 import remat.cli
 from client.liar import Said, in_turn, lying
-from remat.cli_app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
-from remat.greedy import greedy_answer
+from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
+from remat.planning.greedy import greedy_answer
 from remat.settings import NAMES
 from remat_ir import Answer, Chain, Graph, Join, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
 

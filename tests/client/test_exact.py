@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from client.small_models import CASES, Case
-from remat import measure
-from remat.kinds import Holders
-from remat.profiles import MemoryProfiles
-from remat.step import TrainingStep, running_peak, training_step
+from remat.planning.profiles import MemoryProfiles
+from remat.profiling import measure
+from remat.training.kinds import Holders
+from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
 
 TABLE = MemoryProfiles()

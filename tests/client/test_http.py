@@ -11,9 +11,9 @@ import pytest
 from backports import zstd
 
 from client.liar import Said, in_turn, lying
-from remat import encoding
 from remat.errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceFailed, TooMany, Unreachable
-from remat.http import Http, Timeouts
+from remat.planning import encoding
+from remat.planning.http import Http, Timeouts
 from remat.settings import Settings, settings
 from remat_ir import InvalidData
 

@@ -14,9 +14,9 @@ import torch
 from torch import fx, nn
 
 import remat
-from remat import measure
 from remat.inductor.backend import InductorBackend
-from remat.planner import GreedyPlanner
+from remat.planning.planner import GreedyPlanner
+from remat.profiling import measure
 from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify
 
 prims = torch.ops.prims

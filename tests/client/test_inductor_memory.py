@@ -7,12 +7,12 @@ import torch
 from torch import fx
 
 from remat._compat_inductor import Event, Generated
+from remat.capture.operations import Measured, to_graph
 from remat.errors import CaptureError
 from remat.inductor.joint import joint_of, with_updates
 from remat.inductor.memory import step_peak
 from remat.inductor.regions import regions
-from remat.lower import lower
-from remat.operations import Measured, to_graph
+from remat.lowering.lower import lower
 from remat_ir import plain_plan
 
 aten = torch.ops.aten

@@ -12,12 +12,12 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_chain_training import Branching, outcome, quiet  # noqa: F401
-from remat import measure
+from remat.chains.join_profile import join_of
+from remat.chains.join_training import carry_out_join
+from remat.chains.joined import JoinedModule
 from remat.errors import CaptureError
-from remat.join_profile import join_of
-from remat.join_training import carry_out_join
-from remat.joined import JoinedModule
-from remat.planner import LocalPlanner
+from remat.planning.planner import LocalPlanner
+from remat.profiling import measure
 from remat_ir import Problem, budget_at, plain_plan, verify
 from remat_ir.branches import branches_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from remat.greedy import greedy_answer
-from remat.memo import Memo
+from remat.planning.greedy import greedy_answer
+from remat.planning.memo import Memo
 from remat_ir import Answer, Graph, Plan, Problem, Status, graph_of, plain_plan, problem_digest, verify
 
 

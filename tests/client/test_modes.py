@@ -12,8 +12,8 @@ from torch import nn
 import remat
 from client.small_models import Mlp, numbers
 from client.test_training import Counting
-from remat import measure
 from remat.errors import CaptureError
+from remat.profiling import measure
 from remat_ir import InvalidData
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import graphs
-from remat.greedy import TASTES, greedy_answer, least_need, least_plan
-from remat.walk import Stuck, Walk, without_needless
+from remat.planning.greedy import TASTES, greedy_answer, least_need, least_plan
+from remat.planning.walk import Stuck, Walk, without_needless
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
 from remat_solver.bounds import working_set
 

@@ -12,9 +12,9 @@ import pytest
 
 from client.liar import Asked, Said, Script, in_turn, lying
 from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
-from remat.greedy import greedy_answer, least_need
-from remat.http import Timeouts
-from remat.planner import ChainPlanner, GreedyPlanner, LocalPlanner, Planner, plan_or_raise, planner_for
+from remat.planning.greedy import greedy_answer, least_need
+from remat.planning.http import Timeouts
+from remat.planning.planner import ChainPlanner, GreedyPlanner, LocalPlanner, Planner, plan_or_raise, planner_for
 from remat.settings import Settings, settings
 from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Progress, Status, graph_of, plain_plan, verify
 
@@ -39,7 +39,7 @@ def here(tmp_path: Path) -> Settings:
 @pytest.fixture
 def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where only the thin client is installed."""
-    monkeypatch.setattr("remat.planner.entry_points", lambda **_: [])
+    monkeypatch.setattr("remat.planning.planner.entry_points", lambda **_: [])
 
 
 def ask(url: str, here: Settings, *, strict: bool = False, **more: Any) -> Answer:

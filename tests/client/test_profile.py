@@ -12,10 +12,11 @@ from torch import nn
 
 import remat
 from client.small_models import Mlp, numbers
-from remat import _compat, profile
-from remat.capture import capture
-from remat.dataflow import dataflow, tensors
-from remat.step import training_step
+from remat import _compat
+from remat.capture.capture import capture
+from remat.capture.dataflow import dataflow, tensors
+from remat.profiling import profile
+from remat.training.step import training_step
 
 
 class WithLoss(nn.Module):

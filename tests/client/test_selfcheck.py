@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import remat
 from client.small_models import numbers
 from client.test_training import Net
-from remat.execute import Planned, Rematerialized
+from remat.training.execute import Planned, Rematerialized
 
 ARGS = (numbers(512, 64),)
 

@@ -15,10 +15,10 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from client.test_training import Net
-from remat import measure
-from remat.greedy import greedy_answer
-from remat.sizes import plan_of_another_size
-from remat.step import training_step
+from remat.planning.greedy import greedy_answer
+from remat.profiling import measure
+from remat.training.sizes import plan_of_another_size
+from remat.training.step import training_step
 from remat_ir import Answer, Problem, budget_at, problem_digest, verify
 
 
@@ -132,7 +132,7 @@ def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
         return step, Problem(step.graph, budget_at(step.graph, fraction))
 
     step, asked = problem(64, 1)
-    known = [remat.training.carry_out(step, asked, greedy_answer(asked))]
+    known = [remat.training.optimize.carry_out(step, asked, greedy_answer(asked))]
     assert plan_of_another_size(problem(128, 1)[1], known) is not None
     assert plan_of_another_size(problem(128, 0.9)[1], known) is None
     assert plan_of_another_size(problem(128, 1, depth=4)[1], known) is None

@@ -12,15 +12,15 @@ from torch import nn
 
 import remat
 from client.small_models import Mlp, numbers
-from remat import measure
 from remat._compat import FakeTensor, FakeTensorMode
-from remat.budget import budget_bytes, bytes_of, readable
 from remat.errors import BudgetTooSmall, CaptureError
-from remat.execute import Rematerialized
-from remat.greedy import greedy_answer
-from remat.optimizers import optimizer_state
-from remat.step import training_step
-from remat.training import _later, carry_out
+from remat.planning.budget import budget_bytes, bytes_of, readable
+from remat.planning.greedy import greedy_answer
+from remat.profiling import measure
+from remat.profiling.optimizers import optimizer_state
+from remat.training.execute import Rematerialized
+from remat.training.optimize import _later, carry_out
+from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
 
 

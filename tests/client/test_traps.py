@@ -13,9 +13,9 @@ import remat
 from client.small_models import Case, numbers
 from client.test_exact import callable_of, everything_again, outcome
 from client.test_zoo import stock_of
-from remat import measure
 from remat.errors import CaptureError
-from remat.step import training_step
+from remat.profiling import measure
+from remat.training.step import training_step
 
 
 @pytest.fixture(autouse=True)

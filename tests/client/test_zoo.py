@@ -12,12 +12,13 @@ from functorch.compile import default_partition, make_boxed_func
 from client.small_models import Case
 from client.test_exact import callable_of, everything_again, outcome, peak, random_plan
 from client.zoo import ZOO, build
-from remat import _compat, measure
-from remat.greedy import greedy_answer, least_plan
-from remat.kinds import Holders
-from remat.planner import LocalPlanner
-from remat.profiles import MemoryProfiles
-from remat.step import TrainingStep, running_peak, training_step
+from remat import _compat
+from remat.planning.greedy import greedy_answer, least_plan
+from remat.planning.planner import LocalPlanner
+from remat.planning.profiles import MemoryProfiles
+from remat.profiling import measure
+from remat.training.kinds import Holders
+from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_peak, plain_plan, verify
 
 TABLE = MemoryProfiles()

@@ -71,7 +71,7 @@ def _resolved(name: str) -> Any:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_commands_are_those_there_are(page: Path) -> None:
     """Every `remat` and `remat-service` command in a shell block exists and has the options that it is given."""
-    homes = {"remat": "remat.cli_app", "remat-service": "remat_service.cli"}
+    homes = {"remat": "remat.cli.app", "remat-service": "remat_service.cli"}
     importlib.import_module("remat.cli")
     for line in "\n".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)

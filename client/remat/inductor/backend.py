@@ -15,10 +15,10 @@ from torch import fx
 from remat_ir import Answer, InvalidData, Problem
 
 from .. import _compat, _compat_inductor
-from ..budget import Budget, budget_bytes, readable
-from ..dynamo import Backend, resident_bytes
-from ..planner import ChainPlanner, Planner
-from ..profile import device_kind
+from ..lowering.dynamo import Backend, resident_bytes
+from ..planning.budget import Budget, budget_bytes, readable
+from ..planning.planner import ChainPlanner, Planner
+from ..profiling.profile import device_kind
 from .cost import region_costs
 from .joint import joint_of
 from .regions import region_graph, regions

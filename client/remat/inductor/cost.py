@@ -13,10 +13,10 @@ import torch
 from torch import fx
 
 from .. import _compat, _compat_inductor
-from ..dataflow import Dataflow, tensors
-from ..operations import Kind, Measured, Op, Operations, getitems
-from ..profile import Table, device_kind, materialize, profile_kernels
-from ..timing import times
+from ..capture.dataflow import Dataflow, tensors
+from ..capture.operations import Kind, Measured, Op, Operations, getitems
+from ..profiling.profile import Table, device_kind, materialize, profile_kernels
+from ..profiling.timing import times
 from .regions import fused
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from .. import _compat_inductor
-from ..capture import refuse
-from ..dataflow import Dataflow, dataflow, is_random, tensors
+from ..capture.capture import refuse
+from ..capture.dataflow import Dataflow, dataflow, is_random, tensors
 from ..errors import CaptureError
-from ..lower import Lowered
+from ..lowering.lower import Lowered
 
 copy_ = torch.ops.aten.copy_.default
 

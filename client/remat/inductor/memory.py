@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import fx
 
 from .._compat_inductor import Generated
-from ..dataflow import tensors
+from ..capture.dataflow import tensors
 
 SCALAR_BYTES = 8
 

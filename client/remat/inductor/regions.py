@@ -10,9 +10,9 @@ from torch import fx
 from remat_ir import Graph
 
 from .. import _compat_inductor
-from ..dataflow import Dataflow, is_random
-from ..group import groups
-from ..operations import Kind, Measured, Op, Operations, operations, to_graph
+from ..capture.dataflow import Dataflow, is_random
+from ..capture.group import groups
+from ..capture.operations import Kind, Measured, Op, Operations, operations, to_graph
 
 
 def regions(flow: Dataflow) -> Operations:

@@ -11,12 +11,12 @@ from torch import fx
 from remat_ir import Answer, Compute, Graph, Plan, Problem, verify
 
 from .. import _compat, _compat_inductor
-from ..budget import readable
+from ..capture.operations import Operations
 from ..errors import CaptureError, NothingFound
-from ..lower import lower
-from ..operations import Operations
-from ..planner import plan_or_raise
-from ..profile import Table, profile_kernels
+from ..lowering.lower import lower
+from ..planning.budget import readable
+from ..planning.planner import plan_or_raise
+from ..profiling.profile import Table, profile_kernels
 from .joint import Joint, with_updates
 from .memory import step_peak, tangent_bytes
 

@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
-from ..budget import Budget
-from ..inplace import disable, enable
+from ..planning.budget import Budget
+from ..training.inplace import disable, enable
 
 
 class RematCallback(Callback):

@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback
 
-from ..budget import Budget
-from ..inplace import disable, enable
+from ..planning.budget import Budget
+from ..training.inplace import disable, enable
 
 
 class RematCallback(TrainerCallback):

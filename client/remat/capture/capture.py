@@ -1,0 +1,147 @@
+"""From a module and example inputs to the joint forward-backward graph of one training step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .. import _compat
+from ..errors import CaptureError
+from .parallel import refuse_sharded
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """One captured training step.
+
+    Attributes:
+        joint: forward and backward as one ATen graph, functionalized; metadata are fake tensors.
+        forward_outputs: how many of its outputs the forward pass returns.
+        params, buffers: the names of the tensors that lead its inputs, in order.
+        constants: tensors that the module's code closes over and that are neither, by name.
+        descriptor: what AOTAutograd needs to make a function of the planned graphs.
+    """
+
+    joint: fx.GraphModule
+    forward_outputs: int
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    constants: Mapping[str, torch.Tensor] = field(repr=False)
+    descriptor: Any = field(repr=False)
+
+
+def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Capture:
+    """Capture the joint graph of `module(*args, **kwargs)` ahead of time, without running it.
+
+    The tensors may be fake: nothing is allocated. Python state that the code reads (flags, shapes, train mode) is baked
+    in; whoever runs the graph checks it.
+
+    Raises:
+        CaptureError: the module cannot be captured as one graph; the message says why.
+    """
+    if not torch.is_grad_enabled():
+        raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
+    refuse_sharded(module)
+    states = generator_states()
+    try:
+        with contextlib.ExitStack() as stack:
+            graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
+            descriptor = _compat.export_joint(stack, graph, args, kwargs)
+    except _compat.SideEffects as error:
+        raise CaptureError(
+            f"{type(module).__name__} changes Python state when it is called, which a captured step would not repeat: "
+            f"{error}; update buffers in place (self.count.add_(1), not self.count += 1)"
+        ) from error
+    except Exception as error:
+        raise CaptureError(
+            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
+        ) from error
+    finally:
+        restore_generators(states)
+    joint = _compat.joint_graph(descriptor)
+    refuse(joint)
+    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    tensors = dict(graph.named_parameters(remove_duplicate=False)) | dict(graph.named_buffers(remove_duplicate=False))
+    named = (*descriptor.params_spec, *descriptor.buffers_spec)
+    return Capture(
+        joint=joint,
+        forward_outputs=_compat.forward_outputs(descriptor),
+        params=tuple(descriptor.params_spec),
+        buffers=tuple(descriptor.buffers_spec),
+        constants={name: tensors[name] for name in named if name not in known},
+        descriptor=descriptor,
+    )
+
+
+def refuse(joint: fx.GraphModule) -> None:
+    """Refuse, by name, what the lowering cannot run exactly.
+
+    Raises:
+        CaptureError: it depends on data, mutates its inputs, or is not an operator.
+    """
+    outputs = joint.graph.output_node().args[0]
+    assert isinstance(outputs, (tuple, list))
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}")
+        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(f"{node.name} is the higher-order operator {node.target}, which cannot be planned yet")
+        if (
+            node.op == "call_function"
+            and isinstance(node.target, torch._ops.OpOverload)
+            and node.target._schema.is_mutable
+        ):
+            raise CaptureError(f"{node.name} mutates its inputs: {node.target}")
+        if node.op in ("call_module", "call_method"):
+            raise CaptureError(f"{node.name} is a {node.op}, not an operator")
+
+
+def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
+    """The methods of the loggers that the module's own source files hold: they would split the graph."""
+    names = {type(part).__module__ for part in module.modules()}
+    names |= {base.__module__ for part in module.modules() for base in type(part).__mro__}
+    found: set[Callable[..., Any]] = set()
+    for name in sorted(names):
+        if name.split(".")[0] in ("torch", "builtins"):
+            continue
+        for logger in vars(sys.modules.get(name, sys)).values():
+            if isinstance(logger, logging.Logger):
+                for method in ("debug", "info", "warning", "warning_once", "warning_advice", "error"):
+                    if hasattr(logger, method):
+                        found.add(getattr(logger, method))
+    if hasattr(logging.Logger, "warning_once"):
+        found.add(logging.Logger.warning_once)
+    return frozenset(found)
+
+
+def generator_states() -> list[torch.Tensor]:
+    """The states of the CPU's generator and of all CUDA devices'."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+
+
+def restore_generators(states: list[torch.Tensor]) -> None:
+    """Put back what `generator_states` gave."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
+
+
+def _advice(module: nn.Module, error: Exception) -> str:
+    """What to do about the commonest reason, a transformers model that returns its key–value cache."""
+    if "Cache" in str(error) and getattr(getattr(module, "config", None), "use_cache", False):
+        return "set model.config.use_cache = False, since training needs no key–value cache. "
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:400]}" if lines else type(error).__name__

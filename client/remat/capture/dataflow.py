@@ -1,0 +1,233 @@
+"""Which node of a joint graph makes which storage, and which storages it reads: views and getitems folded away."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _compat
+from ..errors import CaptureError
+
+REDUCED_IN_PLACE = frozenset(
+    {
+        torch.ops.aten.mse_loss.default,
+        torch.ops.aten.smooth_l1_loss.default,
+        torch.ops.aten.soft_margin_loss.default,
+        torch.ops.aten.binary_cross_entropy.default,
+    }
+)
+"""Losses whose scalar lies in a storage as large as their elements."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataflow:
+    """A joint graph at the level of storages.
+
+    A kernel is a node that makes storage, or draws random numbers. Every other live node is a view, a getitem, a
+    constant or a placeholder, and costs neither time nor memory.
+
+    Attributes:
+        joint: the graph itself.
+        kernels: the live kernels in trace order; the first `forward_kernels` of them run before any tangent is there.
+        makes: the storages that each kernel makes, in output order.
+        reads: the storages that each kernel reads, through any chain of views, placeholders' included.
+        sizes: [storages] bytes.
+        owner: [storages] the kernel or placeholder or constant that each storage comes from.
+        primals, tangents: the placeholders.
+        forward_results, backward_results: what the two passes return, in order; entries need not be nodes.
+        mutated: placeholder → its new value among the forward results, copied back when the forward pass ends.
+        storages_of: the storages that a node's own tensors lie in.
+    """
+
+    joint: fx.GraphModule
+    kernels: tuple[fx.Node, ...]
+    forward_kernels: int
+    makes: Mapping[fx.Node, tuple[int, ...]]
+    reads: Mapping[fx.Node, tuple[int, ...]]
+    sizes: tuple[int, ...]
+    owner: tuple[fx.Node, ...]
+    primals: tuple[fx.Node, ...]
+    tangents: tuple[fx.Node, ...]
+    forward_results: tuple[Any, ...]
+    backward_results: tuple[Any, ...]
+    mutated: Mapping[fx.Node, fx.Node]
+    storages_of: Mapping[fx.Node, tuple[int, ...]]
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a node's metadata, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator: attention with a dropout of 0 does not."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return bool(given != 0.0)
+        if argument.name in ("train", "training"):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, True)
+            if given is False:
+                return False
+    return True
+
+
+def stateless(node: fx.Node) -> tuple[Any, tuple[int, ...]] | None:
+    """What makes the same outputs without reading the statistics that a node updates, and the arguments that it takes.
+
+    Batch normalization in training normalizes by the batch; the running statistics only go into their own new values.
+    """
+    if node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True:
+        return torch.ops.aten._native_batch_norm_legit.no_stats, (0, 1, 2, 5, 6, 7)
+    return None
+
+
+def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
+    """Analyse a joint graph, by the storages of its fake tensors.
+
+    Forward and backward are told apart by what the forward results need, not by the tags of the nodes.
+
+    Raises:
+        CaptureError: nothing in the graph can be trained.
+    """
+    nodes = list(joint.graph.nodes)
+    results = joint.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    forward_results, backward_results = tuple(results[:forward_outputs]), tuple(results[forward_outputs:])
+    live = _ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)])
+    book = _Storages()
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    for node in placeholders:
+        book.enter(node)
+    kernels = []
+    for node in nodes:
+        if node.op in ("placeholder", "output") or node not in live:
+            continue
+        makes = book.enter(node)
+        if node.op == "call_function" and node.target is not operator.getitem and (makes or is_random(node)):
+            kernels.append(node)
+    tangents = tuple(n for n in placeholders if str(n.target).startswith("tangents"))
+    if not tangents or not any(isinstance(n, fx.Node) for n in backward_results):
+        raise CaptureError("nothing to train: no output depends on a parameter or input that requires gradients")
+    needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)])
+    forward = 1 + max((i for i, n in enumerate(kernels) if n in needed), default=-1)
+    made = {n: tuple(book.made.get(n, ())) for n in kernels}
+    return Dataflow(
+        joint=joint,
+        kernels=tuple(kernels),
+        forward_kernels=forward,
+        makes=made,
+        reads={n: _reads(n, book) for n in kernels},
+        sizes=tuple(book.sizes),
+        owner=tuple(book.owner),
+        primals=tuple(n for n in placeholders if n not in frozenset(tangents)),
+        tangents=tangents,
+        forward_results=forward_results,
+        backward_results=backward_results,
+        mutated=_mutated(joint, placeholders, forward_results),
+        storages_of={n: tuple(s) for n, s in book.of.items()},
+    )
+
+
+class _Storages:
+    """Numbers for storages in the order in which nodes first hold them."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.owner: list[fx.Node] = []
+        self.of: dict[fx.Node, list[int]] = {}
+        self.made: dict[fx.Node, list[int]] = {}
+        self._number: dict[int, int] = {}
+
+    def enter(self, node: fx.Node) -> list[int]:
+        """Note a node; returns the storages that it is the first to hold."""
+        maker = _maker(node)
+        value = node.meta.get("val")
+        if value is None and node.op == "get_attr":
+            value = getattr(node.graph.owning_module, str(node.target), None)
+        if value is None:
+            value = [user.meta.get("val") for user in node.users if user.target is operator.getitem]
+        new: list[int] = []
+        held = self.of.setdefault(node, [])
+        for tensor in tensors(value):
+            key = _compat.storage_key(tensor)
+            if key not in self._number:
+                self._number[key] = len(self.sizes)
+                self.sizes.append(_bytes_of(tensor, _elementwise_bytes(node)))
+                self.owner.append(maker)
+                new.append(self._number[key])
+            if self._number[key] not in held:
+                held.append(self._number[key])
+        self.made.setdefault(maker, []).extend(new)
+        return new
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _elementwise_bytes(node: fx.Node) -> int:
+    """The bytes of a loss before it is reduced, which its scalar goes on holding; 0 for any other node.
+
+    These kernels write the elements into the tensor that they then resize to the result, and resizing frees nothing
+    (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp); a fake tensor's storage is that of the scalar.
+    """
+    if node.target not in REDUCED_IN_PLACE:
+        return 0
+    shapes = [a.meta["val"].shape for a in node.args[:2] if isinstance(a, fx.Node)]
+    shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return int(shape.numel()) * int(node.meta["val"].element_size())
+
+
+def _bytes_of(tensor: torch.Tensor, at_least: int = 0) -> int:
+    """What the allocator is asked for; CUDA's rounds up to 512 bytes."""
+    size = max(int(tensor.untyped_storage().nbytes()), at_least)
+    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
+
+
+def _reads(kernel: fx.Node, book: _Storages) -> tuple[int, ...]:
+    own = frozenset(book.made.get(kernel, ()))
+    found: set[int] = set()
+    for argument in kernel.all_input_nodes:
+        found.update(book.of.get(argument, ()))
+    return tuple(sorted(found - own))
+
+
+def _ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
+    seen: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return frozenset(seen)
+
+
+def _mutated(
+    joint: fx.GraphModule, placeholders: list[fx.Node], forward_results: tuple[Any, ...]
+) -> dict[fx.Node, fx.Node]:
+    by_descriptor = {n.meta["desc"]: n for n in placeholders if "desc" in n.meta}
+    found: dict[fx.Node, fx.Node] = {}
+    descriptors = joint.graph.output_node().meta.get("desc") or ()
+    for result, descriptor in zip(forward_results, descriptors, strict=False):
+        source = getattr(descriptor, "mutated_input", None)
+        if source is not None and isinstance(result, fx.Node):
+            found[by_descriptor[source]] = result
+    return found

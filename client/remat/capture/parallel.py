@@ -1,0 +1,65 @@
+"""What of torch's data parallelism a plan does not go with: refused by name, before it hangs or trains wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from .. import _compat
+from ..errors import CaptureError
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """Refuse to capture a module whose parameters are not all whole when it is called.
+
+    Raises:
+        CaptureError: FSDP shards a part of it by itself, or the whole of it is called outside of FSDP's hooks.
+    """
+    unit = _class("torch.distributed.fsdp", "FSDPModule")
+    wrapper = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+    for name, part in module.named_modules():
+        if name and isinstance(part, (*unit, *wrapper)):
+            raise CaptureError(
+                f"FSDP shards {name} of this {type(module).__name__} as a unit of its own, so one plan of the whole is "
+                "not supported: enable remat on each unit, or make a chain of the units"
+            )
+    sharded = _class("torch.distributed.tensor", "DTensor")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, sharded):
+            raise CaptureError(
+                f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
+                "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"
+            )
+    if _flattened(module):
+        raise CaptureError(
+            f"FullyShardedDataParallel has flattened the parameters of this {type(module).__name__}, which is not "
+            "supported: use fully_shard (FSDP2) on each unit"
+        )
+
+
+def refuse_searching_ddp() -> None:
+    """Refuse to run stages by a plan where DDP looks for unused parameters in their graph.
+
+    Raises:
+        CaptureError: the surrounding DDP has find_unused_parameters=True, and would find every one of them unused.
+    """
+    ddp: Any = _compat.active_ddp()
+    if ddp is not None and ddp.find_unused_parameters and not ddp.static_graph:
+        raise CaptureError(
+            "DistributedDataParallel(find_unused_parameters=True) is not supported around stages that run by a plan: "
+            "their backward passes are nested, so DDP would take every parameter for an unused one; leave it out"
+        )
+
+
+def _flattened(module: nn.Module) -> bool:
+    """Whether the older FSDP has put views of its flat parameter in the places of parameters."""
+    views = any(not parameter.is_leaf for parameter in module.parameters())
+    return views or any(part.__dict__.get("_fsdp_use_orig_params") is False for part in module.modules())
+
+
+def _class(module: str, name: str) -> tuple[type, ...]:
+    """A class, if its module has been imported: otherwise nothing is one of it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return (found,) if isinstance(found, type) else ()

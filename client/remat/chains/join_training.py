@@ -1,0 +1,152 @@
+"""Branches that meet in a head, trained inside a budget: profile the stages, ask, verify, execute."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from remat_ir import Answer, Graph, InvalidPlan, Join, JoinPlan, Plan, Problem, Status, problem_digest, verify
+from remat_ir.branches import backward_order, branches_of
+
+from ..errors import CaptureError, RematError
+from ..planning.budget import Budget
+from ..planning.planner import Planner, plan_or_raise, planner_for
+from .join_profile import ProfiledJoin, join_of
+from .joined import JoinedModule
+from .training import activation_budget
+
+log = logging.getLogger("remat")
+
+
+def optimize_join(
+    branches: Sequence[nn.Sequential | Sequence[nn.Module]],
+    head: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    budget: Budget,
+    planner: Planner | str | None = None,
+    method: str = "auto",
+    time_limit_s: float = 60.0,
+    max_gap: float = 0.001,
+    optimizer_bytes: int = 0,
+) -> JoinedModule:
+    """Make a module of branches that meet in a head, which trains inside a memory budget.
+
+    It computes `head(branch_1(x_1), …, branch_k(x_k))`. Each stage is run and measured as it is, as `optimize_chain`
+    does it. The optimal plan of the join of equal steps (RR-9273) gives the order of the backward steps; with
+    `method="join"` it is also the plan, otherwise the graph of the measured stages is asked for with that method, and
+    the better of the two is taken.
+
+    Raises:
+        CaptureError: a stage gives something other than one tensor, or overwrites its input; fewer than two branches,
+            or an empty one.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        InvalidData: not a budget, or not a planner.
+    """
+    lists = [list(branch) for branch in branches]
+    if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
+        raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
+    profiled = join_of(lists, head, inputs)
+    plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
+    budget_bytes = activation_budget(
+        budget, profiled.graph(plain), [*(m for b in lists for m in b), head], optimizer_bytes
+    )
+    asked = planner_for(planner)
+    joined = _join_plan(profiled, budget_bytes, asked, time_limit_s)
+    order = plain if joined is None else joined[0]
+    problem = Problem(profiled.graph(order), budget_bytes)
+    answer = None if joined is None else joined[1]
+    if method != "join":
+        found = asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap)
+        if answer is None or (found.cost_ns is not None and found.cost_ns <= (answer.cost_ns or 0)):
+            answer = plan_or_raise(found)
+    if answer is None:
+        answer = plan_or_raise(Answer(Status.NOTHING_FOUND, method, budget_bytes, message="No join plan fits."))
+    return carry_out_join(lists, head, profiled, order, problem, answer)
+
+
+def carry_out_join(
+    branches: Sequence[Sequence[nn.Module]],
+    head: nn.Module,
+    profiled: ProfiledJoin,
+    backward: Sequence[int],
+    problem: Problem,
+    answer: Answer,
+) -> JoinedModule:
+    """Branches and a head with an answer's plan, verified.
+
+    Raises:
+        InvalidPlan: the plan is not one of this graph, or not what the answer claims.
+    """
+    if not isinstance(answer.plan, Plan):
+        raise InvalidPlan(f"branches need a plan of their graph, not {type(answer.plan).__name__}")
+    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    return JoinedModule(branches, head, profiled, backward, answer.plan, answer)
+
+
+def _join_plan(
+    profiled: ProfiledJoin, budget_bytes: int, planner: Planner, time_limit_s: float
+) -> tuple[list[int], Answer] | None:
+    """The optimal plan of the homogenized join in as many slots as fit the budget in bytes, and its backward order."""
+    lengths = profiled.lengths
+    low, high = len(lengths), sum(lengths) + len(lengths) + 1
+    best: tuple[list[int], Answer] | None = None
+    while low <= high:
+        slots = (low + high) // 2
+        found = _in_slots(profiled, slots, planner, time_limit_s)
+        answer = None if found is None else _judged(*found, budget_bytes)
+        if found is not None and answer is not None:
+            best, low = (found[0], answer), slots + 1
+        elif found is None:
+            low = slots + 1
+        else:
+            high = slots - 1
+    return best
+
+
+def _in_slots(
+    profiled: ProfiledJoin, slots: int, planner: Planner, time_limit_s: float
+) -> tuple[list[int], Graph, Plan] | None:
+    """The join's plan in so many slots as a backward order, the graph in that order and its plan; None if none fits."""
+    plain = [j for j in reversed(range(len(profiled.lengths))) for _ in range(profiled.lengths[j])]
+    found = branches_of(profiled.graph(plain))
+    assert found is not None, "the graph of branches is one"
+    join: Join = found.homogenized(slots)
+    problem = Problem(join, join.slots * join.slot_bytes)
+    try:
+        steps = planner.plan(problem, method="join", time_limit_s=time_limit_s).plan
+    except RematError as error:
+        log.debug("no join plan in %d slots: %s", slots, error)
+        return None
+    if not isinstance(steps, JoinPlan):
+        return None
+    order = backward_order(steps)
+    graph = profiled.graph(order)
+    again = branches_of(graph)
+    assert again is not None
+    return order, graph, again.plan(steps)
+
+
+def _judged(order: list[int], graph: Graph, plan: Plan, budget_bytes: int) -> Answer | None:
+    problem = Problem(graph, budget_bytes)
+    try:
+        verdict = verify(problem, plan)
+    except InvalidPlan:
+        return None
+    total = graph.total_cost_ns
+    return Answer(
+        Status.FEASIBLE,
+        "join",
+        budget_bytes,
+        cost_ns=verdict.cost_ns,
+        bound_ns=total,
+        overhead=verdict.cost_ns / total - 1 if total else 0.0,
+        gap=1 - total / verdict.cost_ns if verdict.cost_ns else 0.0,
+        peak_bytes=verdict.peak_bytes,
+        digest=problem_digest(problem),
+        message="The optimal plan of the join of equal steps, in as many slots as fit in bytes.",
+        plan=plan,
+    )

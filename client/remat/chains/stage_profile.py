@@ -1,0 +1,176 @@
+"""What one stage costs in time and bytes: a copy of its module runs forward and backward on the real inputs."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import CaptureError
+from ..profiling.measure import Window
+from ..profiling.timing import rounded
+from .stages import differentiable
+from .tape import Tape, record
+
+REPETITIONS = 3
+
+
+class Timing(NamedTuple):
+    """How often a stage is timed, and by what clock, in ns."""
+
+    repetitions: int = REPETITIONS
+    clock: Callable[[], int] = time.perf_counter_ns
+
+
+class StageCost(NamedTuple):
+    """What a stage costs, and what it gives.
+
+    Attributes:
+        forward_ns, backward_ns: times.
+        forward_workspace_bytes, backward_workspace_bytes: bytes that live only while the step runs. A parameter's new
+            gradient counts as workspace of the backward step: it is added to one that exists, which is fixed.
+        activation_bytes, tape_bytes: what the stage makes, without and with its tape.
+        gradient_bytes: of each input's gradient.
+        graded: whether it computes other bits without grad than with it, as LSTM's kernels do.
+        shared_bytes: gradients of parameters that other stages use too, which outlive the step.
+        output: what it gave.
+    """
+
+    forward_ns: int
+    backward_ns: int
+    forward_workspace_bytes: int
+    backward_workspace_bytes: int
+    activation_bytes: int
+    tape_bytes: int
+    gradient_bytes: tuple[int, ...]
+    graded: bool
+    shared_bytes: int
+    output: torch.Tensor
+
+
+def stage_cost(
+    module: nn.Module,
+    name: str,
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    shared: Mapping[str, Any],
+    *,
+    last: bool,
+    timing: Timing | None = None,
+) -> StageCost:
+    """Measure a stage; neither parameters, buffers nor gradients of the module change.
+
+    Args:
+        name: what a message calls the stage.
+        needs: for each input, whether it has a gradient.
+        shared: names of parameters that other stages use, too.
+        last: whether the caller holds what the stage gives.
+
+    Raises:
+        CaptureError: the executor cannot run it.
+    """
+    graded = _differs(module, inputs)
+    stage = copy.deepcopy(module)
+    needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
+    given = [x.detach() for x in inputs]
+    versions = [x._version for x in given]
+    with torch.no_grad():
+        y: torch.Tensor = stage(*given)
+    what = f"{name} ({type(module).__name__})"
+    if not isinstance(y, torch.Tensor):
+        raise CaptureError(f"{what} gives {type(y).__name__}, not one tensor")
+    if [x._version for x in given] != versions:
+        raise CaptureError(f"{what} overwrites its input: use inplace=False")
+    gradient = torch.ones_like(y)
+    named = dict(stage.named_parameters())
+    collected = {key: named[key] for key in shared}
+
+    def forward() -> list[Any]:
+        return list(record(stage, given, needs, collected))
+
+    def backward(made: list[Any]) -> Any:
+        tape: Tape = made.pop()
+        if not last:
+            made.clear()  # as in a pass, where nobody else holds what the stage gave
+        tape.backward(gradient)
+        return tape.inputs, tape.parameters
+
+    for _ in range(2):  # makes the gradients that the measured passes add to
+        backward(forward())
+    forward_ns, backward_ns = _times(forward, backward, inputs[0].device, timing or Timing())
+    sizes = _bytes(forward, backward, inputs[0].device)
+    made = size_of(y)
+    tape = max(made, sizes["tape"])
+    # a stage that runs with grad where its tape is not kept makes and drops one
+    kept = made if graded else tape
+    out = backward(forward())
+    # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
+    into = tuple(max(size_of(found[0]), size_of(x)) if found else 0 for found, x in zip(out[0], given, strict=True))
+    return StageCost(
+        rounded(forward_ns),
+        rounded(backward_ns),
+        max(0, sizes["forward_peak"] - kept),
+        max(0, sizes["backward_peak"] - sum(into)),
+        made,
+        tape,
+        into,
+        graded,
+        sum(size_of(found[0]) for found in out[1].values() if found),
+        y.detach(),
+    )
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor's storage, as the allocator of its device rounds them."""
+    size = int(tensor.untyped_storage().nbytes())
+    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
+
+
+def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a stage gives other bits under no_grad; a copy of it runs each time, from the same random numbers."""
+    found = []
+    with torch.random.fork_rng():
+        for grad in (False, True):
+            torch.manual_seed(0)
+            with torch.set_grad_enabled(grad):
+                found.append(copy.deepcopy(stage)(*(x.detach().clone() for x in inputs)))
+    one, other = found
+    return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
+
+
+def _times(
+    forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device, timing: Timing
+) -> tuple[float, float]:
+    forwards, backwards = [], []
+    for _ in range(timing.repetitions):
+        marks = [_now(device, timing)]
+        tape = forward()
+        marks.append(_now(device, timing))
+        backward(tape)
+        marks.append(_now(device, timing))
+        forwards.append(marks[1] - marks[0])
+        backwards.append(marks[2] - marks[1])
+    return statistics.median(forwards), statistics.median(backwards)
+
+
+def _now(device: torch.device, timing: Timing) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return timing.clock()
+
+
+def _bytes(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
+    window = Window(device)
+    window.open()
+    tape = forward()
+    first = window.close()
+    window.open()
+    kept = backward(tape)
+    second = window.close()
+    del kept, tape
+    return {"forward_peak": first.peak_bytes, "tape": first.left_bytes, "backward_peak": second.peak_bytes}

@@ -1,0 +1,260 @@
+"""Stages that read and make what is stored at cuts, run step by step by a plan: one pass forward and one back.
+
+A chain is the case where stage l reads cut l − 1 and makes cut l; in a join several branches meet in a stage that reads
+the last cut of each. Every cut is read by at most one stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..capture.parallel import refuse_searching_ddp
+from ..errors import CaptureError
+from .circumstances import Circumstances
+from .shared import SharedGradients, shared_parameters
+from .tape import Held, Packing, Tape, record
+from .transfer import Copies, Link, link_of
+
+
+class Do(Enum):
+    """What a step does: with a stage (the first three), or with what is stored at a cut."""
+
+    FORWARD = "forward"
+    TAPE = "forward with a tape"
+    BACKWARD = "backward"
+    FREE = "free"
+    OFFLOAD = "offload"
+    WAIT = "wait"
+    DROP = "drop"
+    PREFETCH = "prefetch"
+
+
+class StageStep(NamedTuple):
+    """One step, on a stage or a cut by its number."""
+
+    do: Do
+    at: int
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A module between cuts.
+
+    Attributes:
+        reads, makes: cuts, by number.
+        graded: whether it must run with grad even where no tape is kept, to compute the same bits.
+    """
+
+    module: nn.Module
+    reads: tuple[int, ...]
+    makes: int
+    graded: bool = False
+
+
+class Schedule:
+    """Stages and the steps of a plan, with what each run has to know beforehand.
+
+    Attributes:
+        forward, backward: the steps before and from the first backward step on.
+    """
+
+    def __init__(self, stages: Sequence[Stage], steps: Sequence[StageStep]) -> None:
+        self.stages = tuple(stages)
+        turn = next(i for i, step in enumerate(steps) if step.do is Do.BACKWARD)
+        self.forward, self.backward = tuple(steps[:turn]), tuple(steps[turn:])
+        self.times = Counter(step.at for step in steps if step.do in (Do.FORWARD, Do.TAPE))
+        self.lets_go, self.moves = _hooked(self.stages, steps)
+        self.transfers = any(step.do is Do.OFFLOAD for step in steps)
+
+
+def _hooked(stages: Sequence[Stage], steps: Sequence[StageStep]) -> tuple[frozenset[int], frozenset[int]]:
+    """Stages of which an input leaves the device while their tape lives, and stages whose tape itself leaves it."""
+    reader = {cut: n for n, stage in enumerate(stages) for cut in stage.reads}
+    maker = {stage.makes: n for n, stage in enumerate(stages)}
+    taped: set[int] = set()
+    inputs: set[int] = set()
+    tapes: set[int] = set()
+    for do, at in steps:
+        if do is Do.TAPE:
+            taped.add(at)
+        elif do is Do.BACKWARD:
+            taped.discard(at)
+        elif do in (Do.FREE, Do.DROP) and reader.get(at) in taped:
+            inputs.add(reader[at])
+        if do is Do.OFFLOAD and maker.get(at) in taped:
+            tapes.add(maker[at])
+    return frozenset(inputs), frozenset(tapes)
+
+
+class Pass:
+    """What one forward and backward pass holds, and how each step changes it.
+
+    Attributes:
+        held: what is stored, by cut.
+        gradients: gradients of what is or was stored, by cut, until a backward step has used them.
+        host_bytes, most_host_bytes: what the host holds, now and at most.
+    """
+
+    def __init__(self, schedule: Schedule, inputs: Mapping[int, torch.Tensor]) -> None:
+        self.schedule = schedule
+        device = next(iter(inputs.values())).device
+        self.device = device
+        self.held = {cut: Held(x.detach()) for cut, x in inputs.items()}
+        self.needs = {cut: x.requires_grad for cut, x in inputs.items()}
+        self.gradients: dict[int, torch.Tensor | None] = {}
+        self.host_bytes = self.most_host_bytes = 0
+        self._autocast = _autocast(device)
+        self._first: dict[int, Circumstances] = {}
+        # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
+        self._shared_parameters = shared_parameters([stage.module for stage in schedule.stages])
+        self._shared = SharedGradients(self._shared_parameters)
+        self._link: Link | None = link_of(device) if schedule.transfers else None
+        self._copies: dict[int, Copies] = {}
+        self._moving: dict[int, tuple[Do, Any, list[torch.UntypedStorage]]] = {}
+
+    def run(self, steps: Sequence[StageStep]) -> None:
+        """Run steps in order."""
+        for do, at in steps:
+            if do is Do.BACKWARD:
+                self.backward(at)
+            elif do in (Do.FORWARD, Do.TAPE):
+                self.forward(at, tape=do is Do.TAPE)
+            elif do is Do.FREE:
+                self._forget(at)
+            else:
+                self._transfer(do, at)
+
+    def at(self, cut: int) -> torch.Tensor:
+        """The activation that is stored at a cut, on the device."""
+        found = self.held[cut].activation
+        assert found is not None
+        return found
+
+    def forward(self, n: int, *, tape: bool) -> None:
+        """A forward step of stage n, with or without a tape."""
+        stage = self.schedule.stages[n]
+        inputs = [self.at(cut) for cut in stage.reads]
+        versions = [x._version for x in inputs]
+        again = n in self._first
+        if not again and self.schedule.times[n] > 1:
+            self._first[n] = Circumstances(stage.module, self.device)
+        with self._first[n].restored() if again else contextlib.nullcontext(), self._autocast():
+            if tape:
+                self.held[stage.makes] = Held(*self._record(n, inputs))
+            elif stage.graded:
+                self.held[stage.makes] = Held(self._record(n, inputs)[0])
+            else:
+                with torch.no_grad():
+                    self.held[stage.makes] = Held(stage.module(*inputs).detach())
+        if [x._version for x in inputs] != versions:
+            raise CaptureError(f"stage {n + 1} ({type(stage.module).__name__}) overwrites its input: use inplace=False")
+
+    def _record(self, n: int, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Tape]:
+        schedule = self.schedule
+        stage = schedule.stages[n]
+        needs = [self.needs.get(cut, True) and differentiable(self.at(cut)) for cut in stage.reads]
+        packing = None
+        if n in schedule.lets_go or n in schedule.moves:
+            # the graph must not hold the pass, which holds the graph
+            this = weakref.ref(self)
+            named = dict(zip(stage.reads, inputs, strict=True))
+            packing = Packing(named, stage.module, n in schedule.moves, lambda cut: this().at(cut))  # type: ignore[union-attr]
+        return record(stage.module, inputs, needs, self._shared_parameters.of(n), packing)
+
+    def backward(self, n: int) -> None:
+        """The backward step of stage n: its inputs' gradients from its output's, its parameters' on the way."""
+        stage = self.schedule.stages[n]
+        tape = self.held[stage.makes].tape
+        assert tape is not None
+        self._forget(stage.makes)
+        tape.backward(self.gradients.pop(stage.makes, None))
+        for cut, found in zip(stage.reads, tape.inputs, strict=True):
+            self.gradients[cut] = found.pop() if found else None
+        self._shared.add(n, tape.parameters)
+
+    def _forget(self, cut: int) -> None:
+        del self.held[cut]
+        copies = self._copies.pop(cut, None)
+        if copies is not None:
+            self.host_bytes -= copies.size_bytes
+
+    def _transfer(self, do: Do, cut: int) -> None:
+        assert self._link is not None
+        held = self.held[cut]
+        if do is Do.OFFLOAD:
+            storages = held.settle()
+            self._copies[cut], token = self._link.out(storages)
+            self._moving[cut] = (do, token, [])
+            self.host_bytes += self._copies[cut].size_bytes
+            self.most_host_bytes = max(self.most_host_bytes, self.host_bytes)
+        elif do is Do.PREFETCH:
+            storages, token = self._link.back(self._copies[cut])
+            self._moving[cut] = (do, token, storages)
+        elif do is Do.DROP:
+            held.leave()
+        else:
+            direction, token, storages = self._moving.pop(cut)
+            self._link.wait(token)
+            if direction is Do.PREFETCH:
+                held.arrive(storages)
+                self.host_bytes -= self._copies.pop(cut).size_bytes
+
+
+def differentiable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _autocast(device: torch.device) -> Any:
+    enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    cached = torch.is_autocast_cache_enabled()
+    return lambda: torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cached)
+
+
+class _Staged(torch.autograd.Function):
+    boxed_grads_call = True  # where torch knows it, the incoming gradient comes in a list, and can be freed on the way
+
+    @staticmethod
+    def forward(ctx: Any, schedule: Schedule, cuts: Sequence[int], anchor: torch.Tensor, *xs: torch.Tensor) -> Any:
+        state = Pass(
+            schedule, {cut: x.detach().requires_grad_(x.requires_grad) for cut, x in zip(cuts, xs, strict=True)}
+        )
+        state.run(schedule.forward)
+        ctx.state, ctx.cuts = state, tuple(cuts)
+        end = schedule.stages[schedule.backward[0].at].makes
+        ctx.end = end
+        return state.at(end).view_as(state.at(end))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        state, ctx.state = ctx.state, None
+        if state is None:
+            raise RuntimeError("a plan's backward pass runs once: retain_graph and double backward are not supported")
+        if torch.is_grad_enabled():
+            raise RuntimeError("a plan's gradients have no graph: create_graph and double backward are not supported")
+        state.gradients[ctx.end] = gradients[0].pop() if isinstance(gradients[0], list) else gradients[0]
+        del gradients
+        state.run(state.schedule.backward)
+        return None, None, None, *(state.gradients.get(cut) for cut in ctx.cuts)
+
+
+def run_by_plan(schedule: Schedule, cuts: Sequence[int], xs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What the last stage gives for inputs at some cuts, with a backward pass by the plan.
+
+    Raises:
+        CaptureError: the DDP around it looks for unused parameters.
+    """
+    refuse_searching_ddp()
+    # the function must have an input that requires gradients, or autograd never calls its backward pass
+    anchor = torch.empty(0, device=xs[0].device).requires_grad_()
+    result: torch.Tensor = _Staged.apply(schedule, cuts, anchor, *xs)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,79 @@
+"""`remat`: plan a file, check a plan, look at either; the way in, and its errors in one line each."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+
+from remat_ir import RematError
+
+from . import look, service, solve, sweep
+from .app import INTERRUPTED, app, error_code
+
+COMMANDS = (solve, sweep, look, service)
+"""The modules whose commands have joined the app by being imported, in no order that matters."""
+
+ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        try:
+            found = version("remat")
+        except PackageNotFoundError:
+            found = "unknown"
+        print(f"remat {found}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell on standard error what is done.")] = False,
+    version_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Optimal tensor rematerialization: plan a training step inside a memory budget, prove the plan, look at it.
+
+    Exit codes: 0 a plan, 2 bad input, 3 infeasible, 4 nothing found in time, 5 the service could not be reached or
+    failed.
+    """
+    log = logging.getLogger("remat")
+    log.handlers = [Lines()]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+
+
+class Lines(logging.Handler):
+    """What the client has to say while it works, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        print(f"remat: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """The entry point: what is refused is one line on standard error."""
+    try:
+        code = app(standalone_mode=False)
+    except ClickException as error:
+        sys.exit(_complain(error.format_message(), error.exit_code))
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(_complain("interrupted", INTERRUPTED))
+    except RematError as error:
+        sys.exit(_complain(str(error), error_code(error)))
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int) -> int:
+    line = " ".join(message.split()) or "refused"
+    print(f"remat: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,97 @@
+"""Files of the command line: problems' subjects, plans and answers, read with messages that name the file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from remat_ir import Answer, AnyPlan, InvalidData, Subject, read_plan
+from remat_ir.read import parse
+from remat_ir.subject import READERS
+
+from ..planning.memo import write_whole
+
+T = TypeVar("T")
+
+FORMATS = {"remat-graph/1": "graph", "remat-chain/1": "chain", "remat-join/1": "join"}
+
+
+def read_subject(path: Path) -> Subject:
+    """A graph, a chain or a join, told apart by `format`; "-" is standard input.
+
+    Raises:
+        InvalidData: unreadable or malformed; the message names the file and the place.
+    """
+
+    def read(data: Any) -> Subject:
+        form = data.get("format") if isinstance(data, dict) else None
+        if isinstance(data, dict) and form not in FORMATS:
+            raise InvalidData(f"format must be one of {', '.join(FORMATS)}, not {form!r}", "/format")
+        return READERS[FORMATS.get(str(form), "graph")](data)
+
+    return _reading(path, read)
+
+
+def read_plan_file(path: Path) -> tuple[AnyPlan, Answer | None]:
+    """A plan, or an answer that has one; "-" is standard input.
+
+    Raises:
+        InvalidData: unreadable or malformed; the message names the file and the place.
+    """
+
+    def read(data: Any) -> tuple[AnyPlan, Answer | None]:
+        if isinstance(data, dict) and "status" in data:
+            answer = Answer.from_json(data)
+            if answer.plan is None:
+                raise InvalidData(f"the answer is {answer.status.value} and has no plan", "/plan")
+            return answer.plan, answer
+        return read_plan(data), None
+
+    return _reading(path, read)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write JSON so that no reader sees a part of it; "-" is standard output.
+
+    Raises:
+        InvalidData: the file cannot be written.
+    """
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    check_writable(path)
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def check_writable(path: Path | None) -> None:
+    """Refuse a file whose folder is not there, before hours are spent on what would go into it.
+
+    Raises:
+        InvalidData: there is no such folder, or the path is a folder itself.
+    """
+    if path is None or str(path) == "-":
+        return
+    if not path.parent.is_dir():
+        raise InvalidData(f"{path} cannot be written: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InvalidData(f"{path} cannot be written: it is a folder")
+
+
+def _reading(path: Path, read: Callable[[Any], T]) -> T:
+    name = "standard input" if str(path) == "-" else str(path)
+    try:
+        text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise InvalidData(f"{name} cannot be read: {error.strerror or error}") from None
+    try:
+        return read(parse(text))
+    except InvalidData as error:
+        where = f" (at {error.pointer})" if error.pointer else ""
+        raise InvalidData(f"{name}: {error}{where}", error.pointer) from None

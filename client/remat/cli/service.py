@@ -1,0 +1,187 @@
+"""`remat attach`, `cancel`, `ls` and `doctor`: solves at the service, and whether everything is in place."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from remat_ir import Answer, InvalidData
+
+from ..errors import RematError
+from ..planning import service
+from ..planning.budget import readable
+from ..planning.http import Http
+from ..planning.planner import ServicePlanner, solver_door
+from ..settings import Settings, settings
+from .app import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
+from .files import write_json
+from .show import STYLES, answer_table, percent
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
+
+
+@app.command()
+def attach(
+    solve_id: IdArgument,
+    wait: Annotated[float, typer.Option("--wait", metavar="S", help="Seconds to wait for its end.")] = 3600.0,
+    output: OutputOption = None,
+    base_url: UrlOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Wait for a solve that is under way, or was: its answer is there again by its id. Leaving does not end it."""
+    planner = _planner(base_url)
+    answer = _watched(planner, solve_id, time.monotonic() + wait, quiet)
+    if not answer.status.ended:
+        print(f"remat: solve {solve_id} is still {answer.status.value}", file=sys.stderr)
+    return _told(answer, output, as_json)
+
+
+@app.command()
+def cancel(
+    solve_id: IdArgument, output: OutputOption = None, base_url: UrlOption = None, as_json: JsonOption = False
+) -> int:
+    """End a solve, or leave it to its other subscribers, and take its best plan so far."""
+    return _told(service.cancel(_planner(base_url).http, solve_id), output, as_json)
+
+
+@app.command(name="ls")
+def list_solves(
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = 20,
+    base_url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """The solves at the service, newest first."""
+    rows = service.solves(_planner(base_url).http, limit)
+    if as_json:
+        print(json.dumps(rows))
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("id", "status", "method", "overhead", "gap", "budget", "seconds", "cache"):
+        table.add_column(name, justify="right" if name in ("overhead", "gap", "budget", "seconds") else "left")
+    for row in rows:
+        table.add_row(
+            str(row.get("id", "")),
+            str(row.get("status", "")),
+            str(row.get("method", "")),
+            _number(row.get("overhead"), percent),
+            _number(row.get("gap"), percent),
+            _number(row.get("budget_bytes"), lambda size: readable(int(size))),
+            _number(row.get("seconds"), lambda seconds: f"{seconds:.2f}"),
+            str(row.get("cache") or ""),
+            style=STYLES.get(str(row.get("status"))) if row.get("status") == "failed" else None,
+        )
+    Console().print(table)
+    return 0
+
+
+@app.command()
+def doctor(base_url: UrlOption = None, as_json: JsonOption = False) -> int:
+    """Whether everything is in place: versions, settings, service, solver, torch, and a folder for the memo."""
+    checks = list(_checks(settings(base_url=base_url)))
+    if as_json:
+        print(json.dumps([{"what": what, "fine": fine, "found": found} for what, fine, found in checks]))
+    else:
+        console = Console()
+        for what, fine, found in checks:
+            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[fine]
+            console.print(f"{mark} {what:<10} {found}", highlight=False)
+    return BAD_INPUT if any(fine is False for _, fine, _ in checks) else 0
+
+
+def _checks(here: Settings) -> list[tuple[str, bool | None, str]]:
+    """(what, fine or neither, what was found) for each thing that a user may lack."""
+    return [
+        ("remat", True, f"{_version('remat')} on Python {platform.python_version()}, {platform.machine()}"),
+        _check_service(here),
+        _check_solver(),
+        ("torch", None if find_spec("torch") is None else True, _version("torch")),
+        ("pictures", None if find_spec("matplotlib") is None else True, _version("matplotlib", "matplotlib ")),
+        _check_cache(here),
+    ]
+
+
+def _check_service(here: Settings) -> tuple[str, bool | None, str]:
+    if here.base_url is None:
+        return "service", None, "REMAT_BASE_URL is not set: plans are made here"
+    if here.offline:
+        return "service", None, f"{here.base_url} is not asked: REMAT_OFFLINE is set"
+    http = Http(here.base_url, api_key=here.api_key, retries=0)
+    try:
+        return "service", True, f"{here.base_url} is ready ({1000 * service.ready(http):.0f} ms)"
+    except RematError as error:
+        return "service", False, str(error)
+
+
+def _check_solver() -> tuple[str, bool | None, str]:
+    try:
+        door = solver_door("local")
+    except InvalidData as error:
+        return "solver", None, str(error)
+    return "solver", True, f"found as {door.__module__.partition('.')[0]}, with {_version('highspy', 'HiGHS ')}"
+
+
+def _check_cache(here: Settings) -> tuple[str, bool | None, str]:
+    try:
+        here.cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=here.cache_dir):
+            pass
+    except OSError as error:
+        return "memo", None, f"{here.cache_dir} cannot be written ({error.strerror}): nothing is remembered"
+    entries = sum(1 for _ in (here.cache_dir / "answers").glob("*/*.json"))
+    return "memo", True, f"{here.cache_dir}: {entries} answers remembered"
+
+
+def _version(package: str, before: str = "") -> str:
+    try:
+        return before + version(package)
+    except PackageNotFoundError:
+        return f"{package} is not installed"
+
+
+def _planner(base_url: str | None) -> ServicePlanner:
+    here = settings(base_url=base_url)
+    if here.service_url is None:
+        why = "REMAT_OFFLINE is set" if here.offline and here.base_url else "set REMAT_BASE_URL or give --base-url"
+        raise InvalidData(f"there is no service to ask: {why}")
+    return ServicePlanner(here.service_url, api_key=here.api_key)
+
+
+def _watched(planner: ServicePlanner, solve_id: str, until: float, quiet: bool) -> Answer:
+    """Poll until the end or the moment; progress as lines on standard error."""
+    seen: tuple[Any, Any] | None = None
+    while True:
+        left = until - time.monotonic()
+        answer = service.poll(planner.http, solve_id, wait_s=round(max(0.0, min(2.0, left)), 2))
+        if not quiet and (answer.cost_ns, answer.bound_ns) != seen:
+            seen = (answer.cost_ns, answer.bound_ns)
+            gap = "" if answer.gap is None else f", gap {percent(answer.gap)}"
+            print(f"{answer.seconds:6.1f} s  {answer.status.value}{gap}", file=sys.stderr, flush=True)
+        if answer.status.ended or left <= 0:
+            return answer
+
+
+def _told(answer: Answer, output: Path | None, as_json: bool) -> int:
+    if output is not None and answer.plan is not None:
+        write_json(output, answer.plan.to_json())
+    if as_json:
+        print(json.dumps(answer.to_json(), allow_nan=False))
+    else:
+        Console().print(answer_table(answer))
+    return code_of(answer)
+
+
+def _number(value: Any, as_text: Any) -> str:
+    return as_text(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else ""

@@ -1,0 +1,178 @@
+"""`remat solve` and `remat verify`: a file and a budget go in, a plan comes out or goes in, and what is proved."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from remat_ir import (
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Join,
+    Problem,
+    Subject,
+    budget_at,
+    overhead_of,
+    recomputed,
+    verify,
+)
+from remat_ir.plan import Plan
+
+from ..planning.budget import bytes_of, readable
+from ..planning.check import checked
+from ..planning.planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner
+from ..settings import settings
+from .app import (
+    BAD_INPUT,
+    BudgetOption,
+    FileArgument,
+    FractionOption,
+    GapOption,
+    JsonOption,
+    LocalOption,
+    MethodOption,
+    MethodOptions,
+    QuietOption,
+    TimeOption,
+    UrlOption,
+    app,
+    code_of,
+)
+from .files import check_writable, read_plan_file, read_subject, write_json
+from .show import answer_table, counted, duration, percent, progress_line
+
+
+def asked_planner(base_url: str | None, local: bool, options: Mapping[str, object] | None = None) -> Planner:
+    """Who solves for the command line: the service if one is set, else the solver here, else the greedy plan."""
+    here = settings(base_url=base_url)
+    if base_url is not None and local:
+        raise InvalidData("--base-url and --local exclude each other")
+    if here.service_url is not None and not local:
+        return ServicePlanner(here.service_url, api_key=here.api_key, options=options)
+    try:
+        return LocalPlanner(options=options)
+    except InvalidData:
+        if local:
+            raise
+        return GreedyPlanner()
+
+
+def budget_of(subject: Subject, budget: str | None, fraction: float | None) -> int:
+    """The budget in bytes that the options mean; a join without one may fill its slots.
+
+    Raises:
+        InvalidData: neither option, both, or one that is not a budget.
+    """
+    if budget is not None and fraction is not None:
+        raise InvalidData("--budget and --budget-fraction exclude each other")
+    if budget is not None:
+        return bytes_of(budget)
+    if fraction is not None:
+        if not math.isfinite(fraction):
+            raise InvalidData(f"--budget-fraction must be a finite number, not {fraction}")
+        return budget_at(subject, fraction)
+    if isinstance(subject, Join):
+        return subject.slots * subject.slot_bytes
+    raise InvalidData("a budget is needed: --budget 4GiB or --budget-fraction 0.5")
+
+
+def options_of(given: list[str] | None) -> dict[str, object]:
+    """KEY=VALUE pairs as a method's options; a value that is JSON is read as such."""
+    found: dict[str, object] = {}
+    for pair in given or []:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise InvalidData(f"--option must be KEY=VALUE, not {pair!r}")
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+@app.command()
+def solve(
+    file: FileArgument,
+    budget: BudgetOption = None,
+    budget_fraction: FractionOption = None,
+    method: MethodOption = "auto",
+    time_limit: TimeOption = 60.0,
+    max_gap: GapOption = 0.001,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
+    option: MethodOptions = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Plan FILE inside a budget."""
+    subject = read_subject(file)
+    problem = Problem(subject, budget_of(subject, budget, budget_fraction))
+    planner = asked_planner(base_url, local, options_of(option))
+    check_limits(time_limit, max_gap)
+    check_writable(output)
+    with progress_line(subject, quiet=quiet) as report:
+        answer = planner.plan(problem, method=method, time_limit_s=time_limit, max_gap=max_gap, on_progress=report)
+    answer = checked(problem, answer)
+    if output is not None and answer.plan is not None:
+        write_json(output, answer.plan.to_json())
+    if as_json:
+        print(json.dumps(answer.to_json(), allow_nan=False))
+    elif output is None or str(output) != "-":
+        Console().print(answer_table(answer))
+    return code_of(answer)
+
+
+@app.command(name="verify")
+def verify_plan(
+    file: FileArgument,
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or an answer that has one.")],
+    budget: BudgetOption = None,
+    budget_fraction: FractionOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Replay PLAN on FILE and say what it costs, or the first reason why it is wrong."""
+    subject = read_subject(file)
+    problem = Problem(subject, budget_of(subject, budget, budget_fraction))
+    plan, answer = read_plan_file(plan_file)
+    try:
+        verdict = verify(
+            problem,
+            plan,
+            cost_ns=None if answer is None else answer.cost_ns,
+            peak_bytes=None if answer is None else answer.peak_bytes,
+        )
+    except InvalidPlan as error:
+        if as_json:
+            print(json.dumps({"valid": False, "reason": str(error), "step": error.step}))
+            return BAD_INPUT
+        raise InvalidData(f"{plan_file}: {error}") from None
+    overhead = overhead_of(verdict.cost_ns, subject.total_cost_ns)
+    if as_json:
+        said = {"valid": True, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
+        print(json.dumps({**said, "budget_bytes": problem.budget_bytes, "overhead": overhead}))
+        return 0
+    again = sum(recomputed(plan, subject.ops)) if isinstance(plan, Plan) and isinstance(subject, Graph) else None
+    text = f"valid: cost {duration(verdict.cost_ns)} ({percent(overhead)} over one pass), peak "
+    text += f"{readable(verdict.peak_bytes)} of {readable(problem.budget_bytes)}"
+    print(text + ("" if again is None else f", {counted(again, 'recomputation')}"))
+    return 0
+
+
+def check_limits(time_limit: float, max_gap: float) -> None:
+    """Refuse limits out of range before anything is started.
+
+    Raises:
+        InvalidData: which one, and what it must be.
+    """
+    if not (math.isfinite(time_limit) and time_limit > 0):
+        raise InvalidData(f"--time-limit must be a positive number, not {time_limit}")
+    if not 0 <= max_gap < 1:
+        raise InvalidData(f"--max-gap must be at least 0 and below 1, not {max_gap}")

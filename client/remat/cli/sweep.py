@@ -1,0 +1,227 @@
+"""`remat sweep` and `remat max-batch`: the trade-off curve of a step, and the largest batch that a budget holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, plain_peak
+
+from ..planning.budget import bytes_of, readable
+from ..planning.check import checked
+from ..planning.planner import LocalPlanner, Planner, solver_door
+from .app import (
+    NOTHING_FOUND,
+    FileArgument,
+    GapOption,
+    JsonOption,
+    LocalOption,
+    MethodOption,
+    MethodOptions,
+    QuietOption,
+    UrlOption,
+    app,
+)
+from .files import check_writable, read_subject
+from .plot import check_picture, curve_chart, curve_picture
+from .show import STYLES, duration, percent
+from .solve import asked_planner, check_limits, options_of
+
+FORMS = "budgets such as 4GiB,6GiB,8GiB or fractions such as 0.3,0.5,0.7"
+
+
+@app.command()
+def sweep(
+    file: FileArgument,
+    budgets: Annotated[str | None, typer.Option("--budgets", metavar="LIST", help=FORMS)] = None,
+    points: Annotated[int, typer.Option("--points", "-n", help="Solves along the curve, without --budgets.")] = 9,
+    method: MethodOption = "auto",
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
+    ] = 20.0,
+    max_gap: GapOption = 0.001,
+    option: MethodOptions = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the curve as a picture.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points as CSV.")] = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Plan FILE at several budgets: what each byte costs, and where no plan fits."""
+    subject = read_subject(file)
+    check_limits(time_limit, max_gap)
+    asked = None if budgets is None else budgets_of(subject, budgets)
+    if points < 2:
+        raise InvalidData(f"--points must be at least 2, not {points}")
+    planner = asked_planner(base_url, local, options_of(option))
+    limits = {"method": method, "time_limit_s": time_limit, "max_gap": max_gap}
+
+    def tell(answer: Answer) -> None:
+        if not quiet:
+            print(f"{readable(answer.budget_bytes)}: {_outcome(answer)}", file=sys.stderr, flush=True)
+
+    check_picture(png)
+    check_writable(csv_file)
+    if isinstance(planner, LocalPlanner):
+        answers = solver_door("sweep")(
+            subject, asked, points=points, options=options_of(option) or None, on_answer=tell, **limits
+        )
+    else:
+        answers = _one_by_one(planner, subject, asked or _evenly(subject, points), limits, tell)
+    found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
+    plain = plain_peak(subject)
+    if png is not None:
+        curve_picture(png, found, plain)
+    if csv_file is not None:
+        _write_csv(csv_file, found)
+    if as_json:
+        print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in found]}))
+    else:
+        console = Console()
+        console.print(_curve_table(found, subject))
+        console.print(curve_chart(found, plain, width=min(console.width, 100)), highlight=False)
+    return 0 if any(answer.plan is not None for answer in found) else NOTHING_FOUND
+
+
+@app.command(name="max-batch")
+def max_batch(
+    file: FileArgument,
+    budget: Annotated[str, typer.Option("--budget", "-b", metavar="BYTES", help="Bytes, or text such as 16GiB.")],
+    at_batch: Annotated[int, typer.Option("--at-batch", help="The batch at which FILE was captured.")] = 1,
+    input_bytes: Annotated[
+        str, typer.Option("--input-bytes", help="How many of the fixed bytes are the batch's input, at that batch.")
+    ] = "0",
+    method: MethodOption = "auto",
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
+    ] = 20.0,
+    total: Annotated[float, typer.Option("--total", metavar="S", help="Seconds in all.")] = 300.0,
+    option: MethodOptions = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """The largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
+    subject = read_subject(file)
+    if not isinstance(subject, Graph):
+        raise InvalidData(f"{file}: a batch is searched for graphs only")
+    if at_batch < 1:
+        raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
+    check_limits(time_limit, 0.0)
+    one = _at_batch_one(subject, at_batch)
+
+    def tell(found: Any) -> None:
+        if not quiet:
+            print(f"batch {found.batch} reached, none above {found.bound}", file=sys.stderr, flush=True)
+
+    found = solver_door("max_batch")(
+        one,
+        bytes_of(budget),
+        batch_bytes=-(-bytes_of(input_bytes) // at_batch),
+        method=method,
+        time_limit_s=time_limit,
+        total_s=total,
+        options=options_of(option) or None,
+        on_step=tell,
+    )
+    if as_json:
+        print(json.dumps({"batch": found.batch, "bound": found.bound, "budget_bytes": bytes_of(budget)}))
+    else:
+        proved = "and no larger one does" if found.batch == found.bound else f"and none above {found.bound} does"
+        print(f"a batch of {found.batch} trains within {budget} at the cost of one more forward pass, {proved}")
+    return 0 if found.batch else NOTHING_FOUND
+
+
+def budgets_of(subject: Subject, text: str) -> list[int]:
+    """A list of budgets: fractions of the plain activation peak where a number is at most 1, else bytes.
+
+    Raises:
+        InvalidData: an entry that is neither.
+    """
+    found = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            share = Fraction(word)
+        except (ValueError, ZeroDivisionError):
+            share = Fraction(2)
+        found.add(budget_at(subject, share) if 0 <= share <= 1 else bytes_of(word))
+    if not found:
+        raise InvalidData(f"--budgets must list {FORMS}")
+    return sorted(found)
+
+
+def _evenly(subject: Subject, points: int) -> list[int]:
+    return sorted({budget_at(subject, Fraction(i + 1, points)) for i in range(points)})
+
+
+def _one_by_one(
+    planner: Planner,
+    subject: Subject,
+    budgets: Sequence[int],
+    limits: Mapping[str, Any],
+    tell: Callable[[Answer], None],
+) -> list[Answer]:
+    answers = []
+    for budget in sorted(budgets, reverse=True):
+        answers.append(planner.plan(Problem(subject, budget), **limits))
+        tell(answers[-1])
+    return sorted(answers, key=lambda answer: answer.budget_bytes)
+
+
+def _at_batch_one(graph: Graph, batch: int) -> Graph:
+    """Sizes and costs of one sample, rounded up so that what fits there fits in truth."""
+    return replace(
+        graph,
+        op_cost_ns=tuple(-(-cost // batch) for cost in graph.op_cost_ns),
+        value_bytes=tuple(-(-size // batch) for size in graph.value_bytes),
+        op_workspace_bytes=tuple(-(-size // batch) for size in graph.op_workspace_bytes),
+    )
+
+
+def _outcome(answer: Answer) -> str:
+    if answer.overhead is None:
+        return answer.status.value
+    return f"{percent(answer.overhead)} over, {answer.status.value}, gap {percent(answer.gap or 0.0)}"
+
+
+def _curve_table(answers: Sequence[Answer], subject: Subject) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("budget", "fraction", "overhead", "cost", "gap", "peak", "status"):
+        table.add_column(name, justify="left" if name == "status" else "right")
+    plain, fixed = plain_peak(subject), subject.fixed_bytes
+    for answer in answers:
+        share = (answer.budget_bytes - fixed) / max(1, plain - fixed)
+        table.add_row(
+            readable(answer.budget_bytes),
+            f"{share:.3f}",
+            "" if answer.overhead is None else percent(answer.overhead),
+            "" if answer.cost_ns is None else duration(answer.cost_ns),
+            "" if answer.gap is None else percent(answer.gap),
+            "" if answer.peak_bytes is None else readable(answer.peak_bytes),
+            answer.status.value,
+            style=STYLES.get(answer.status.value) if answer.plan is None else None,
+        )
+    return table
+
+
+def _write_csv(path: Path, answers: Sequence[Answer]) -> None:
+    names = ("budget_bytes", "status", "cost_ns", "bound_ns", "overhead", "gap", "peak_bytes", "seconds", "method")
+    try:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(names)
+            for answer in answers:
+                row = answer.to_json()
+                writer.writerow(["" if row[name] is None else row[name] for name in names])
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,1 @@
+"""From a verified plan to functions that run it."""

@@ -1,0 +1,101 @@
+"""`torch.compile(model, backend=remat.backend(budget=…))`: Dynamo's front end and guards, remat's plans."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from remat_ir import Answer, Graph, Plan, Problem, Progress, verify
+
+from .. import _compat
+from ..capture.capture import refuse
+from ..capture.dataflow import Dataflow, dataflow
+from ..capture.group import groups
+from ..capture.operations import operations, to_graph
+from ..errors import CaptureError
+from ..planning.budget import Budget, budget_bytes
+from ..planning.planner import Planner, plan_or_raise, profile_table
+from ..profiling.profile import profile_kernels
+from .codegen import boxed_function
+from .lower import lower
+
+log = logging.getLogger("remat")
+
+
+class Backend:
+    """A backend for `torch.compile` that runs each training graph by a plan of its own.
+
+    Attributes:
+        answers: the planner's answer for each graph compiled so far, in order.
+        graphs: the graphs that were planned.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        planner: Planner,
+        *,
+        method: str = "auto",
+        time_limit_s: float = 60.0,
+        max_gap: float = 0.001,
+        slack: float = 1.0,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.budget, self.planner, self.slack = budget, planner, slack
+        self.asking = {"method": method, "time_limit_s": time_limit_s, "max_gap": max_gap, "on_progress": on_progress}
+        self.table = profile_table(planner)
+        self.answers: list[Answer] = []
+        self.graphs: list[Graph] = []
+        self._frame: int | None = None
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What Dynamo calls for each graph and each kind of input.
+
+        Raises:
+            CaptureError: the graph cannot be planned; the message says why.
+            PlanningError: there is no plan.
+        """
+        self.note_frame()
+        compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
+        function: Callable[..., Any] = compiled(module, example_inputs)
+        return function
+
+    def note_frame(self) -> None:
+        """Say so in the log where Dynamo compiles a part of a model that is not the first."""
+        frame = _compat.frame_number()
+        if self._frame is not None and frame != self._frame:
+            log.warning(
+                "torch.compile has split the model, or this backend serves two: each part is given the whole budget; "
+                "use fullgraph=True and a backend a model"
+            )
+        self._frame = frame
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """An AOTAutograd partition: the joint graph as a forward and a backward graph that follow a verified plan."""
+        refuse(joint)
+        flow = dataflow(joint, num_fwd_outputs)
+        step = operations(flow, groups(flow))
+        # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
+        with _compat.only_real_tensors():
+            profiled = profile_kernels(flow.kernels, self.table)
+            graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
+            problem = Problem(graph, budget_bytes(self.budget, graph, self.slack))
+            answer = plan_or_raise(self.planner.plan(problem, **self.asking))  # type: ignore[arg-type]
+        if not isinstance(answer.plan, Plan):
+            raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
+        verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+        lowered = lower(step, answer.plan)
+        self.answers.append(answer)
+        self.graphs.append(graph)
+        return lowered.forward, lowered.backward
+
+
+def resident_bytes(flow: Dataflow) -> int:
+    """Bytes of the parameters, buffers and inputs that a joint graph takes, each storage once."""
+    found = {s for primal in flow.primals for s in flow.storages_of.get(primal, ())}
+    return sum(flow.sizes[s] for s in found)

@@ -1,0 +1,289 @@
+"""From a verified plan to a forward and a backward graph in which a recomputation is a second node."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat_ir import Compute, Free, Plan
+
+from ..capture.dataflow import is_random, stateless, tensors
+from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
+
+
+@dataclass(frozen=True, eq=False)
+class Lowered:
+    """The two graphs of a planned step, in AOTAutograd's convention.
+
+    `forward` takes the primals and returns the forward results, then what the backward pass needs; `backward` takes
+    that and the tangents and returns the gradients. A value is freed by its last use.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: int
+
+
+def lower(step: Operations, plan: Plan) -> Lowered:
+    """Emit a plan for the ops of a step. The plan must have passed the judge on the step's graph."""
+    return _Lowering(step, plan).run()
+
+
+def save_state(device: str) -> torch.Tensor:
+    """A copy of a generator's state."""
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run a random operator as it ran when the state was saved, and leave the generator as it is now."""
+    if device == "cpu":
+        now = torch.get_rng_state()
+        torch.set_rng_state(state)
+        try:
+            return target(*args, **kwargs)
+        finally:
+            torch.set_rng_state(now)
+    now = torch.cuda.get_rng_state(device)
+    torch.cuda.set_rng_state(state, device)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        torch.cuda.set_rng_state(now, device)
+
+
+class _Lowering:
+    def __init__(self, step: Operations, plan: Plan) -> None:
+        self.step, self.flow = step, step.flow
+        self.computes = [s for s in plan.steps if isinstance(s, Compute)]
+        assert all(isinstance(s, Compute | Free) for s in plan.steps)
+        self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
+        self.times = Counter(s.op for s in self.computes)
+        self.forward = _Pass(self.flow.joint)
+        self.backward = _Pass(self.flow.joint)
+        self.saved: list[fx.Node] = []
+        self.saved_as: dict[fx.Node, fx.Node] = {}
+        self.done: set[int] = set()
+        self.late_originals = self._originals_read_late()
+
+    def run(self) -> Lowered:
+        forward, backward = self.forward, self.backward
+        for primal in self.flow.primals:
+            forward.env[primal] = forward.placeholder(str(primal.target), primal)
+        for compute in self.computes[: self.turn]:
+            self._emit(forward, self.step.ops[compute.op], compute.op)
+        results = [self._get(forward, r) if isinstance(r, fx.Node) else r for r in self.flow.forward_results]
+        backward.missing = self._save
+        tangents = []
+        for tangent in self.flow.tangents:
+            tangents.append((str(tangent.target), tangent))
+            backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
+        for compute in self.computes[self.turn + 1 :]:
+            self._emit(backward, self.step.ops[compute.op], compute.op)
+        gradients = [self._get(backward, r) if isinstance(r, fx.Node) else r for r in self.flow.backward_results]
+        return self._finish(results, gradients)
+
+    def _finish(self, results: list[Any], gradients: list[Any]) -> Lowered:
+        descriptors = list(self.flow.joint.graph.output_node().meta.get("desc") or ())
+        first = len(self.flow.forward_results)
+        backward = self.backward.close(gradients, descriptors[first:])
+        # only what the backward graph still reads is saved; placeholders come in the order of the saved results
+        pairs = [(kept, source) for source, kept in self.saved_as.items() if kept.users]
+        for source, kept in list(self.saved_as.items()):
+            if not kept.users:
+                backward.erase_node(kept)
+                del self.saved_as[source]
+        checked = [(k, s) for k, s in pairs if not k.meta.get("saved_tensor_with_no_vc_check")]
+        unchecked = [(k, s) for k, s in pairs if k.meta.get("saved_tensor_with_no_vc_check")]
+        tangents = [n for n in backward.nodes if n.op == "placeholder" and n not in {k for k, _ in pairs}]
+        _reorder_placeholders(backward, [k for k, _ in checked + unchecked] + tangents)
+        saved = [source for _, source in checked + unchecked]
+        forward = self.forward.close([*results, *saved], descriptors[:first] + [None] * len(saved))
+        joint = self.flow.joint
+        return Lowered(fx.GraphModule(joint, forward), fx.GraphModule(joint, backward), len(saved))
+
+    def _originals_read_late(self) -> frozenset[int]:
+        """Copies of overwritten inputs that are read after the turn; before it, the input itself still serves."""
+        originals = frozenset(self.step.originals.values())
+        return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
+
+    def _emit(self, into: _Pass, op: Op, index: int) -> None:
+        again = index in self.done
+        self.done.add(index)
+        if op.kind is Kind.ORIGINAL:
+            placeholder = op.nodes[0]
+            if op.makes[0] in self.late_originals:
+                copy = into.call(
+                    torch.ops.aten.clone.default, (into.env[placeholder],), {}, placeholder.name + "_original"
+                )
+                copy.meta = {"val": placeholder.meta.get("val")}
+                into.originals[placeholder] = copy
+        elif op.kind is Kind.RANDOM_STATE:
+            node = op.nodes[0]
+            if self._replayed(node):
+                self._save_state(into, node)
+        elif op.kind is Kind.KERNELS:
+            for node in op.nodes:
+                self._kernel(into, node, again, host_state=index)
+
+    def _replayed(self, node: fx.Node) -> bool:
+        return self.times[self._op_of(node)] > 1
+
+    def _op_of(self, node: fx.Node) -> int:
+        if not hasattr(self, "_index"):
+            self._index = {n: i for i, op in enumerate(self.step.ops) if op.kind is Kind.KERNELS for n in op.nodes}
+        return self._index[node]
+
+    def _save_state(self, into: _Pass, node: fx.Node) -> None:
+        state = into.call(save_state, (_device(node),), {}, node.name + "_state")
+        state.meta = {"val": torch.empty(0, dtype=torch.uint8)}
+        into.states[node] = state
+
+    def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
+        into.forget(self.flow.makes[node])
+        variant = stateless(node) if again and into is self.backward else None
+        taken = [node.args[i] for i in variant[1]] if variant else node.args
+        args: tuple[Any, ...] = fx.map_arg(tuple(taken), lambda a: self._get(into, a))
+        kwargs = fx.map_arg(node.kwargs, lambda a: self._get(into, a))
+        if is_random(node) and again:
+            target: Any = replay
+            args = (self._state(into, node), _device(node), node.target, *args)
+        else:
+            if is_random(node) and not on_cpu(node) and self._replayed(node):
+                self._save_state(into, node)
+            target = variant[0] if variant else node.target
+        made = into.call(target, args, kwargs, node.name)
+        made.meta = dict(node.meta)
+        if is_random(node) and not again:
+            into.pinned.add(made)
+        into.env[node] = made
+        for item in getitems(node):
+            if variant and item.args[0] is node and int(str(item.args[1])) > 2:
+                continue  # new running statistics, which nothing reads after the turn
+            piece = into.call(operator.getitem, (into.env[_parent(item)], item.args[1]), {}, item.name)
+            piece.meta = dict(item.meta)
+            into.env[item] = piece
+
+    def _state(self, into: _Pass, node: fx.Node) -> fx.Node:
+        if node not in into.states:
+            into.states[node] = self._carry(self.forward.states[node], node.name + "_state")
+        return into.states[node]
+
+    def _get(self, into: _Pass, node: fx.Node) -> fx.Node:
+        """The node that stands for a node of the joint graph now, views made anew where they are not at hand."""
+        if node.op == "placeholder":
+            if node in self.step.originals and self.step.originals[node] in self.late_originals:
+                if node not in into.originals:
+                    into.originals[node] = self._carry(self.forward.originals[node], node.name + "_original")
+                return into.originals[node]
+            return into.env[node] if node in into.env else into.missing(node)
+        if node in into.env:
+            return into.env[node]
+        if node in self.flow.makes or (node.target is operator.getitem and _root(node) in self.flow.makes):
+            return into.missing(node)
+        made = into.view(node, lambda a: self._get(into, a))
+        into.depends(node, self.flow.storages_of.get(node, ()))
+        return made
+
+    def _save(self, node: fx.Node) -> fx.Node:
+        kept = self._carry(self.forward.env[node], node.name)
+        self.backward.env[node] = kept
+        return kept
+
+    def _carry(self, source: fx.Node, name: str) -> fx.Node:
+        if source not in self.saved_as:
+            kept = self.backward.placeholder("saved_" + name, source)
+            self.saved_as[source] = kept
+        return self.saved_as[source]
+
+
+class _Pass:
+    """One of the two graphs while it grows: what stands for which node of the joint graph right now."""
+
+    def __init__(self, joint: fx.GraphModule) -> None:
+        self.graph = fx.Graph()
+        self.env: dict[fx.Node, fx.Node] = {}
+        self.states: dict[fx.Node, fx.Node] = {}
+        self.originals: dict[fx.Node, fx.Node] = {}
+        self.pinned: set[fx.Node] = set()
+        self.missing: Callable[[fx.Node], fx.Node] = _unavailable
+        self._views: dict[int, list[fx.Node]] = {}
+        self._last_placeholder: fx.Node | None = None
+
+    def placeholder(self, name: str, like: fx.Node) -> fx.Node:
+        if self._last_placeholder is None:
+            first = next(iter(self.graph.nodes), None)
+            if first is None:
+                node = self.graph.placeholder(name)
+            else:
+                with self.graph.inserting_before(first):
+                    node = self.graph.placeholder(name)
+        else:
+            with self.graph.inserting_after(self._last_placeholder):
+                node = self.graph.placeholder(name)
+        node.meta = dict(like.meta)
+        self._last_placeholder = node
+        return node
+
+    def call(self, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
+        return self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
+
+    def view(self, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -> fx.Node:
+        if node.op == "get_attr":
+            made = self.graph.get_attr(str(node.target))
+        else:
+            made = self.call(node.target, fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get), node.name)
+        made.meta = dict(node.meta)
+        self.env[node] = made
+        return made
+
+    def depends(self, view: fx.Node, storages: tuple[int, ...]) -> None:
+        for storage in storages:
+            self._views.setdefault(storage, []).append(view)
+
+    def forget(self, storages: tuple[int, ...]) -> None:
+        """A storage is made again: views of the earlier instance no longer stand for it."""
+        for storage in storages:
+            for view in self._views.pop(storage, ()):
+                self.env.pop(view, None)
+
+    def close(self, results: list[Any], descriptors: list[Any]) -> fx.Graph:
+        output = self.graph.output(tuple(results))
+        output.meta["desc"] = descriptors
+        for node in reversed(list(self.graph.nodes)):
+            if node.op in ("call_function", "get_attr") and not node.users and node not in self.pinned:
+                self.graph.erase_node(node)
+        return self.graph
+
+
+def _reorder_placeholders(graph: fx.Graph, order: list[fx.Node]) -> None:
+    first = next(iter(graph.nodes))
+    for node in order:
+        if node is not first:
+            first.prepend(node)
+        else:
+            first = first.next
+            first.prepend(node)
+
+
+def _parent(item: fx.Node) -> fx.Node:
+    return item.all_input_nodes[0]
+
+
+def _root(node: fx.Node) -> fx.Node:
+    while node.target is operator.getitem:
+        node = _parent(node)
+    return node
+
+
+def _device(node: fx.Node) -> str:
+    return str(next(tensors(node.meta["val"])).device)
+
+
+def _unavailable(node: fx.Node) -> fx.Node:
+    raise AssertionError(f"{node.name} is not resident, although the plan was verified")

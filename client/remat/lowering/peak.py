@@ -1,0 +1,93 @@
+"""The memory of a plan kernel by kernel: finer than the judge's view, where an op is a group of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat_ir import Compute, Plan
+
+from ..capture.dataflow import is_random
+from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Measured, Op, Operations
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One kernel as a plan runs it, or one op that is none: what it reads and makes; whether it runs unread, too."""
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    needed: bool
+    workspace: int = 0
+
+
+def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> int:
+    """The peak of a plan in bytes above the fixed ones, as its lowered graphs reach it.
+
+    Each storage is dropped after the last kernel that reads it; what nothing reads is not run; a copy of an overwritten
+    input or of a generator's state is made only where a later recomputation needs it.
+    """
+    runs = _runs(step, plan, measured)
+    live, last = _liveness(runs, step.keep)
+    dying: dict[int, list[int]] = {}
+    for (storage, _), position in last.items():
+        dying.setdefault(position, []).append(storage)
+    now = worst = 0
+    for position in live:
+        run = runs[position]
+        now += sum(step.sizes[s] for s in run.makes)
+        worst = max(worst, now + run.workspace)
+        now -= sum(step.sizes[s] for s in dying.get(position, ()))
+    return worst
+
+
+def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[tuple[int, int], int]]:
+    """The runs that are needed, and for each storage that one of them makes the last run that reads it."""
+    maker: dict[int, int] = {}
+    sources: list[list[tuple[int, int]]] = []
+    for position, run in enumerate(runs):
+        sources.append([(s, maker[s]) for s in run.reads if s in maker])
+        maker.update(dict.fromkeys(run.makes, position))
+    needed = {position for position, run in enumerate(runs) if run.needed}
+    needed |= {maker[s] for s in keep if s in maker}
+    last = {(s, maker[s]): len(runs) for s in keep if s in maker}
+    for position in range(len(runs) - 1, -1, -1):
+        if position not in needed:
+            continue
+        for storage in runs[position].makes:
+            last.setdefault((storage, position), position)
+        for storage, source in sources[position]:
+            needed.add(source)
+            last[storage, source] = max(position, last.get((storage, source), -1))
+    return sorted(needed), {key: position for key, position in last.items() if key[1] in needed}
+
+
+def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[_Run]:
+    computes = [s.op for s in plan.steps if isinstance(s, Compute)]
+    turn = computes.index(step.turn)
+    found: list[_Run] = []
+    seen: set[int] = set()
+    for position, index in enumerate(computes):
+        op, again = step.ops[index], index in seen
+        seen.add(index)
+        if op.kind is Kind.KERNELS:
+            found += [_kernel(step, op, node, again, position > turn, measured[node]) for node in op.nodes]
+        else:
+            found.append(_Run(op.reads, op.makes, op.kind in (Kind.TURN, Kind.ACCUMULATE)))
+    return found
+
+
+def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, measured: Measured) -> _Run:
+    flow = step.flow
+    ported = frozenset(op.reads) | {s for n in op.nodes for s in flow.makes[n]}
+    reads = [s for s in flow.reads[node] if s in ported]
+    if late:
+        originals = step.originals.items()
+        reads += [s for p, s in originals if s in op.reads and set(flow.storages_of[p]) & set(flow.reads[node])]
+    workspace = measured.workspace_bytes
+    if node in step.states and again:
+        reads.append(step.states[node])
+        workspace += CPU_GENERATOR_BYTES  # the present state, put back afterwards
+    return _Run(tuple(reads), flow.makes[node], is_random(node) and not again, workspace)

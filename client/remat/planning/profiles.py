@@ -1,0 +1,160 @@
+"""Measured costs shared between jobs, so that equal steps become equal graphs: the first writer wins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from remat_ir import InvalidData
+from remat_ir.read import members, parse
+
+from ..errors import ServiceError
+from . import service
+from .http import Http
+from .memo import write_whole
+
+FORMAT = "remat-profile/1"
+
+log = logging.getLogger("remat")
+
+
+class Profile(NamedTuple):
+    """What one op costs: its time in ns, and the bytes that live only while it runs."""
+
+    cost_ns: int
+    workspace_bytes: int
+
+
+class ProfileTable(Protocol):
+    """Profiles by device (kind and library versions) and op signature."""
+
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
+        """Those of the signatures that are known on the device."""
+        ...
+
+    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """Offer profiles; what now stands for each of them."""
+        ...
+
+
+class DiskProfiles:
+    """One small file per device and signature; a corrupted one is a miss, and is replaced by the next writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
+        """Those of the signatures that are known on the device."""
+        found = {signature: self._read(device, signature) for signature in sorted(set(signatures))}
+        return {signature: profile for signature, profile in found.items() if profile is not None}
+
+    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """Write what is new; what now stands. A folder that cannot be written leaves the caller's own standing."""
+        stands: dict[str, Profile] = {}
+        for signature, offered in sorted(profiles.items()):
+            profile = Profile(*offered)
+            known = self._read(device, signature)
+            if known is None:
+                self._write(device, signature, profile)
+                known = self._read(device, signature)
+            stands[signature] = known or profile
+        return stands
+
+    def _path(self, device: str, signature: str) -> Path:
+        return self.folder / _hash(device)[:16] / f"{_hash(signature)}.json"
+
+    def _read(self, device: str, signature: str) -> Profile | None:
+        try:
+            found = members(
+                parse(self._path(device, signature).read_bytes()),
+                "profile",
+                ("device", "signature", "cost_ns", "workspace_bytes"),
+                (),
+                FORMAT,
+            )
+        except (OSError, InvalidData):
+            return None
+        profile = Profile(found["cost_ns"], found["workspace_bytes"])
+        if (found["device"], found["signature"]) != (device, signature) or not valid(profile):
+            return None
+        return profile
+
+    def _write(self, device: str, signature: str, profile: Profile) -> None:
+        path = self._path(device, signature)
+        text = json.dumps({"format": FORMAT, "device": device, "signature": signature, **profile._asdict()})
+        with suppress(OSError):
+            if not write_whole(path, text.encode(), replace_existing=False) and self._read(device, signature) is None:
+                write_whole(path, text.encode())
+
+
+class SharedProfiles:
+    """The service's table, with the disk behind it for when the service is away.
+
+    Where both know a signature the service's profile counts: that is the one other jobs have.
+    """
+
+    def __init__(self, http: Http, disk: DiskProfiles) -> None:
+        self.http, self.disk = http, disk
+
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
+        """Those of the signatures that are known on the device, to the service or to this machine."""
+        asked = sorted(set(signatures))
+        try:
+            shared = _profiles(service.lookup_profiles(self.http, device, asked)) if asked else {}
+        except ServiceError as error:
+            log.warning("the profile table is out of reach, this machine's own is used: %s", error)
+            return self.disk.get(device, asked)
+        local = self.disk.get(device, [signature for signature in asked if signature not in shared])
+        if local:
+            local = self._offer(device, local)
+        self.disk.put(device, shared)
+        return {
+            signature: shared.get(signature) or local[signature] for signature in asked if signature in shared | local
+        }
+
+    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """Offer profiles to the service and the disk; what now stands for each of them."""
+        stands = self._offer(device, profiles) if profiles else {}
+        self.disk.put(device, stands)
+        return stands
+
+    def _offer(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        try:
+            stands = _profiles(service.put_profiles(self.http, device, profiles))
+        except ServiceError as error:
+            log.warning("the profile table is out of reach, this machine's own is used: %s", error)
+            return self.disk.put(device, profiles)
+        return {signature: stands.get(signature) or Profile(*offered) for signature, offered in profiles.items()}
+
+
+class MemoryProfiles:
+    """Profiles of this process only."""
+
+    def __init__(self) -> None:
+        self._table: dict[tuple[str, str], Profile] = {}
+
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
+        """Those of the signatures that are known on the device."""
+        return {s: self._table[device, s] for s in sorted(set(signatures)) if (device, s) in self._table}
+
+    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """Keep what is new; what now stands."""
+        return {s: self._table.setdefault((device, s), Profile(*offered)) for s, offered in sorted(profiles.items())}
+
+
+def valid(profile: Profile) -> bool:
+    """Whether both numbers are integers from 0 to 2^53."""
+    return all(type(number) is int and 0 <= number <= 2**53 for number in profile)
+
+
+def _profiles(rows: Mapping[str, tuple[int, int]]) -> dict[str, Profile]:
+    return {signature: Profile(*row) for signature, row in rows.items()}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

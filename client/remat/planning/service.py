@@ -1,0 +1,115 @@
+"""The service's routes as functions of Python: what is sent, and what comes back once it has been checked for form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from remat_ir import Answer, InvalidData, Problem
+
+from ..errors import BadAnswer
+from .http import Http, Reply
+
+
+def submit(
+    http: Http,
+    problem: Problem,
+    *,
+    method: str,
+    time_limit_s: float | None,
+    max_gap: float,
+    options: Mapping[str, object] | None = None,
+    wait_s: float = 0.0,
+    give_up_at: float = float("inf"),
+) -> Answer:
+    """POST a problem: the answer at once where it is known or done within `wait_s`, else one that is under way."""
+    body: dict[str, Any] = {"problem": problem.to_json(), "method": method, "max_gap": max_gap}
+    if time_limit_s is not None:
+        body["time_limit_s"] = time_limit_s
+    if options:
+        body["options"] = dict(options)
+    headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
+    return _answer(
+        http.call("POST", "/v1/solves", body=body, headers=headers, wait_s=wait_s, give_up_at=give_up_at), "solve"
+    )
+
+
+def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")) -> Answer:
+    """GET a solve, held by the service for up to `wait_s` seconds until it ends."""
+    params = {"wait": f"{wait_s:g}"} if wait_s else {}
+    return _answer(
+        http.call("GET", f"/v1/solves/{_segment(solve_id)}", params=params, wait_s=wait_s, give_up_at=give_up_at),
+        "solve",
+    )
+
+
+def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:
+    """Stop a solve, or leave it to its other subscribers: the best incumbent so far."""
+    return _answer(http.call("POST", f"/v1/solves/{_segment(solve_id)}/cancel", give_up_at=give_up_at), "cancel")
+
+
+def solves(http: Http, most: int) -> list[dict[str, Any]]:
+    """The newest solves without their plans, page after page."""
+    rows: list[dict[str, Any]] = []
+    after: str | None = None
+    while len(rows) < most:
+        params = {"limit": str(min(200, most - len(rows))), **({"after": after} if after else {})}
+        data = http.call("GET", "/v1/solves", params=params).data
+        page = data.get("solves") if isinstance(data, dict) else None
+        if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
+            raise BadAnswer("the service's list of solves is not a list")
+        rows.extend(page)
+        after = data.get("next")
+        if not page or not isinstance(after, str):
+            break
+    return rows[:most]
+
+
+def lookup_profiles(http: Http, device: str, signatures: list[str]) -> dict[str, tuple[int, int]]:
+    """The shared table's entries for some signatures on a device: ns and workspace bytes by signature."""
+    reply = http.call("POST", "/v1/profiles:lookup", body={"device": device, "signatures": signatures})
+    return _profiles(reply, set(signatures))
+
+
+def put_profiles(http: Http, device: str, profiles: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Offer measured profiles to the shared table: what now stands, which the first writer decides."""
+    body = {"device": device, "profiles": {key: list(value) for key, value in sorted(profiles.items())}}
+    return _profiles(http.call("POST", "/v1/profiles", body=body), set(profiles))
+
+
+def ready(http: Http) -> float:
+    """Seconds that the service takes to say that it is ready.
+
+    Raises:
+        ServiceError: it is not.
+    """
+    start = time.monotonic()
+    http.call("GET", "/readyz")
+    return time.monotonic() - start
+
+
+def _segment(solve_id: str) -> str:
+    if not solve_id or len(solve_id) > 100 or not all(c.isalnum() or c in "-_" for c in solve_id):
+        raise InvalidData(f"{solve_id[:40]!r} is not the id of a solve")
+    return solve_id
+
+
+def _answer(reply: Reply, what: str) -> Answer:
+    try:
+        return Answer.from_json(reply.data)
+    except (InvalidData, TypeError) as error:
+        raise BadAnswer(f"the service's reply to a {what} is not an answer: {error}") from None
+
+
+def _profiles(reply: Reply, asked: set[str]) -> dict[str, tuple[int, int]]:
+    rows = reply.data.get("profiles") if isinstance(reply.data, dict) else None
+    if not isinstance(rows, dict):
+        raise BadAnswer("the service's profile table is not an object of profiles")
+    found: dict[str, tuple[int, int]] = {}
+    for signature, row in rows.items():
+        fine = isinstance(row, list) and len(row) == 2 and all(type(n) is int and 0 <= n <= 2**53 for n in row)
+        if signature not in asked or not fine:
+            raise BadAnswer(f"the service's profile table has a row of no use for {str(signature)[:60]!r}")
+        found[signature] = (row[0], row[1])
+    return found

@@ -1,0 +1,53 @@
+"""Bytes that are there throughout a step: parameters, buffers, inputs, constants, and gradients from before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import _compat
+
+
+def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Bytes of parameters, buffers, inputs and constants on the device of the parameters, each storage once."""
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    seen: set[int] = set()
+    found: dict[str, int] = {}
+    for name, group in (
+        ("parameters", module.parameters()),
+        ("buffers", module.buffers()),
+        ("inputs", leaves(inputs)),
+        ("constants", constants.values()),
+    ):
+        found[name] = 0
+        for tensor in group:
+            if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
+                seen.add(_compat.storage_key(tensor))
+                size = int(tensor.untyped_storage().nbytes())
+                found[name] += -(-size // 512) * 512 if device.type == "cuda" else size
+    return found
+
+
+def leaves(thing: Any) -> Iterator[torch.Tensor]:
+    """The tensors inside nested tuples, lists and mappings."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, Mapping):
+        for value in thing.values():
+            yield from leaves(value)
+    elif isinstance(thing, (tuple, list)):
+        for value in thing:
+            yield from leaves(value)
+
+
+def existing_gradients(module: nn.Module) -> int:
+    """Bytes of gradients that are there before the step."""
+    found: dict[int, int] = {}
+    for parameter in module.parameters():
+        if parameter.is_leaf and isinstance(parameter.grad, torch.Tensor):
+            storage = parameter.grad.untyped_storage()
+            found[_compat.storage_key(parameter.grad)] = int(storage.nbytes())
+    return sum(found.values())

@@ -1,0 +1,147 @@
+"""What a step really costs: peak memory by the allocator's own events, and time in interleaved pairs."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .. import _compat
+
+
+class Peak(NamedTuple):
+    """The most bytes that were allocated above the start, and how many were left in the end."""
+
+    peak_bytes: int
+    left_bytes: int
+
+
+class Outcome(NamedTuple):
+    """What a training step leaves behind: the loss, gradients and buffers by name, the generator's state."""
+
+    loss: torch.Tensor
+    gradients: Mapping[str, torch.Tensor | None]
+    buffers: Mapping[str, torch.Tensor]
+    generator: torch.Tensor
+
+
+class Window:
+    """A stretch of time in which a device's allocator is watched, in this thread.
+
+    CPU: the allocator's own events. CUDA: max_memory_allocated, whose peak is reset. One window at a time is open in a
+    thread, and none beside a profiler (`_compat.recording`).
+    """
+
+    def __init__(self, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self._before = 0
+
+    def open(self) -> None:
+        """From now on."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            _compat.start_recording()
+
+    def close(self) -> Peak:
+        """Until now: the peak and what is left, in bytes above the beginning."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device) - self._before
+            return Peak(peak, torch.cuda.memory_allocated(self.device) - self._before)
+        now = worst = 0
+        for size in _compat.stop_recording():
+            now += size
+            worst = max(worst, now)
+        return Peak(worst, now)
+
+
+def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:
+    """Run once and measure its peak on a device, in bytes above what was allocated before."""
+    gc.collect()
+    window = Window(device)
+    window.open()
+    try:
+        result = run()
+    finally:
+        found = window.close()
+    del result
+    return found
+
+
+def training_step(
+    module: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> Callable[[], torch.Tensor]:
+    """One forward and one backward pass as a function of nothing; `loss` picks or makes the scalar from the output."""
+    pick = loss or loss_of
+
+    def step() -> torch.Tensor:
+        output = module(*args, **(kwargs or {}))
+        value = pick(output)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    return step
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss in a model's output: the output itself, its `loss`, or its first entry."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if getattr(output, "loss", None) is not None:
+        return output.loss  # type: ignore[no-any-return]
+    if isinstance(output, Mapping):
+        return output["loss"]  # type: ignore[no-any-return]
+    return output[0]  # type: ignore[no-any-return]
+
+
+def outcome(module: nn.Module, step: Callable[[], torch.Tensor], seed: int = 0) -> Outcome:
+    """Run a step of a module from a seed and from no gradients, and copy what it leaves behind."""
+    module.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    loss = step()
+    return Outcome(
+        loss.clone(),
+        {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()},
+        {name: b.clone() for name, b in module.named_buffers()},
+        torch.get_rng_state(),
+    )
+
+
+def differences(one: Outcome, other: Outcome) -> list[str]:
+    """What is not bitwise equal in two outcomes, by name; empty when they are the same."""
+    found = [] if torch.equal(one.loss, other.loss) else ["loss"]
+    for what, mine, theirs in (
+        ("gradient", one.gradients, other.gradients),
+        ("buffer", one.buffers, other.buffers),
+    ):
+        for name in sorted(set(mine) | set(theirs)):
+            a, b = mine.get(name), theirs.get(name)
+            if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
+                found.append(f"{what} {name}")
+    if not torch.equal(one.generator, other.generator):
+        found.append("generator")
+    return found
+
+
+def seconds(
+    run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """How long one run takes."""
+    cuda = torch.device(device).type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+    start = clock()
+    run()
+    if cuda:
+        torch.cuda.synchronize(device)
+    return clock() - start

@@ -1,0 +1,1 @@
+"""What users call, and the module that trains by its plans."""

@@ -1,0 +1,257 @@
+"""The module that trains by its plans: one plan for each kind of input, none run that was not made for it."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch import nn
+
+from remat_ir import Answer
+
+from ..capture.capture import generator_states, restore_generators
+from ..chains.chained import ChainedModule
+from ..errors import CaptureError
+from .kinds import Holders, kind_of_call, what_changed
+from .selfcheck import SelfCheck, StepPeak
+from .step import Around, TrainingStep
+
+OnFailure: TypeAlias = Literal["raise", "plain"]
+log = logging.getLogger("remat")
+
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+class Later(Protocol):
+    """A plan that is still being looked for, such as a future."""
+
+    def done(self) -> bool:
+        """Whether it has been found, or will not be; asked at the start of each step."""
+        ...
+
+    def result(self) -> Planned | None:
+        """The plan, or None: there is none that is better."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One kind of training step that has its plan.
+
+    Attributes:
+        step: what was captured and profiled.
+        answer: the planner's answer, verified on `step.graph`.
+        run: the step by the plan, a function of (parameters, buffers, arguments).
+        predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
+        better: the plan that is still being looked for, where training started on a quick one; None in it: there is
+            none that is better.
+        around: what is called once in place of the next backward function: see `TrainingStep.compile`.
+    """
+
+    step: TrainingStep
+    answer: Answer
+    run: Callable[..., Any] = field(repr=False)
+    predicted_bytes: int
+    better: Later | None = field(default=None, repr=False)
+    around: list[Around] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Where the tensors are that `run` takes first."""
+        captured = self.step.captured
+        return Holders((*captured.params, *captured.buffers), captured.constants)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The predicted peak above the fixed bytes: what a measurement of the step sees."""
+        return self.predicted_bytes - self.step.graph.fixed_bytes
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error is about memory or the device, not about what a kernel was given."""
+    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in ("allocate memory", "CUDA error"))
+
+
+MOST_PLANS = 64
+"""A plan holds its captured graph: some megabytes of a large model's memory on the host."""
+
+_UNKNOWN: Any = object()
+
+MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned | ChainedModule]
+
+
+class Rematerialized(nn.Module):
+    """A module that trains by plans and otherwise is the module that it was made from.
+
+    Parameters, buffers, submodules and state_dict are the original's own; both see every change. A call with gradients
+    enabled runs by the plan of its kind: shapes, dtypes, devices, strides and values of its arguments, the train mode
+    of every submodule, which parameters require gradients, and autocast. An unknown kind is planned when it is first
+    seen. A call under torch.no_grad() has nothing to rematerialize and runs the original.
+
+    Args:
+        make_plan: captures and plans one kind of call, given the plans of other kinds, the latest last; or makes the
+            chain that runs it.
+        on_failure: "raise" lets a CaptureError out; "plain" runs the original for that kind and logs a warning.
+        self_check: whether the first step of each plan measures its peak: see `remat.training.selfcheck`.
+        most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make_plan: MakePlan,
+        on_failure: OnFailure = "raise",
+        self_check: bool = True,
+        most_plans: int = MOST_PLANS,
+    ) -> None:
+        super().__init__()
+        for name in _SHARED:
+            self.__dict__[name] = module.__dict__[name]
+        self.__dict__["original"] = module
+        self.__dict__["_plans"] = OrderedDict()
+        self.__dict__["_chains"] = {}
+        self._make_plan = make_plan
+        self._on_failure = on_failure
+        self._most_plans = max(1, most_plans)
+        self._check = SelfCheck() if self_check else None
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the original returns, with a backward pass by the plan."""
+        original = self.__dict__["original"]
+        if not torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        planned = self.plan_for(args, kwargs)
+        if planned is None:
+            chains = self.__dict__["_chains"]
+            return (chains.get(kind_of_call(original, args, kwargs), original) if chains else original)(*args, **kwargs)
+        check, tensors = self._check, planned.holders.tensors(self)
+        if check is None or not check.due or planned not in check.due:
+            return planned.run(*tensors, *args, **kwargs)
+        states = generator_states()
+        try:
+            return check.watch(planned, lambda: planned.run(*tensors, *args, **kwargs))
+        except RuntimeError as error:
+            if _out_of_memory(error):
+                raise
+            restore_generators(states)
+            self._refused(args, kwargs, error)
+        return original(*args, **kwargs)
+
+    def _refused(self, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError) -> None:
+        """A kernel does not take what was traced for it, as stock aot_eager's would not: no plan of this kind runs.
+
+        Raises:
+            CaptureError: unless `on_failure` is "plain".
+        """
+        why = str(error).partition("\n")[0]
+        text = f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}"
+        if self._on_failure != "plain":
+            raise CaptureError(text) from error
+        log.warning("training runs without a plan: %s", text)
+        self.__dict__["_plans"][kind_of_call(self.__dict__["original"], args, kwargs)] = None
+
+    def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
+        """The plan that a call with these arguments runs by, made now if there is none.
+
+        None: it runs as one of `chains`, or plainly.
+
+        Raises:
+            CaptureError: it cannot be captured, and `on_failure` is "raise".
+            PlanningError: there is no plan.
+        """
+        kwargs = kwargs or {}
+        plans: OrderedDict[Any, Any] = self.__dict__["_plans"]
+        key = kind_of_call(self.__dict__["original"], args, kwargs)
+        found = plans.get(key, _UNKNOWN)
+        if found is not _UNKNOWN:
+            latest = self._latest(found)
+            if latest is not found:
+                plans[key] = latest
+            if len(plans) > 1:
+                plans.move_to_end(key)
+            return latest
+        if key in self.chains:
+            return None
+        if plans:
+            log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
+        for other in plans:
+            plans[other] = self._latest(plans[other])
+        known = [planned for planned in plans.values() if planned is not None]
+        try:
+            made = self._make_plan(args, kwargs, known)
+        except CaptureError as error:
+            if self._on_failure != "plain":
+                raise
+            log.warning("training runs without a plan: %s", error)
+            plans[key] = None
+            return None
+        if isinstance(made, ChainedModule):
+            self.__dict__["_chains"][key] = made
+            return None
+        plans[key] = self._expected(made)
+        while len(plans) > self._most_plans:
+            _, oldest = plans.popitem(last=False)
+            log.info("the plan used least lately is dropped: %d kinds of calls are kept", self._most_plans)
+            if self._check is not None:
+                self._check.forget(oldest)
+        return made
+
+    def _latest(self, planned: Planned | None) -> Planned | None:
+        """The better plan once it is there. A step that has begun ends by the plan that it began with."""
+        if planned is None or planned.better is None or not planned.better.done():
+            return planned
+        found = planned.better.result()
+        if found is None:
+            return planned
+        log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
+        return self._expected(found)
+
+    def _expected(self, planned: Planned) -> Planned:
+        if self._check is not None:
+            self._check.expect(planned)
+        return planned
+
+    @property
+    def peaks(self) -> Mapping[Planned, StepPeak]:
+        """What the first step of each plan came to, where it has run and was watched."""
+        return {} if self._check is None else self._check.found
+
+    @property
+    def plans(self) -> Mapping[Any, Planned | None]:
+        """The plans so far by kind of call; None where one runs plainly."""
+        return self.__dict__["_plans"]  # type: ignore[no-any-return]
+
+    @property
+    def chains(self) -> Mapping[Any, ChainedModule]:
+        """The kinds of calls that run by chain plans, with what runs them."""
+        return self.__dict__["_chains"]  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> Rematerialized:
+        """Set the train mode, the original's too."""
+        self.__dict__["original"].train(mode)
+        self.training = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            original = self.__dict__.get("original")
+            if original is None:
+                raise
+            return getattr(original, name)

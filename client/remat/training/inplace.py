@@ -1,0 +1,82 @@
+"""Plans for a module that stays itself: for trainers that look at its class, its config and its forward's signature."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import OrderedDict
+from typing import Any, TypeVar
+
+from torch import nn
+
+from ..planning.budget import Budget
+from .execute import Rematerialized
+from .optimize import planned_module
+
+M = TypeVar("M", bound=nn.Module)
+
+_PLANNED = "_remat_planned"
+
+
+def enable(model: M, *, budget: Budget, **options: Any) -> M:
+    """Train this module by plans from now on, in place: the counterpart of `gradient_checkpointing_enable()`.
+
+    The module keeps its class, attributes, hooks and state_dict. A call in train mode with gradients enabled runs by
+    the plan of its kind, planned when it is first seen; any other call runs as before. Wrap in DDP after this.
+
+    Args:
+        budget: as for `remat.optimize`.
+        options: `planner`, `method`, `time_limit_s`, `max_gap`, `optimizer`, `slack`, `on_failure`, `on_progress`,
+            `wait`, `self_check`, `mode`, as for `remat.optimize`.
+
+    Returns:
+        The same module.
+
+    Raises:
+        RuntimeError: it is enabled already.
+    """
+    if _PLANNED in model.__dict__:
+        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
+    planned = planned_module(_twin(model), budget, **options)
+
+    @functools.wraps(type(model).forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        original: nn.Module = planned.__dict__["original"]
+        original.training = planned.training = model.training
+        if not model.training:
+            return type(model).forward(model, *args, **kwargs)
+        return planned(*args, **kwargs)
+
+    model.__dict__[_PLANNED] = planned
+    model.__dict__["forward"] = forward
+    return model
+
+
+def disable(model: M) -> M:
+    """Undo `enable`; the module trains plainly again."""
+    if model.__dict__.pop(_PLANNED, None) is not None:
+        del model.__dict__["forward"]
+    return model
+
+
+def plans_of(model: nn.Module) -> Rematerialized:
+    """The planned side of an enabled module: its plans, answers and predictions.
+
+    Raises:
+        RuntimeError: it is not enabled.
+    """
+    planned = model.__dict__.get(_PLANNED)
+    if planned is None:
+        raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
+    return planned  # type: ignore[no-any-return]
+
+
+def _twin(model: M) -> M:
+    """The same module once more: it shares every tensor and submodule, but not the hooks, which run around the call.
+
+    What is captured and planned is the twin, whose forward is still that of its class.
+    """
+    twin = copy.copy(model)
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        twin.__dict__[name] = OrderedDict()
+    return twin

@@ -1,0 +1,176 @@
+"""What a planned step does with memory and what it computes again, for a person, before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
+from remat_ir.chain_plan import Verb
+
+from ..capture.operations import module_path
+from ..chains.chained import ChainedModule
+from ..planning.budget import Budget, readable
+from .execute import Planned, Rematerialized
+from .optimize import optimize
+from .selfcheck import summary
+
+
+def explain(
+    model: nn.Module,
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget | None = None,
+    depth: int = 3,
+    rows: int = 12,
+    **asking: Any,
+) -> str:
+    """Memory by module, recomputed ops by module, predicted cost and peak, before anything is trained.
+
+    Args:
+        model: what `optimize` returned: each plan that it has is explained. Or any module, with the other arguments of
+            `optimize`: its step is planned, as there, and explained; nothing is trained, and the plan is remembered.
+        depth: how many parts of a module's path tell modules apart.
+        rows: the most modules that a table lists.
+
+    Raises:
+        InvalidData: a module that has no plan yet, without a budget.
+        CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
+    """
+    if isinstance(model, Rematerialized):
+        trained = model
+    elif budget is None:
+        raise InvalidData("explain takes what remat.optimize returned, or a module, one call of it and a budget")
+    else:
+        trained = optimize(model, example_args, example_kwargs, budget=budget, **asking)
+    parts = [
+        "\n".join(filter(None, (explain_plan(planned, depth, rows), summary(trained.peaks, planned))))
+        for planned in trained.plans.values()
+        if planned is not None
+    ]
+    parts += [explain_chain(chain) for chain in trained.chains.values()]
+    unplanned = sum(planned is None for planned in trained.plans.values())
+    if unplanned:
+        parts.append(f"{unplanned} kinds of calls run without a plan.")
+    return "\n\n".join(parts)
+
+
+def explain_chain(trained: ChainedModule) -> str:
+    """A chain's plan in words, and which stages run again."""
+    chain, answer = trained.chain, trained.answer
+    if answer is None:
+        return f"{chain.stages} stages by a plan that was given"
+    runs = Counter(s.stage for s in trained.plan.steps if s.verb in (Verb.F_ALL, Verb.F_CK, Verb.F_NONE))
+    again = {
+        f"{n} {type(stage).__name__}": (runs[n] - 1, round((runs[n] - 1) * chain.forward_ns[n - 1] / 1e6))
+        for n, stage in enumerate(trained.stages, 1)
+        if runs[n] > 1
+    }
+    cost = answer.cost_ns or 0
+    return "\n".join(
+        [
+            f"a chain of {chain.stages} stages; budget {readable(answer.budget_bytes)} beside parameters and gradients",
+            f"peak {readable(answer.peak_bytes or 0)} predicted; plain training needs {readable(plain_peak(chain))}",
+            f"cost {_ms(cost)}, {100 * overhead_of(cost, chain.total_cost_ns):.1f} % over plain: {answer.status.value}",
+            "",
+            _table("computed again", "times", "ms", again, chain.stages, str),
+        ]
+    )
+
+
+def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
+    """One plan in words and two tables."""
+    graph, answer = planned.step.graph, planned.answer
+    assert isinstance(answer.plan, Plan)
+    fixed, plain = graph.fixed_bytes, plain_peak(graph)
+    profiled = planned.step.profiled
+    gap = "" if answer.gap is None else f", within {100 * answer.gap:.2f} % of the best possible"
+    budget, cost = answer.budget_bytes, answer.cost_ns or 0
+    overhead = 100 * overhead_of(cost, graph.total_cost_ns)
+    lines = [
+        f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
+        "fixed: " + ", ".join(f"{name} {readable(size)}" for name, size in planned.step.fixed.items() if size),
+        f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
+        f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.status.value}",
+        f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
+        f"{profiled.shared} of them by somebody before",
+        "",
+        _table("where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, depth), rows, _mib),
+        "",
+        _table("computed again", "times", "ms", _again(planned, depth), rows, str),
+    ]
+    return "\n".join(lines)
+
+
+def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
+    """By module: bytes that its forward ops make, and those of them that are resident when the backward pass begins."""
+    graph = planned.step.graph
+    resident = _resident_at_turn(graph, planned.answer.plan)  # type: ignore[arg-type]
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for value, op in enumerate(graph.value_op):
+        if graph.backward_from is not None and op < graph.backward_from:
+            row = found[_module(planned, op, depth)]
+            row[0] += graph.value_bytes[value]
+            row[1] += graph.value_bytes[value] * (value in resident)
+    return {name: (row[0], row[1]) for name, row in found.items()}
+
+
+def _again(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
+    """By module: how many computations are repeated, and their time in ms."""
+    graph = planned.step.graph
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for op, times in enumerate(recomputed(planned.answer.plan, graph.ops)):  # type: ignore[arg-type]
+        if times:
+            row = found[_module(planned, op, depth)]
+            row[0] += times
+            row[1] += times * graph.op_cost_ns[op]
+    return {name: (row[0], round(row[1] / 1e6)) for name, row in found.items()}
+
+
+def _resident_at_turn(graph: Graph, plan: Plan) -> frozenset[int]:
+    resident: set[int] = set()
+    for step in plan.steps:
+        op = getattr(step, "op", None)
+        if op is not None and op == graph.backward_from:
+            break
+        if op is None:
+            resident.discard(step.value)  # type: ignore[union-attr]
+        else:
+            kept = step.kept  # type: ignore[union-attr]
+            resident.update(graph.op_always[op] if kept is None else kept)
+    return frozenset(resident)
+
+
+def _module(planned: Planned, op: int, depth: int) -> str:
+    nodes = planned.step.operations.ops[op].nodes
+    path = module_path(nodes[0]) if nodes else ""
+    return ".".join(path.split(".")[:depth]) or "(no module)"
+
+
+def _table(
+    title: str, first: str, second: str, found: dict[str, tuple[int, int]], rows: int, show: Callable[[int], str]
+) -> str:
+    ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
+    shown = [(name, show(a), show(b)) for name, (a, b) in ordered[:rows]]
+    if len(ordered) > rows:
+        rest = ordered[rows:]
+        shown.append((f"{len(rest)} more", show(sum(r[1][0] for r in rest)), show(sum(r[1][1] for r in rest))))
+    widths = [max(map(len, column)) for column in zip((title, first, second), *shown, strict=True)]
+    return "\n".join(_row(row, widths) for row in [(title, first, second), *shown])
+
+
+def _row(row: Iterable[str], widths: list[int]) -> str:
+    name, first, second = row
+    return f"{name:<{widths[0]}}  {first:>{widths[1]}}  {second:>{widths[2]}}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f}"
+
+
+def _ms(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e6:.1f} ms"

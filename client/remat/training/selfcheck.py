@@ -1,0 +1,148 @@
+"""The first step by a plan checks itself: the peak by the allocator's own events against the predicted one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .. import _compat
+from ..capture.dataflow import tensors
+from ..capture.operations import Kind
+from ..planning.budget import readable
+from ..profiling.measure import Window
+
+if TYPE_CHECKING:
+    from .execute import Planned
+
+log = logging.getLogger("remat")
+
+TOLERANCE = 0.03
+SMALLEST_BYTES = 16 * 1024
+"""Differences below this are no news, however small the step."""
+
+ATTEMPTS = 2
+"""Libraries allocate once what they use ever after: a first step that is off is measured once more."""
+
+
+class StepPeak(NamedTuple):
+    """A step's peak as predicted and as measured, in bytes above the fixed ones."""
+
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def off(self) -> float:
+        """measured / predicted − 1."""
+        return self.measured_bytes / max(1, self.predicted_bytes) - 1
+
+    @property
+    def as_predicted(self) -> bool:
+        """Whether the two differ by no more than 3 %, or by next to nothing."""
+        difference = abs(self.measured_bytes - self.predicted_bytes)
+        return difference <= max(TOLERANCE * self.predicted_bytes, SMALLEST_BYTES)
+
+
+class SelfCheck:
+    """Which plans have still to show their peak, and what those that have came to.
+
+    A step is watched while its own forward and its own backward function run, from this thread, and not in between:
+    what the caller's loss allocates is the caller's. A step that never runs backward says nothing.
+    """
+
+    def __init__(self) -> None:
+        self.due: dict[Planned, int] = {}
+        self.found: dict[Planned, StepPeak] = {}
+
+    def expect(self, planned: Planned) -> None:
+        """A plan is about to be run for the first time."""
+        self.due[planned] = ATTEMPTS
+
+    def forget(self, planned: Planned | None) -> None:
+        """A plan will not be run again."""
+        self.due.pop(planned, None)  # type: ignore[arg-type]
+        self.found.pop(planned, None)  # type: ignore[arg-type]
+
+    def watch(self, planned: Planned, forward: Callable[[], Any]) -> Any:
+        """What the forward function gives; its peak, and that of the backward pass to come, are measured."""
+        if _compat.recording():  # the caller's own profiler; a later step will do
+            return forward()
+        window = Window(device_of(planned))
+        window.open()
+        try:
+            output = forward()
+        finally:
+            before = window.close()
+        tangents = len(planned.step.operations.flow.tangents)
+
+        def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+            if _compat.recording():
+                return function(args)
+            arrived = _taken_in(args, tangents, window)
+            window.open()
+            try:
+                return function(args)
+            finally:
+                after = window.close()
+                start = before.left_bytes + arrived
+                copied = start + after.left_bytes + _largest_copy(planned)
+                self._tell(planned, max(before.peak_bytes, start + after.peak_bytes, copied))
+
+        planned.around[:] = [backward]
+        return output
+
+    def _tell(self, planned: Planned, measured: int) -> None:
+        left = self.due.pop(planned, 0) - 1
+        if left < 0:
+            return
+        peak = StepPeak(planned.activation_bytes, measured)
+        self.found[planned] = peak
+        said = (readable(measured), readable(peak.predicted_bytes), 100 * peak.off)
+        if peak.as_predicted:
+            log.info("the first step peaked at %s above the fixed bytes; %s was predicted (%+.1f %%)", *said)
+        elif left:
+            self.due[planned] = left
+        else:
+            log.warning(
+                "a step by the plan peaks at %s above the fixed bytes, and %s was predicted (%+.1f %%): the budget "
+                "may not hold; hooks that keep tensors, and profiles from another machine, are the usual causes",
+                *said,
+            )
+
+
+def device_of(planned: Planned) -> torch.device:
+    """Where a step's memory is counted: the device of its first parameter or input."""
+    primals = planned.step.operations.flow.primals
+    return next((t.device for p in primals for t in tensors(p.meta.get("val"))), torch.device("cpu"))
+
+
+def _taken_in(args: list[Any], tangents: int, window: Window) -> int:
+    """The bytes of the incoming gradients.
+
+    The CPU's allocator tells when a block is freed only if it was told when the block was made: each gradient is
+    replaced by a copy made in a window.
+    """
+    found: dict[int, int] = {}
+    for position in range(len(args) - tangents, len(args)):
+        if args[position].device.type == "cpu":
+            window.open()
+            args[position] = args[position].clone()
+            window.close()
+        found[_compat.storage_key(args[position])] = args[position].untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def _largest_copy(planned: Planned) -> int:
+    """Autograd copies some gradients, one at a time, after the backward function has returned."""
+    ops = planned.step.operations
+    return max((ops.sizes[s] for op in ops.ops if op.kind is Kind.ACCUMULATE for s in op.makes), default=0)
+
+
+def summary(found: Mapping[Planned, StepPeak], planned: Planned) -> str:
+    """What a plan's first step came to, in a line; empty before it has run."""
+    peak = found.get(planned)
+    if peak is None:
+        return ""
+    return f"first step: peak {readable(peak.measured_bytes)} above the fixed bytes, {100 * peak.off:+.1f} % measured"

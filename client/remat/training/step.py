@@ -1,0 +1,102 @@
+"""One captured, profiled training step: the problem that it poses, and the function that a plan of it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from remat_ir import Graph, Plan
+
+from .. import _compat
+from ..capture.capture import Capture, capture
+from ..capture.dataflow import dataflow
+from ..capture.group import groups, groups_like
+from ..capture.operations import Operations, operations, to_graph
+from ..lowering.codegen import boxed_function
+from ..lowering.lower import Lowered, lower
+from ..lowering.peak import kernel_peak
+from ..profiling.fixed import resident
+from ..profiling.profile import Profiled, Table, profile_kernels
+
+Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingStep:
+    """A module's training step for one kind of input.
+
+    Attributes:
+        graph: what is planned; its values stand for the storages `values`.
+        profiled: what its kernels cost, and where that is known from.
+        fixed: bytes that are there throughout, by what they are.
+    """
+
+    captured: Capture
+    operations: Operations
+    graph: Graph
+    values: tuple[int, ...]
+    profiled: Profiled
+    fixed: dict[str, int] = field(default_factory=dict)
+
+    def compile(self, plan: Plan, around: list[Around] | None = None) -> Callable[..., Any]:
+        """The step by a plan, as a function of (parameters, buffers, arguments).
+
+        The plan must have passed the judge on `graph`. What is put into `around` is called once in place of the next
+        backward function, with that function and its arguments.
+        """
+        made: list[Lowered] = []
+
+        def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
+            made.append(lower(self.operations, plan))
+            return made[0].forward, made[0].backward
+
+        def backward(module: Any, _: Any) -> Callable[[list[Any]], Any]:
+            function = boxed_function(module)
+            if around is None:
+                return function
+            return _compat.boxed(lambda args: around.pop()(function, args) if around else function(args))
+
+        return _compat.compile_joint(
+            self.captured.descriptor, partition, lambda module, _: boxed_function(module), backward
+        )
+
+
+def training_step(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    table: Table | None = None,
+    extra_fixed_bytes: int = 0,
+    grouped: bool = True,
+    like: TrainingStep | None = None,
+) -> TrainingStep:
+    """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
+
+    Args:
+        like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
+            so that a plan of one step is a sequence of ops of the other.
+
+    Raises:
+        CaptureError: it cannot be captured as one graph.
+    """
+    captured = capture(module, args, kwargs)
+    flow = dataflow(captured.joint, captured.forward_outputs)
+    same = groups_like(flow, like.operations) if like is not None else None
+    ops = operations(flow, same or (groups(flow) if grouped else None))
+    profiled = profile_kernels(flow.kernels, table)
+    fixed = resident(module, (args, kwargs), captured.constants)
+    graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()) + extra_fixed_bytes)
+    return TrainingStep(captured, ops, graph, values, profiled, fixed)
+
+
+def running_peak(step: TrainingStep, plan: Plan) -> int:
+    """The peak of a plan kernel by kernel, in bytes, fixed ones included: what the lowered step really reaches.
+
+    A group of kernels is one op to the judge, who holds all its inputs until it ends; the running step drops each
+    after its last use.
+    """
+    return step.graph.fixed_bytes + kernel_peak(step.operations, plan, step.profiled.kernels)
