@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, text
+from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak
+from remat_service.cli import app
 from remat_service.context import Context, build_context
 from remat_service.settings import Settings
 from remat_service.solving import cluster
@@ -54,6 +57,31 @@ def test_workers_solve_what_a_server_queues(tmp_path: Path, url: str) -> None:
         eventually(lambda: server.get(str(long["id"]), 0)[1]["status"] == "queued")
         data = server.http.post(f"/v1/solves/{long['id']}/cancel").json()
         assert checked(problem, data).cost_ns <= cost
+
+
+@pytest.mark.slow
+def test_disowning_reaches_every_server(tmp_path: Path, url: str) -> None:
+    """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    graph = training_graph(6)
+    with (
+        serving(first, database_url=url, dispatcher="cluster") as one,
+        serving(second, database_url=url, dispatcher="cluster") as two,
+    ):
+        worker = Worker(tmp_path, url, **SHORT)
+        _, data = one.post(Problem(graph, plain_peak(graph)))
+        for _ in range(2):
+            assert [server.get(data["id"], 20)[0] for server in (one, two)] == [200, 200]
+        done = CliRunner().invoke(app, ["tenants", "disown", "default"], env={"REMAT_DATABASE_URL": url})
+        assert done.exit_code == 0, done.output
+        time.sleep(2.2)
+        assert [server.get(data["id"], 0)[0] for server in (one, two)] == [404, 404]
+        status, anew = two.post(Problem(graph, plain_peak(graph)))
+        assert (status, anew["cache"]) == (200, "miss")
+        assert one.get(anew["id"], 0)[0] == 200
+        assert worker.stop() == 0
 
 
 def _attempts(url: str) -> int:

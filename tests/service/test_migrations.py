@@ -56,7 +56,7 @@ async def test_up_down_up(url: str) -> None:
 def test_every_step_back_and_forth(tmp_path: Path) -> None:
     """Each revision on its own: one back, one forward."""
     engine = create_engine(f"sqlite:///{tmp_path}/steps.sqlite")
-    for revision in ("0001", "0002", "0003", "0004", "0005"):
+    for revision in ("0001", "0002", "0003", "0004", "0005", "0006"):
         with engine.begin() as connection:
             migrations.upgrade(connection, revision)
             migrations.downgrade(connection, "-1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import statistics
 import time
 from collections.abc import Iterator
@@ -229,6 +230,32 @@ def test_disowning_an_epoch(locked: Service) -> None:
     cli(locked, "tenants", "disown", "gina")
     time.sleep(2.2)
     assert [tenant.post(problem).json()["cache"] for _ in range(2)] == ["miss", "hit"]
+
+
+def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> None:
+    """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free."""
+    tenant = Tenant(locked, cli(locked, "keys", "create", "ines"))
+    graph = training_graph(16)
+    problem, hopeless = Problem(graph, plain_peak(graph)), Problem(graph, 1)
+    retry = {"json": {"problem": problem.to_json()}, "headers": {"Prefer": "wait=20", "Idempotency-Key": "again"}}
+    ids = [tenant.http.post("/v1/solves", **retry).json()["id"]]  # type: ignore[arg-type]
+    ids += [tenant.post(asked).json()["id"] for asked in (problem, problem, hopeless)]
+    sweep = {"graph": graph.to_json(), "budgets_bytes": [plain_peak(graph)]}
+    group = tenant.http.post("/v1/sweeps", json=sweep, headers={"Prefer": "wait=20"}).json()["id"]
+    with sqlite3.connect(locked.folder / "service.sqlite") as rows:  # as a version without epochs wrote it
+        rows.execute("UPDATE requests SET epoch = NULL WHERE id = ?", (ids[1],))
+    rows.close()
+    pages = [f"/v1/solves/{each}{part}" for each in ids for part in ("", "/progress", "/problem")]
+    pages = [page for page in pages if page != f"/v1/solves/{ids[-1]}/problem"] + [f"/v1/sweeps/{group}"]
+    assert [tenant.http.get(page).status_code for page in pages] == [200] * len(pages)
+    cli(locked, "tenants", "disown", "ines")
+    time.sleep(2.2)
+    assert [tenant.http.get(page).status_code for page in pages] == [404] * len(pages)
+    assert tenant.http.get("/v1/solves").json()["solves"] == []
+    again = [tenant.http.post("/v1/solves", **retry).json() for _ in range(2)]  # type: ignore[arg-type]
+    assert again[0]["id"] == again[1]["id"] not in ids
+    assert again[0]["cache"] == "miss"
+    assert tenant.http.get(f"/v1/solves/{again[0]['id']}").status_code == 200
 
 
 def test_quotas(locked: Service) -> None:

@@ -17,6 +17,7 @@ from ..context import Context
 from ..errors import Invalid, NotFound
 from ..identity import Caller, new_id
 from ..settings import Settings
+from ..storage.epochs import of_epoch
 from ..storage.tables import groups, now, requests
 from . import read
 from .parse import LIMITS, Ask, number, read_limits, read_problem
@@ -174,10 +175,10 @@ async def status(
             )
         ).first()
         found = await connection.execute(
-            select(requests.c.id).where(requests.c.group_id == group_id).order_by(requests.c.id)
+            select(requests.c.id).where(requests.c.group_id == group_id, of_epoch(caller.epoch)).order_by(requests.c.id)
         )
         ids = [row.id for row in found]
-    if group is None:
+    if group is None or not ids:
         raise NotFound(f"there is no {kind_name} with this id")
     answers, ended = [], True
     for request_id in ids:

@@ -15,6 +15,7 @@ from ..errors import Gone, NotFound
 from ..identity import Caller
 from ..notify.notifier import wait_for
 from ..storage.answers import document, rendered
+from ..storage.epochs import of_epoch
 from ..storage.snapshot import EndedRequest
 from ..storage.store import StoredPlan, names
 from ..storage.tables import events, graphs, plans, requests, solves
@@ -29,7 +30,7 @@ async def find_request(context: Context, caller: Caller, request_id: str) -> Any
     """The row of a request of this tenant, with the state of its solve.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is none, or its epoch is over.
     """
     if context.write_behind.holds(request_id):
         await context.write_behind.flush()
@@ -48,7 +49,7 @@ async def find_request(context: Context, caller: Caller, request_id: str) -> Any
                     solves.c.started_at,
                 )
                 .outerjoin(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id)
+                .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id, of_epoch(caller.epoch))
             )
         ).first()
     if row is None:
@@ -66,7 +67,7 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
     looked = False
     while True:
         changed = context.notifier.listen(request_id)
-        found = await context.snapshots.ended_request(caller.tenant_id, request_id)
+        found = await context.snapshots.ended_request(caller, request_id)
         body = None if found is None else _from_memory(context, found)
         if body is not None:
             context.notifier.notify_here(request_id)
@@ -81,7 +82,7 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
                 return await body_of(context, caller, row)
             context.notifier.notify_here(request_id)
             async with context.locks.of(row.plan_id):  # of a burst, one has the plan judged
-                found = await context.snapshots.ended_request(caller.tenant_id, request_id)
+                found = await context.snapshots.ended_request(caller, request_id)
                 body = None if found is None else _from_memory(context, found)
                 return (body, True) if body is not None else await body_of(context, caller, row)
         await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
@@ -228,7 +229,7 @@ async def list_requests(context: Context, caller: Caller, limit: int, after: str
         .outerjoin(solves, solves.c.id == requests.c.solve_id)
         .outerjoin(graphs, graphs.c.key == requests.c.graph_key)
         .outerjoin(plans, plans.c.id == solves.c.plan_id)
-        .where(requests.c.tenant_id == caller.tenant_id)
+        .where(requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
         .order_by(requests.c.id.desc())
         .limit(limit + 1)
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import and_, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +18,7 @@ from ..identity import Caller, Retry, new_id
 from ..storage.answers import document
 from ..storage.cache import Known, answer_of, is_final
 from ..storage.cache_key import Keys, keys_of, method_key_of
+from ..storage.epochs import of_epoch
 from ..storage.snapshot import Snapshot
 from ..storage.tables import ACTIVE, now, requests, solves
 from ..storage.verifier import Verifier
@@ -75,15 +76,17 @@ async def _earlier(context: Context, caller: Caller, retry: Retry | None) -> str
         await context.write_behind.flush()
     if not await context.snapshots.has_idempotency_key(caller.tenant_id, retry.key):
         return None
+    of_key = and_(requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key)
     async with context.database.read() as connection:
-        row = (
-            await connection.execute(
-                select(requests.c.id, requests.c.body_hash).where(
-                    requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key
-                )
-            )
-        ).first()
+        query = select(requests.c.id, requests.c.body_hash, of_epoch(caller.epoch).label("current")).where(of_key)
+        row = (await connection.execute(query)).first()
     if row is None:
+        return None
+    if not row.current:  # disowned: the key is free again
+        async with context.database.write() as connection:
+            await connection.execute(
+                update(requests).where(of_key, ~of_epoch(caller.epoch)).values(idempotency_key=None, body_hash=None)
+            )
         return None
     if row.body_hash != retry.body_hash:
         raise Conflict("this Idempotency-Key was used for another request")
@@ -112,6 +115,7 @@ def _row(
         "idempotency_key": None if retry is None else retry.key,
         "body_hash": None if retry is None else retry.body_hash,
         "group_id": group_id,
+        "epoch": caller.epoch,
         "created_at": now(),
     }
 
@@ -193,7 +197,7 @@ async def _start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, 
         row = (
             await connection.execute(
                 select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
-                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start
+                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
                 )
             )
         ).first()

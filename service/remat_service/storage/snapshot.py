@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy.dialects import sqlite
 
+from ..identity import Caller
 from .cache_key import SOLVER, Keys
 from .database import Database
+from .epochs import of_epoch
 from .store import WHOLE, Effort, StoredPlan, names
 from .tables import ACTIVE, bounds, efforts, floors, plans, requests, solves
 
@@ -159,6 +161,7 @@ _ENDED_REQUEST = (
         requests.c.id == bindparam("id"),
         requests.c.tenant_id == bindparam("tenant"),
         requests.c.ended.is_(True),
+        of_epoch(bindparam("epoch")),
         or_(requests.c.plan_id.is_(None), plans.c.id.is_not(None)),
     )
 )
@@ -185,9 +188,9 @@ class SnapshotReader:
         row = await self._row(_SNAPSHOT, named | {"any_method": int(keys.method == "auto")})
         return Snapshot._make(row)
 
-    async def ended_request(self, tenant_id: str, request_id: str) -> EndedRequest | None:
-        """A request that has ended; None where there is none, or its plan is gone."""
-        row = await self._row(_ENDED_REQUEST, {"id": request_id, "tenant": tenant_id})
+    async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
+        """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
+        row = await self._row(_ENDED_REQUEST, {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch})
         if row is None:
             return None
         found = EndedRequest._make(row)  # SQLite's own reader leaves JSON as text

@@ -265,6 +265,7 @@ requests = Table(
     Column("idempotency_key", String(200)),
     Column("body_hash", _KEY),
     Column("group_id", _ID, index=True),
+    Column("epoch", Integer),  # of the caller; null in rows from before there was the column
     Column("created_at", Utc, nullable=False, index=True),
     Column("ended_at", Utc),
     Index("ix_requests_tenant_id_id", "tenant_id", "id"),
