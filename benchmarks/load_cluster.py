@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psycopg
 from pydantic import SecretStr
 
-from remat_service.context import room_of
+from remat_service.context import build_context
 from remat_service.settings import Settings
 from remat_service.solving.cluster import reconcile
 from remat_service.solving.dispatch import next_solve
@@ -168,24 +168,24 @@ async def depth(folder: Path, options: argparse.Namespace) -> Report:
         assert row is not None
         assert alone is not None
         processes.close()
-        room = room_of(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
+        context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
         for queued in (100, 1_000, 10_000):
             with psycopg.connect(postgres.url, autocommit=True) as connection:
                 connection.execute("DELETE FROM solves WHERE state = 'queued'")
                 connection.execute(_FILL, (queued,))
                 connection.execute("ANALYZE")
-            await reconcile(room)
+            await reconcile(context)
             looks, rounds = [], []
             for _ in range(20):
                 begun = time.perf_counter()
-                assert await next_solve(room) is not None
+                assert await next_solve(context) is not None
                 looks.append(time.perf_counter() - begun)
                 begun = time.perf_counter()
-                await reconcile(room)
+                await reconcile(context)
                 rounds.append(time.perf_counter() - begun)
             report.add(
                 queued, f"{1000 * statistics.median(looks):.1f}", f"{1000 * statistics.median(rounds):.1f}",
                 f"{alone[0]}, {row[0] - alone[0]}",
             )  # fmt: skip
-        await room.database.close()
+        await context.database.close()
     return report
