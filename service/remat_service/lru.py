@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """A mapping that forgets; the newest entry stays, whatever its size."""
+    """A mapping that forgets; the newest entry stays, whatever its size. For one thread, such as the event loop's."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from remat_solver import METHODS
 from remat_solver.methods import runner_of
 
 from ..errors import BadRequest, Invalid, TooLarge
+from ..lru import Lru
 from ..settings import Settings
 from ..storage.cache_key import Digests, digests_of
 from ..subjects import net_of, size_of
@@ -23,6 +23,7 @@ from ..subjects import net_of, size_of
 LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
 HIGHEST_PRIORITY = 100
 _BIG_BYTES = 50_000  # larger bodies are read off the event loop
+_LEAST_OPS = 1_600  # a small request counts as this many in memory, so that there are no more than some hundreds
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,8 @@ class ParsedBodies:
     Not across tenants: how long a body takes to be read would tell one whether another has sent it.
     """
 
-    def __init__(self, most_ops: int = 400_000, most_asks: int = 256) -> None:
-        self._asks: OrderedDict[tuple[str, bytes], Ask] = OrderedDict()
-        self._ops, self._most_ops, self._most_asks = 0, most_ops, most_asks
+    def __init__(self, most_ops: int = 400_000) -> None:
+        self._asks: Lru[tuple[str, bytes], Ask] = Lru(most_ops)
 
     async def read(self, tenant_id: str, raw: bytes, digest: bytes, settings: Settings) -> Ask:
         """The request in a body of this SHA-256; large ones are read off the event loop.
@@ -81,15 +81,10 @@ class ParsedBodies:
         key = (tenant_id, digest)
         ask = self._asks.get(key)
         if ask is not None:
-            self._asks.move_to_end(key)
             return ask
         big = len(raw) > _BIG_BYTES
         ask = await asyncio.to_thread(_read_whole, raw, digest, settings) if big else _read_whole(raw, digest, settings)
-        if key not in self._asks:
-            self._ops += size_of(ask.problem.subject)[0]
-        self._asks[key] = ask
-        while len(self._asks) > 1 and (self._ops > self._most_ops or len(self._asks) > self._most_asks):
-            self._ops -= size_of(self._asks.popitem(last=False)[1].problem.subject)[0]
+        self._asks.put(key, ask, max(_LEAST_OPS, size_of(ask.problem.subject)[0]))
         return ask
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -27,10 +26,9 @@ class Verifier:
     """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
 
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
-        self._graphs: OrderedDict[str, Subject] = OrderedDict()
-        self._verdicts: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._graphs: Lru[str, Subject] = Lru(most_graphs)
+        self._verdicts: Lru[tuple[str, str], Verdict] = Lru(most_verdicts)
         self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
-        self._most_graphs, self._most_verdicts = most_graphs, most_verdicts
         self.rejections = 0
 
     async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
@@ -43,19 +41,20 @@ class Verifier:
             except (ValueError, InvalidData):
                 self.rejections += 1
                 return None
-            self._graphs[stored] = found
-            while len(self._graphs) > self._most_graphs:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(stored)
+            self._graphs.put(stored, found, 1)
         return found
 
     async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
         """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
+        digest = checksum(packed)
+        judged = self._passes((graph_key, digest), problem, claimed)
         try:
-            return await _run(len(packed), self._plan, graph_key, problem, packed, claimed)
+            plan = await _run(len(packed), _read_plan, packed, problem, None if judged else claimed)
         except (ValueError, InvalidData, InvalidPlan):
             self.rejections += 1
             return None
+        self.remember(graph_key, digest, claimed)
+        return plan
 
     async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
         """Whether the plan of a row may be served for the problem; quick for bytes judged before."""
@@ -104,20 +103,10 @@ class Verifier:
 
     def remember(self, graph_key: str, digest: str, verdict: Verdict) -> None:
         """Note a verdict on packed bytes of this SHA-256."""
-        self._verdicts[graph_key, digest] = verdict
-        while len(self._verdicts) > self._most_verdicts:
-            self._verdicts.popitem(last=False)
+        self._verdicts.put((graph_key, digest), verdict, 1)
 
     def _passes(self, key: tuple[str, str], problem: Problem, claimed: Verdict) -> bool:
         return self._verdicts.get(key) == claimed and claimed.peak_bytes <= problem.budget_bytes
-
-    def _plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan:
-        digest = checksum(packed)
-        plan = read_plan(unpack(packed))
-        if not self._passes((graph_key, digest), problem, claimed):
-            verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
-            self.remember(graph_key, digest, claimed)
-        return plan
 
 
 def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Subject:
@@ -125,6 +114,13 @@ def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Subjec
     if key_of(graph_digest(subject)) != key:
         raise ValueError("damaged: another graph than its key says")
     return subject
+
+
+def _read_plan(packed: bytes, problem: Problem, claimed: Verdict | None) -> AnyPlan:
+    plan = read_plan(unpack(packed))
+    if claimed is not None:
+        verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
+    return plan
 
 
 def _plan_text(plan: AnyPlan) -> bytes:
