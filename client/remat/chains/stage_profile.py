@@ -78,39 +78,20 @@ def stage_cost(
     stage = copy.deepcopy(module)
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
-    versions = [x._version for x in given]
-    with torch.no_grad():
-        y: torch.Tensor = stage(*given)
-    what = f"{name} ({type(module).__name__})"
-    if not isinstance(y, torch.Tensor):
-        raise CaptureError(f"{what} gives {type(y).__name__}, not one tensor")
-    if [x._version for x in given] != versions:
-        raise CaptureError(f"{what} overwrites its input: use inplace=False")
-    gradient = torch.ones_like(y)
+    y = _output(stage, given, f"{name} ({type(module).__name__})")
     named = dict(stage.named_parameters())
-    collected = {key: named[key] for key in shared}
-
-    def forward() -> list[Any]:
-        return list(record(stage, given, needs, collected))
-
-    def backward(made: list[Any]) -> Any:
-        tape: Tape = made.pop()
-        if not last:
-            made.clear()  # as in a pass, where nobody else holds what the stage gave
-        tape.backward(gradient)
-        return tape.inputs, tape.parameters
-
+    runs = _Runs(stage, given, needs, {key: named[key] for key in shared}, torch.ones_like(y), last)
     for _ in range(2):  # makes the gradients that the measured passes add to
-        backward(forward())
-    forward_ns, backward_ns = _times(forward, backward, inputs[0].device, timing or Timing())
-    sizes = _bytes(forward, backward, inputs[0].device)
+        runs.backward(runs.forward())
+    forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
+    sizes = _bytes(runs, inputs[0].device)
     made = size_of(y)
     tape = max(made, sizes["tape"])
     # a stage that runs with grad where its tape is not kept makes and drops one
     kept = made if graded else tape
-    out = backward(forward())
+    gradients, parameters = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
-    into = tuple(max(size_of(found[0]), size_of(x)) if found else 0 for found, x in zip(out[0], given, strict=True))
+    into = tuple(max(size_of(found[0]), size_of(x)) if found else 0 for found, x in zip(gradients, given, strict=True))
     return StageCost(
         rounded(forward_ns),
         rounded(backward_ns),
@@ -120,9 +101,48 @@ def stage_cost(
         tape,
         into,
         graded,
-        sum(size_of(found[0]) for found in out[1].values() if found),
+        sum(size_of(found[0]) for found in parameters.values() if found),
         y.detach(),
     )
+
+
+def _output(stage: nn.Module, given: Sequence[torch.Tensor], what: str) -> torch.Tensor:
+    """What a stage gives, run once without grad.
+
+    Raises:
+        CaptureError: not one tensor, or its input is not what it was.
+    """
+    versions = [x._version for x in given]
+    with torch.no_grad():
+        y: torch.Tensor = stage(*given)
+    if not isinstance(y, torch.Tensor):
+        raise CaptureError(f"{what} gives {type(y).__name__}, not one tensor")
+    if [x._version for x in given] != versions:
+        raise CaptureError(f"{what} overwrites its input: use inplace=False")
+    return y
+
+
+class _Runs(NamedTuple):
+    """A stage's forward and backward steps as a pass by a plan runs them."""
+
+    stage: nn.Module
+    given: Sequence[torch.Tensor]
+    needs: Sequence[bool]
+    shared: Mapping[str, nn.Parameter]
+    gradient: torch.Tensor
+    last: bool
+
+    def forward(self) -> list[Any]:
+        """What the stage gives, and its tape."""
+        return list(record(self.stage, self.given, self.needs, self.shared))
+
+    def backward(self, made: list[Any]) -> tuple[Any, Any]:
+        """Gradients of the inputs and of the shared parameters, from what `forward` gave, which is emptied."""
+        tape: Tape = made.pop()
+        if not self.last:
+            made.clear()  # as in a pass, where nobody else holds what the stage gave
+        tape.backward(self.gradient)
+        return tape.inputs, tape.parameters
 
 
 def size_of(tensor: torch.Tensor) -> int:
@@ -143,15 +163,13 @@ def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
     return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
 
 
-def _times(
-    forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device, timing: Timing
-) -> tuple[float, float]:
+def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, float]:
     forwards, backwards = [], []
     for _ in range(timing.repetitions):
         marks = [_now(device, timing)]
-        tape = forward()
+        tape = runs.forward()
         marks.append(_now(device, timing))
-        backward(tape)
+        runs.backward(tape)
         marks.append(_now(device, timing))
         forwards.append(marks[1] - marks[0])
         backwards.append(marks[2] - marks[1])
@@ -164,13 +182,13 @@ def _now(device: torch.device, timing: Timing) -> int:
     return timing.clock()
 
 
-def _bytes(forward: Callable[[], Any], backward: Callable[[Any], Any], device: torch.device) -> dict[str, int]:
+def _bytes(runs: _Runs, device: torch.device) -> dict[str, int]:
     window = Window(device)
     window.open()
-    tape = forward()
+    tape = runs.forward()
     first = window.close()
     window.open()
-    kept = backward(tape)
+    kept = runs.backward(tape)
     second = window.close()
     del kept, tape
     return {"forward_peak": first.peak_bytes, "tape": first.left_bytes, "backward_peak": second.peak_bytes}

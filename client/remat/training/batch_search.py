@@ -1,0 +1,232 @@
+"""Which batch may train inside a budget: two sizes profiled, the rest fitted, and real steps at those that promise to.
+
+Sizes and workspaces of a training step are nearly affine in the batch, so the graphs of two small batches give the
+graph of any other; a plan of one batch is replayed on the graph of the next (Checkmate, equation 10, with real sizes).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, verify
+
+from ..errors import CaptureError
+from ..planning.budget import Budget, budget_bytes, readable
+from ..planning.greedy import greedy_answer
+from ..planning.planner import Planner, profile_table
+from ..profiling.measure import peak_memory
+from ..profiling.measure import training_step as step_of
+from .affine import between
+from .execute import Planned, Rematerialized
+from .optimize import carry_out
+from .sizes import same_structure
+from .step import TrainingStep, training_step
+
+
+@dataclass(frozen=True)
+class Try:
+    """A batch that was captured, planned and trained for real.
+
+    Attributes:
+        budget_bytes: fixed bytes included; with `remat.ActivationBytes` it grows with the input.
+        fits: inside the budget, as predicted and as measured, and within the overhead.
+        overhead: of the plan, predicted; None where there is no plan.
+        predicted_bytes, measured_bytes: the peak, fixed bytes included; None where nothing was predicted or run.
+        why: why it does not fit; empty if it does.
+        seconds: what it took.
+    """
+
+    batch: int
+    budget_bytes: int
+    fits: bool
+    overhead: float | None
+    predicted_bytes: int | None
+    measured_bytes: int | None
+    why: str
+    seconds: float
+
+
+class BatchSearch:
+    """What is known of a module's step by batch: graphs captured, plans found, and what a real step needed beyond.
+
+    Args:
+        asking: `method`, `time_limit_s` and `max_gap` of each solve.
+        optimizer_bytes: of its state, which is fixed.
+
+    Attributes:
+        unit: only its multiples are tried.
+        steps: what was captured, by batch.
+        solves: how many times the planner was asked.
+        last: its last answer about a real step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_batch: Callable[[int], Any],
+        budget: Budget,
+        max_overhead: float,
+        planner: Planner,
+        asking: Mapping[str, Any],
+        *,
+        optimizer_bytes: int,
+        loss: Callable[[Any], torch.Tensor] | None,
+        multiple_of: int,
+        precision: float,
+        slack: float,
+    ) -> None:
+        self.model, self.make_batch, self.budget, self.max_overhead = model, make_batch, budget, max_overhead
+        self.planner, self.asking, self.slack, self.unit = planner, asking, slack, multiple_of
+        self.optimizer_bytes, self.loss, self.precision = optimizer_bytes, loss, precision
+        self.table = profile_table(planner)
+        self.steps: dict[int, TrainingStep] = {}
+        self.plans: list[Plan] = []
+        self.unseen = 0.0
+        """Bytes a sample that a real step needed beyond the prediction: a loss outside of the module, for one."""
+        self.solves = 0
+        self.last: Answer | None = None
+
+    def profile_two(self) -> None:
+        """Two sizes, neither of which is 1: a batch of one has strides of its own."""
+        first = self.unit if self.unit > 1 else 2
+        self._step(first)
+        self._step(2 * first)
+
+    def largest(self, floor: int, ceiling: int) -> int:
+        """The largest number of units in [floor, ceiling) that the fitted graphs promise; `floor` needs no proof."""
+        low, stride = floor, max(1, floor // 8)
+        while low + max(1, int(low * self.precision)) < ceiling:
+            # a gallop, then a bisection; a plan that is there is replayed for nothing, so it is carried on first
+            here = min(low + stride, ceiling - 1)
+            if self._promised(here):
+                low, stride = here, 2 * stride
+            elif here == low + 1:
+                break
+            else:
+                ceiling, stride = here, max(1, (here - low) // 2)
+        return low
+
+    def train(self, batch: int) -> tuple[Try, Answer]:
+        """Capture, plan and run a real step at a batch."""
+        start = time.perf_counter()
+
+        def ended(
+            why: str, answer: Answer, predicted: int | None = None, measured: int | None = None
+        ) -> tuple[Try, Answer]:
+            seconds = time.perf_counter() - start
+            return Try(batch, whole, not why, answer.overhead, predicted, measured, why, seconds), answer
+
+        step = self._step(batch)
+        whole = budget_bytes(self.budget, step.graph, self.slack)
+        problem = self._problem(step.graph, batch)
+        answer = self._ask(problem)
+        self.last = answer
+        if answer.plan is None:
+            return ended(answer.message or f"the solve ended {answer.status.value}", answer)
+        planned = carry_out(step, problem, answer)
+        assert isinstance(answer.plan, Plan)
+        self.plans.append(answer.plan)
+        if answer.overhead is not None and answer.overhead > self.max_overhead:
+            return ended(
+                f"the best plan costs {100 * answer.overhead:.1f} % more than plain training",
+                answer,
+                planned.predicted_bytes,
+            )
+        measured = self._measure(planned, batch)
+        if measured is None:
+            return ended("the device ran out of memory", answer, planned.predicted_bytes)
+        self.unseen = max(self.unseen, (measured - planned.predicted_bytes) / batch)
+        if measured > whole:
+            over = f"the measured peak of {readable(measured)} is over the budget of {readable(whole)}"
+            return ended(over, answer, planned.predicted_bytes, measured)
+        return ended("", answer, planned.predicted_bytes, measured)
+
+    def _measure(self, planned: Planned, batch: int) -> int | None:
+        args, kwargs = self._arguments(batch)
+        module = Rematerialized(self.model, lambda *_: planned)
+        module.zero_grad(set_to_none=True)
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        try:
+            peak = peak_memory(step_of(module, args, kwargs, self.loss), device).peak_bytes
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            module.zero_grad(set_to_none=True)
+        return planned.step.graph.fixed_bytes + peak
+
+    def _promised(self, units: int) -> bool:
+        """Whether the fitted graph has a plan inside budget and overhead: an old one, a greedy one, or a solved one."""
+        batch = units * self.unit
+        graph = self._fitted(batch)
+        problem = self._problem(graph, batch)
+        if any(self._cheap(problem, plan) for plan in reversed(self.plans)):
+            return True
+        for ask in (self._greedy, self._ask):
+            answer = ask(problem)
+            if isinstance(answer.plan, Plan) and self._cheap(problem, answer.plan):
+                self.plans.append(answer.plan)
+                return True
+            if answer.bound_ns and overhead_of(answer.bound_ns, graph.total_cost_ns) > self.max_overhead:
+                return False
+        return False
+
+    def _cheap(self, problem: Problem, plan: Plan) -> bool:
+        try:
+            cost = verify(problem, plan).cost_ns
+        except InvalidPlan:
+            return False
+        return overhead_of(cost, problem.subject.total_cost_ns) <= self.max_overhead
+
+    def _greedy(self, problem: Problem) -> Answer:
+        return greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
+
+    def _ask(self, problem: Problem) -> Answer:
+        self.solves += 1
+        return self.planner.plan(problem, **self.asking)
+
+    def _problem(self, graph: Graph, batch: int) -> Problem:
+        whole = budget_bytes(self.budget, graph, self.slack)
+        return Problem(graph, max(0, whole - int(max(0.0, self.unseen) * batch)))
+
+    def _fitted(self, batch: int) -> Graph:
+        """The graph at a batch, by the two nearest that were captured."""
+        if batch in self.steps:
+            return self.steps[batch].graph
+        lower = [b for b in self.steps if b < batch]
+        upper = [b for b in self.steps if b > batch]
+        if lower and upper:
+            one, other = max(lower), min(upper)
+        elif lower:
+            other = max(lower)
+            one = min(lower)
+        else:
+            one, other = min(upper), max(upper)
+        return between((one, self.steps[one].graph), (other, self.steps[other].graph), batch)
+
+    def _step(self, batch: int) -> TrainingStep:
+        if batch not in self.steps:
+            like = next(iter(self.steps.values()), None)
+            args, kwargs = self._arguments(batch)
+            fixed = self.optimizer_bytes
+            step = training_step(self.model, args, kwargs, table=self.table, extra_fixed_bytes=fixed, like=like)
+            if like is not None and not same_structure(like.graph, step.graph):
+                if batch != self.unit:
+                    raise CaptureError(
+                        f"{type(self.model).__name__} is another program at a batch of {batch} than at one of "
+                        f"{next(iter(self.steps))}: give multiple_of, or optimize each batch by itself"
+                    )
+                return step  # a batch of one may have a program of its own; nothing is fitted through it
+            self.steps[batch] = step
+        return self.steps[batch]
+
+    def _arguments(self, batch: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        made = self.make_batch(batch)
+        if isinstance(made, Mapping):
+            return (), made
+        return (tuple(made), {}) if isinstance(made, Sequence) else ((made,), {})
