@@ -109,42 +109,46 @@ def _onward(table: Array, x: int, i: int, held: int, left: int, due: int, mark: 
 
 
 @njit(cache=True)
-def forward_best(
-    x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
-    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array, mark: bool,
-) -> tuple[float, int, int]:  # fmt: skip
-    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
-
-    `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
-    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device.
-    """
+def _with_tape(
+    i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
+    forward: Array, backward: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    table: Array, mark: bool,
+) -> tuple[float, int]:  # fmt: skip
+    """The best of F_all^i first, and whether its input, of `own` slots, is offloaded."""
     stages = forward.shape[0] - 1
-    own = 0 if i == 1 else (tape[i - 1] if x else activation[i - 1])
-    best, last, moved = FOREVER, -1, 0
+    best, moved = FOREVER, 0
     spare = memory - held - own
-    if spare < 0:
-        return best, last, moved
     need_f = tape[i] + over_f[i]
     need_b = delta[i] + tape[i] + delta[i - 1] + over_b[i]
-    if need_f <= spare and need_b <= spare:
-        idle_f = max(0.0, (need_f - spare + left) / beta)
-        idle_b = max(0.0, (need_b - spare + due) / beta)
-        once = forward[i] + backward[i] + idle_f + idle_b
-        if i == stages:
-            # between the phases both transfers must come to an end
-            rest = max(0.0, left - (forward[i] + idle_f) * beta) + max(0.0, due - (backward[i] + idle_b) * beta)
-            return once + rest / beta, 0, 0
-        for v in range(2 if own > 0 else 1):
-            go, come = v * own, _rest(due, backward[i] + idle_b, beta) + v * own
-            go = _rest(left + go, forward[i] + idle_f, beta)
-            keep = held + (0 if v else own)
-            if keep + go <= memory and keep + come <= memory:
-                value = once + _onward(table, 1, i + 1, keep, go, come, mark)
-                if value < best:
-                    best, last, moved = value, 0, v
+    if need_f > spare or need_b > spare:
+        return best, moved
+    idle_f = max(0.0, (need_f - spare + left) / beta)
+    idle_b = max(0.0, (need_b - spare + due) / beta)
+    once = forward[i] + backward[i] + idle_f + idle_b
     if i == stages:
-        return best, last, moved
+        # between the phases both transfers must come to an end
+        rest = max(0.0, left - (forward[i] + idle_f) * beta) + max(0.0, due - (backward[i] + idle_b) * beta)
+        return once + rest / beta, moved
+    for v in range(2 if own > 0 else 1):
+        go, come = v * own, _rest(due, backward[i] + idle_b, beta) + v * own
+        go = _rest(left + go, forward[i] + idle_f, beta)
+        keep = held + (0 if v else own)
+        if keep + go <= memory and keep + come <= memory:
+            value = once + _onward(table, 1, i + 1, keep, go, come, mark)
+            if value < best:
+                best, moved = value, v
+    return best, moved
+
+
+@njit(cache=True)
+def _without_tape(
+    i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
+    forward: Array, activation: Array, over_f: Array, tails: Array, table: Array, mark: bool,
+) -> tuple[float, int, int]:  # fmt: skip
+    """The best of F_ck^i first and F_none up to some stage before the last, that stage, and whether its input goes."""
+    best, last, moved = FOREVER, -1, 0
+    spare = memory - held - own
+    stages = forward.shape[0] - 1
     steps, late, first, after = 0.0, -FOREVER, 0, 0
     for j in range(i, stages):
         need = activation[j] + over_f[j] + (activation[j - 1] if j > i else 0)
@@ -172,6 +176,32 @@ def forward_best(
                 value = steps + tail + idle + _onward(table, 0, j + 1, keep, go, come, mark)
                 if value < best:
                     best, last, moved = value, j, v
+    return best, last, moved
+
+
+@njit(cache=True)
+def forward_best(
+    x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
+    tails: Array, table: Array, mark: bool,
+) -> tuple[float, int, int]:  # fmt: skip
+    """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
+
+    `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
+    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device.
+    """
+    own = 0 if i == 1 else (tape[i - 1] if x else activation[i - 1])
+    if memory - held - own < 0:
+        return FOREVER, -1, 0
+    best, moved = _with_tape(
+        i, own, held, left, due, memory, beta, forward, backward, tape, delta, over_f, over_b, table, mark
+    )
+    last = 0 if best < FOREVER else -1
+    value, end, goes = _without_tape(
+        i, own, held, left, due, memory, beta, forward, activation, over_f, tails, table, mark
+    )
+    if value < best:
+        return value, end, goes
     return best, last, moved
 
 
