@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import remat
+from remat import _compat
 from remat.training.buckets import Buckets
 from remat.training.inplace import plans_of
 from remat_ir import InvalidData
@@ -31,7 +37,7 @@ def test_no_other_sizes_pad_less(lengths: list[int], most: int, multiple_of: int
 
 
 def test_a_batch_is_padded_to_its_bucket() -> None:
-    """Each named tensor with its own value; the others, and batches that fill a bucket, are left alone."""
+    """Each named tensor with its own value; the others are left alone, and so is what a batch that fills one holds."""
     buckets = Buckets((4, 8))
     batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "labels": torch.ones(2, 5), "weight": torch.ones(2)}
     longer = buckets.pad(batch, {"input_ids": 0, "labels": -100})
@@ -39,11 +45,56 @@ def test_a_batch_is_padded_to_its_bucket() -> None:
     assert longer["labels"].tolist() == [[1.0] * 5 + [-100.0] * 3] * 2
     assert longer["weight"] is batch["weight"]
     full = {"input_ids": torch.ones(2, 8)}
-    assert buckets.pad(full, {"input_ids": 0, "labels": -100})["input_ids"] is full["input_ids"]
+    assert buckets.pad(full, {"input_ids": 0, "labels": -100})["input_ids"].tolist() == full["input_ids"].tolist()
     with pytest.raises(InvalidData, match="over the largest bucket, 8"):
         buckets.pad({"input_ids": torch.ones(2, 9)}, {"input_ids": 0})
     with pytest.raises(InvalidData, match="one length"):
         buckets.pad({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 4)}, {"input_ids": 0, "labels": 0})
+
+
+class Tied(nn.Module):
+    """The loss of a linear model of tokens, whose labels may be the tokens themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.out(self.table(tokens)).flatten(0, 1), labels.flatten())
+
+
+def test_training_compiles_nothing_once_every_bucket_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full batches and padded ones, labels that are the tokens, slices of longer tensors: one kind for each bucket."""
+    buckets, values = remat.Buckets((4, 8)), {"tokens": 0.0, "labels": -100.0}
+
+    def batch(length: int, sliced: bool = False) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 20, (2, length + 3))[:, :length] if sliced else torch.randint(0, 20, (2, length))
+        return buckets.pad({"tokens": tokens, "labels": tokens}, values)
+
+    work: list[str] = []
+    for name in ("strict_graph", "compile_joint"):
+
+        def counted(real: Callable[..., Any], what: str, *args: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                work.append(what)
+            return real(*args)
+
+        monkeypatch.setattr(_compat, name, partial(counted, getattr(_compat, name), name))
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters())
+    trained = remat.optimize(
+        model, (), batch(8), budget=remat.Fraction(0.9), planner="greedy", optimizer=optimizer, wait=False
+    )
+    trained.plan_for((), batch(4))
+    ahead = list(work)
+    assert ahead.count("strict_graph") == ahead.count("compile_joint") == len(buckets.sizes)
+    for length in (8, 3, 4, 7, 8, 1):
+        for sliced in (False, True):
+            trained(**batch(length, sliced)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert work == ahead
+    assert len(trained.plans) == len(buckets.sizes)
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 1), (2, 2), (3, 1)])

@@ -41,6 +41,19 @@ def test_what_a_plan_takes_for_granted_is_in_the_key(name: str) -> None:
     assert aspect in what_changed(after, before)
 
 
+def test_the_log_says_in_what_the_arguments_differ() -> None:
+    module, x = network(), torch.zeros(3, 4)
+
+    def told(*args: torch.Tensor) -> str:
+        return what_changed(kind_of_call(module, args, {}), kind_of_call(module, (x, x), {}))
+
+    assert told(x, torch.zeros(3, 4)) == "arguments (which of them are one tensor)"
+    assert told(torch.zeros(2, 4), torch.zeros(4, 3).t()) == (
+        "arguments (shape, strides, which of them are one tensor)"
+    )
+    assert told(x) == "arguments"
+
+
 def test_every_module_is_seen_once() -> None:
     module = network()
     assert {id(part) for part in parts(module)} == {id(part) for part in module.modules()}

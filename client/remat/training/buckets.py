@@ -82,6 +82,9 @@ class Buckets:
     def pad(self, batch: Mapping[str, Any], values: Mapping[str, float], dim: int = 1) -> dict[str, Any]:
         """A batch with the tensors named in `values` padded at the end of a dimension; the others stay.
 
+        All batches of a bucket come out as one kind of call: each named tensor is a contiguous one of its own, also
+        where nothing is added, since a batch whose labels are its tokens, or a slice of longer ones, is another kind.
+
         With the attention mask padded by 0 and labels by the index that the loss ignores, the loss is that of the batch
         as it was, up to the order of sums.
 
@@ -94,8 +97,7 @@ class Buckets:
         length = lengths.pop()
         extra = self.size(length) - length
         return {
-            name: _longer(value, dim, extra, values[name]) if name in values and extra else value
-            for name, value in batch.items()
+            name: _longer(value, dim, extra, values[name]) if name in values else value for name, value in batch.items()
         }
 
 

@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
+OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of them are one tensor")
+"""In the order of `_describe`. A tensor that is passed twice is told from two: some modules, such as
+nn.MultiheadAttention, look whether their arguments are one, and run other kernels."""
 
 
 def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -37,7 +40,23 @@ def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 def what_changed(new: tuple[Any, ...], old: tuple[Any, ...]) -> str:
     """The aspects in which two kinds differ, for the log."""
-    return ", ".join(name for name, a, b in zip(ASPECTS, new, old, strict=True) if a != b)
+    found = [name for name, a, b in zip(ASPECTS, new, old, strict=True) if a != b]
+    details = _of_arguments(new[0], old[0])
+    return ", ".join(f"{name} ({details})" if name == "arguments" and details else name for name in found)
+
+
+def _of_arguments(new: tuple[Any, ...], old: tuple[Any, ...]) -> str:
+    """In what the tensors of two calls differ; empty where the calls are not built alike."""
+    pairs = list(zip(new, old, strict=False))
+    if len(new) != len(old) or any(_is_tensor(a) != _is_tensor(b) or (a != b and not _is_tensor(a)) for a, b in pairs):
+        return ""
+    return ", ".join(
+        name for i, name in enumerate(OF_A_TENSOR) if any(_is_tensor(a) and a[i] != b[i] for a, b in pairs)
+    )
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == len(OF_A_TENSOR)
 
 
 def parts(module: nn.Module) -> Iterator[nn.Module]:
