@@ -80,7 +80,11 @@ def missing() -> list[str]:
     for function, names in wanted:
         parameters = inspect.signature(function).parameters
         found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
-    for config, name in ((_dynamo_config, "ignore_logging_functions"), (_functorch_config, "donated_buffer")):
+    for config, name in (
+        (_dynamo_config, "ignore_logging_functions"),
+        (_dynamo_config, "automatic_dynamic_shapes"),
+        (_functorch_config, "donated_buffer"),
+    ):
         if not hasattr(config, name):
             found.append(f"{config.__name__}.{name}")
     recorder = ("_enable_profiler_legacy", "_disable_profiler_legacy")
@@ -98,8 +102,13 @@ if _MISSING:
 def strict_graph(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
 ) -> torch.nn.Module:
-    """The module as one graph by Dynamo, its parameters under their own names; `ignored` are logging functions."""
-    with warnings.catch_warnings(record=True) as caught, _dynamo_config.patch(ignore_logging_functions=set(ignored)):
+    """The module as one graph by Dynamo, its parameters under their own names; `ignored` are logging functions.
+
+    Every size is captured as itself. Left to its own settings Dynamo takes a size that has changed for a symbol, which
+    takes it twice as long, and the joint graph is of one size all the same.
+    """
+    settings = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
+    with warnings.catch_warnings(record=True) as caught, _dynamo_config.patch(**settings):
         warnings.simplefilter("always")
         graph = dynamo_graph_capture_for_export(module)(*args, **kwargs)
     for warning in caught:
