@@ -107,7 +107,7 @@ def strict_graph(
     Every size is captured as itself. Left to its own settings Dynamo takes a size that has changed for a symbol, which
     takes it twice as long, and the joint graph is of one size all the same.
     """
-    settings = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
+    settings: dict[str, Any] = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
     with warnings.catch_warnings(record=True) as caught, _dynamo_config.patch(**settings):
         warnings.simplefilter("always")
         graph = dynamo_graph_capture_for_export(module)(*args, **kwargs)
