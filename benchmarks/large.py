@@ -25,8 +25,8 @@ from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
 from remat.planning.budget import readable
 from remat.planning.greedy import greedy_answer, least_need
-from remat.planning.planner import LocalPlanner
 from remat.planning.profiles import DiskProfiles
+from remat.planning.sources import LocalPlanner
 from remat.profiling.fixed import resident
 from remat.profiling.profile import profile_kernels
 from remat_ir import Problem, plain_peak, verify

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from .chains.training import checkpoint_sequential, optimize_chain
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
     from .planning.budget import ActivationBytes, Fraction
-    from .planning.planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner, planner_for, profile_table
+    from .planning.planner import Planner, planner_for, profile_table
     from .planning.profiles import Profile, ProfileTable
+    from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
     from .settings import Settings
     from .training.backend import backend
     from .training.batch import LargestBatch, max_batch
@@ -39,10 +40,10 @@ _HOMES = {
     "Rematerialized": "training.execute",
     "explain": "training.report",
     "optimize": "training.optimize",
-    "GreedyPlanner": "planning.planner",
-    "LocalPlanner": "planning.planner",
+    "GreedyPlanner": "planning.sources",
+    "LocalPlanner": "planning.sources",
     "Planner": "planning.planner",
-    "ServicePlanner": "planning.planner",
+    "ServicePlanner": "planning.sources",
     "planner_for": "planning.planner",
     "profile_table": "planning.planner",
     "Profile": "planning.profiles",

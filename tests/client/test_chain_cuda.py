@@ -13,7 +13,7 @@ from client.test_chain_training import METHODS, MeanSquare, convolutions, outcom
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
 from remat.chains.transfer import bandwidth, link_of
-from remat.planning.planner import LocalPlanner
+from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import ChainPlan, Problem, budget_at
 

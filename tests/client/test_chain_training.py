@@ -17,7 +17,7 @@ from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain, segments_plan
 from remat.errors import CaptureError
-from remat.planning.planner import LocalPlanner
+from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
 from remat_ir.chain_plan import ChainStep, Verb, plain_chain_plan

@@ -21,8 +21,9 @@ from starlette.testclient import TestClient
 from remat.errors import ServiceError, Unreachable
 from remat.planning import service
 from remat.planning.http import Timeouts
-from remat.planning.planner import ChainPlanner, Planner, ServicePlanner, planner_for
+from remat.planning.planner import FallbackPlanner, Planner, planner_for
 from remat.planning.profiles import Profile
+from remat.planning.sources import ServicePlanner
 from remat.settings import settings
 from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, verify
 from remat_service.settings import Settings
@@ -40,7 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture
 def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where only the thin client is installed: the fallback is the greedy plan."""
-    monkeypatch.setattr("remat.planning.planner.entry_points", lambda **_: [])
+    monkeypatch.setattr("remat.planning.sources.entry_points", lambda **_: [])
 
 
 def problem(name: str = "gpt-2-whole", fraction: float = 0.92) -> Problem:
@@ -118,7 +119,7 @@ def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
 def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
     def table(name: str) -> Any:
         planner = asking(served.url, tmp_path / name)
-        assert isinstance(planner, ChainPlanner)
+        assert isinstance(planner, FallbackPlanner)
         return planner.profiles
 
     assert table("a").put("cpu/test", {"k1": Profile(10, 0), "k2": Profile(20, 4)})["k1"] == Profile(10, 0)

@@ -16,7 +16,7 @@ from remat.chains.join_profile import join_of
 from remat.chains.join_training import carry_out_join
 from remat.chains.joined import JoinedModule
 from remat.errors import CaptureError
-from remat.planning.planner import LocalPlanner
+from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Problem, budget_at, plain_plan, verify
 from remat_ir.branches import branches_of

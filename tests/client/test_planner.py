@@ -14,7 +14,8 @@ from client.liar import Asked, Said, Script, in_turn, lying
 from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
 from remat.planning.greedy import greedy_answer, least_need
 from remat.planning.http import Timeouts
-from remat.planning.planner import ChainPlanner, GreedyPlanner, LocalPlanner, Planner, plan_or_raise, planner_for
+from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
+from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.settings import Settings, settings
 from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Progress, Status, graph_of, plain_plan, verify
 
@@ -39,7 +40,7 @@ def here(tmp_path: Path) -> Settings:
 @pytest.fixture
 def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine where only the thin client is installed."""
-    monkeypatch.setattr("remat.planning.planner.entry_points", lambda **_: [])
+    monkeypatch.setattr("remat.planning.sources.entry_points", lambda **_: [])
 
 
 def ask(url: str, here: Settings, *, strict: bool = False, **more: Any) -> Answer:
@@ -214,7 +215,7 @@ def test_the_local_solver_is_found_by_its_entry_point(here: Settings) -> None:
     roomy = Problem(PROBLEM.graph, 1000)
     answer = planner_for("local", given=here).plan(roomy)
     assert answer.status is Status.OPTIMAL
-    assert isinstance(planner_for("local", given=here), ChainPlanner)
+    assert isinstance(planner_for("local", given=here), FallbackPlanner)
     assert LocalPlanner().plan(roomy).cost_ns == roomy.graph.total_cost_ns
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from client.liar import Asked, Said, in_turn, lying
 from remat.planning.http import Http, Timeouts
-from remat.planning.planner import ServicePlanner, planner_for, profile_table
+from remat.planning.planner import planner_for, profile_table
 from remat.planning.profiles import DiskProfiles, MemoryProfiles, Profile, ProfileTable, SharedProfiles
+from remat.planning.sources import ServicePlanner
 from remat.settings import settings
 
 A, B, C = Profile(10, 0), Profile(20, 5), Profile(30, 7)

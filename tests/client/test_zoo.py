@@ -14,8 +14,8 @@ from client.test_exact import callable_of, everything_again, outcome, peak, rand
 from client.zoo import ZOO, build
 from remat import _compat
 from remat.planning.greedy import greedy_answer, least_plan
-from remat.planning.planner import LocalPlanner
 from remat.planning.profiles import MemoryProfiles
+from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat.training.kinds import Holders
 from remat.training.step import TrainingStep, running_peak, training_step

@@ -22,7 +22,7 @@ from ..errors import RematError
 from ..planning import service
 from ..planning.budget import readable
 from ..planning.http import Http
-from ..planning.planner import ServicePlanner, solver_door
+from ..planning.sources import ServicePlanner, solver_door
 from ..settings import Settings, settings
 from .app import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
 from .files import write_json

@@ -27,7 +27,8 @@ from remat_ir.plan import Plan
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked
-from ..planning.planner import GreedyPlanner, LocalPlanner, Planner, ServicePlanner
+from ..planning.planner import Planner
+from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
 from ..settings import settings
 from .app import (
     BAD_INPUT,

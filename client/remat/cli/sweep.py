@@ -19,7 +19,8 @@ from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, pl
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked
-from ..planning.planner import LocalPlanner, Planner, solver_door
+from ..planning.planner import Planner
+from ..planning.sources import LocalPlanner, solver_door
 from .app import (
     NOTHING_FOUND,
     FileArgument,

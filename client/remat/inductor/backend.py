@@ -17,7 +17,7 @@ from remat_ir import Answer, InvalidData, Problem
 from .. import _compat, _compat_inductor
 from ..lowering.dynamo import Backend, resident_bytes
 from ..planning.budget import Budget, budget_bytes, readable
-from ..planning.planner import ChainPlanner, Planner
+from ..planning.planner import FallbackPlanner, Planner
 from ..profiling.profile import device_kind
 from .cost import region_costs
 from .joint import joint_of
@@ -120,7 +120,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planner_name(planner: Planner) -> list[str]:
     """Who is asked, by name; a planner of the caller's own is never taken for another."""
-    if isinstance(planner, ChainPlanner):
+    if isinstance(planner, FallbackPlanner):
         return [name for one in planner.planners for name in _planner_name(one)]
     name = f"{type(planner).__module__}.{type(planner).__qualname__}"
     return [name if name.startswith("remat.") else f"{name} {secrets.token_hex(8)}"]

@@ -19,8 +19,9 @@ from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, budget_bytes, device_budget
-from ..planning.planner import GreedyPlanner, Planner, plan_or_raise, planner_for, profile_table
+from ..planning.planner import Planner, plan_or_raise, planner_for, profile_table
 from ..planning.profiles import ProfileTable
+from ..planning.sources import GreedyPlanner
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import optimizer_state
 from .execute import MOST_PLANS, Later, OnFailure, Planned, Rematerialized

@@ -1,0 +1,183 @@
+"""Where plans come from: the client's own greedy plan, the solver installed beside it, or a service."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import httpx2
+
+from remat_ir import Answer, InvalidData, Problem, Progress
+
+from ..errors import BadAnswer, Unreachable
+from ..settings import checked_url
+from . import service
+from .check import checked
+from .greedy import greedy_answer
+from .http import Http, Timeouts
+
+LONGEST_POLL_S = 20.0
+"""Seconds that one request is held by the service; it allows 30 at most."""
+
+PATIENCE_S = 30.0
+"""Seconds beyond the time limit for which the service is waited for: a time limit counts solving, not queueing."""
+
+log = logging.getLogger("remat")
+
+OnProgress = Callable[[Progress], None]
+
+
+class GreedyPlanner:
+    """The client's own greedy plan: always there, fast, nothing proved."""
+
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        method: str = "auto",
+        time_limit_s: float = 60.0,
+        max_gap: float = 0.001,
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        """The best of a few greedy walks; `method` is not looked at."""
+        return greedy_answer(problem, time_limit_s=min(10.0, time_limit_s), max_gap=max_gap, on_progress=on_progress)
+
+
+class LocalPlanner:
+    """The solver installed beside the client, found through the entry point group `remat.planners`.
+
+    Raises:
+        InvalidData: none is installed, or it cannot be loaded.
+    """
+
+    def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
+        self.options = dict(options or {})
+        self._solve: Callable[..., Answer] = solver_door("local")
+
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        method: str = "auto",
+        time_limit_s: float = 60.0,
+        max_gap: float = 0.001,
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        """The solver's answer, found in this process and its children."""
+        return self._solve(
+            problem,
+            method=method,
+            time_limit_s=time_limit_s,
+            max_gap=max_gap,
+            options=self.options or None,
+            on_progress=on_progress,
+        )
+
+
+def solver_door(name: str) -> Callable[..., Any]:
+    """A function of the solver installed beside the client, which the client never imports by name.
+
+    Raises:
+        InvalidData: no solver is installed, it has no such door, or it cannot be loaded.
+    """
+    found = entry_points(group="remat.planners", name=name)
+    if not found:
+        raise InvalidData("no solver is installed here; install remat[solver], or set REMAT_BASE_URL to a service")
+    try:
+        door: Callable[..., Any] = next(iter(found)).load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidData(f"the solver is installed but cannot be loaded: {error}; install remat[solver]") from None
+    return door
+
+
+class ServicePlanner:
+    """A service by its URL.
+
+    Args:
+        transport: what carries the requests; tests plug the real application in here, in-process.
+        patience_s: seconds beyond the time limit for which it is waited for.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeouts: Timeouts | None = None,
+        transport: httpx2.BaseTransport | None = None,
+        patience_s: float = PATIENCE_S,
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        self.options = dict(options or {})
+        self.http = Http(checked_url(base_url), api_key=api_key, timeouts=timeouts, transport=transport)
+        self.patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"ServicePlanner({self.http.base_url!r})"
+
+    def plan(
+        self,
+        problem: Problem,
+        *,
+        method: str = "auto",
+        time_limit_s: float = 60.0,
+        max_gap: float = 0.001,
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        """The service's answer, checked against the problem; the id of the solve is logged before it is waited for.
+
+        Raises:
+            ServiceError: unreachable, refused, failed, out of time, or an answer that is not what it claims to be.
+        """
+        start = time.monotonic()
+        give_up_at = start + time_limit_s + self.patience_s
+        answer = service.submit(
+            self.http,
+            problem,
+            method=method,
+            time_limit_s=time_limit_s,
+            max_gap=max_gap,
+            options=self.options,
+            give_up_at=give_up_at,
+        )
+        if not answer.status.ended:
+            if answer.id is None:
+                raise BadAnswer(f"{self.http.base_url} is solving the problem but does not say under which id")
+            log.info(
+                "solve %s: waiting at %s; `remat attach %s` finds it again", answer.id, self.http.base_url, answer.id
+            )
+            answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer)
+        return checked(problem, answer)
+
+    def wait(
+        self,
+        solve_id: str,
+        *,
+        give_up_at: float = float("inf"),
+        on_progress: OnProgress | None = None,
+        first: Answer | None = None,
+    ) -> Answer:
+        """Long-poll a solve until it ends; past `give_up_at` it is cancelled and its best plan taken.
+
+        Raises:
+            ServiceError: as `plan`.
+        """
+        seen: tuple[int | None, int | None] | None = None
+        answer = first
+        while True:
+            if answer is not None and on_progress is not None and (answer.cost_ns, answer.bound_ns) != seen:
+                seen = (answer.cost_ns, answer.bound_ns)
+                on_progress(Progress(answer.seconds, answer.cost_ns, answer.bound_ns, "service", None))
+            if answer is not None and answer.status.ended:
+                return answer
+            left = give_up_at - time.monotonic()
+            if left <= 0:
+                answer = service.cancel(self.http, solve_id, give_up_at=time.monotonic() + 5.0)
+                if not answer.status.ended:
+                    raise Unreachable(f"{self.http.base_url} did not end solve {solve_id} in the time given")
+                return answer
+            wait_s = min(LONGEST_POLL_S if on_progress is None else 1.0, left)
+            answer = service.poll(self.http, solve_id, wait_s=round(wait_s, 2), give_up_at=give_up_at + 1.0)
