@@ -17,7 +17,9 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat import _compat
 from remat.planning.greedy import greedy_answer
-from remat.profiling import measure
+from remat.planning.profiles import MemoryProfiles
+from remat.profiling import measure, profile
+from remat.profiling.timing import times
 from remat.training.sizes import plan_of_another_size
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, budget_at, problem_digest, verify
@@ -149,3 +151,40 @@ def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
     assert plan_of_another_size(problem(128, 1)[1], known) is not None
     assert plan_of_another_size(problem(128, 0.9)[1], known) is None
     assert plan_of_another_size(problem(128, 1, depth=4)[1], known) is None
+
+
+def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workspaces are measured, its times lie between those of the two; what lies outside is timed, too."""
+    timed: list[int] = []
+
+    def counted(calls: Any, cuda: Any) -> dict[str, int]:
+        timed.append(len(calls))
+        return times(calls, cuda)
+
+    monkeypatch.setattr(profile, "times", counted)
+    module, table = Net(), MemoryProfiles()
+    trained = remat.optimize(module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=Tabled(table))
+    for size in (256, 384, 128, 320):
+        trained.plan_for((numbers(size, 64),))
+    large, small, middle, outside, near = (planned.step for planned in trained.plans.values() if planned is not None)
+    assert timed[2] == timed[4] == 0
+    assert min(timed[0], timed[1], timed[3]) > 0
+    assert len(middle.profiled.fitted) > 0
+    assert not large.profiled.fitted | small.profiled.fitted | outside.profiled.fitted
+    kernels = (step.profiled.kernels.values() for step in (small, middle, large))
+    for a, b, c in zip(*kernels, strict=True):
+        assert 0.9 * min(a.cost_ns, c.cost_ns) <= b.cost_ns <= 1.1 * max(a.cost_ns, c.cost_ns)
+    alone = training_step(module, (numbers(384, 64),), {}, like=large)
+    assert alone.graph.op_workspace_bytes == middle.graph.op_workspace_bytes
+    assert alone.graph.value_bytes == middle.graph.value_bytes
+    fitted = {profile.signature(node) for node in middle.profiled.fitted}
+    device = profile.device_kind(middle.profiled.fitted)
+    assert not table.get(device, fitted), "what was not measured is not shared"
+    assert near.profiled.fitted == frozenset(near.profiled.kernels) - frozenset(near.profiled.costs) != frozenset()
+
+
+class Tabled(remat.GreedyPlanner):
+    """The greedy planner with a table of its own."""
+
+    def __init__(self, profiles: MemoryProfiles) -> None:
+        self.profiles = profiles

@@ -18,8 +18,9 @@ from .. import _compat
 from ..capture.dataflow import tensors
 from ..capture.operations import Measured
 from ..errors import CaptureError
+from .fitted import Costs, between_sizes, same_kernels
 from .measure import Window
-from .timing import VERSION, times
+from .timing import VERSION, rounded, times
 
 
 class Table(Protocol):
@@ -31,20 +32,36 @@ class Table(Protocol):
 
 
 class Profiled(NamedTuple):
-    """The cost of each kernel; how many signatures there were, and how many of them came from the shared table."""
+    """The cost of each kernel, and where it is from.
+
+    Attributes:
+        signatures, shared: how many kinds of kernels there were, and how many of them came from the shared table.
+        fitted: those whose time was not measured but follows from two other sizes.
+    """
 
     kernels: Mapping[fx.Node, Measured]
     signatures: int
     shared: int
     seconds: float
+    fitted: frozenset[fx.Node] = frozenset()
+
+    @property
+    def costs(self) -> Costs:
+        """The measured costs of all kernels, if the fitted ones are left out."""
+        return {n: m.cost_ns for n, m in self.kernels.items() if n not in self.fitted}
 
 
-def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None) -> Profiled:
+def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, sizes: Sequence[Profiled] = ()) -> Profiled:
     """Cost in ns and workspace in bytes of each kernel, each signature looked up first and measured if unknown.
 
     Needs the memory of the largest single kernel, not that of the step. Generators' states are left as they were.
+
+    Args:
+        sizes: the same step at other sizes. A kernel between two of them is not timed; its workspace is measured all
+            the same, since budgets depend on it. What is not measured is not shared.
     """
     start = time.perf_counter()
+    kernels = list(kernels)
     by_signature: dict[str, fx.Node] = {}
     signature_of: dict[fx.Node, str] = {}
     for node in kernels:
@@ -54,16 +71,44 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None) -> P
     known: dict[str, Measured] = {}
     if table is not None:
         found = table.get(device, sorted(by_signature))
-        known = {s: Measured(int(m[0]), int(m[1])) for s, m in found.items() if s in by_signature}
+        known = _as_measured({s: m for s, m in found.items() if s in by_signature})
     shared = len(known)
-    fresh = _measure({s: n for s, n in by_signature.items() if s not in known})
-    if table is not None and fresh:
-        stands = table.put(device, fresh)
-        fresh = {s: Measured(int(stands[s][0]), int(stands[s][1])) if s in stands else m for s, m in fresh.items()}
+    fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
+    fresh = _measure({s: n for s, n in by_signature.items() if s not in known}, fitted)
+    agree = getattr(table, "agreed", None)
+    if agree is not None and fitted:  # among ranks
+        fresh |= _as_measured(agree({s: fresh[s] for s in fitted}))
+    timed = {s: m for s, m in fresh.items() if s not in fitted}
+    if table is not None and timed:
+        fresh |= _as_measured({s: m for s, m in table.put(device, timed).items() if s in timed})
     known |= fresh
     return Profiled(
-        {n: known[s] for n, s in signature_of.items()}, len(by_signature), shared, time.perf_counter() - start
+        {n: known[s] for n, s in signature_of.items()},
+        len(by_signature),
+        shared,
+        time.perf_counter() - start,
+        frozenset(n for n, s in signature_of.items() if s in fitted),
     )
+
+
+def _as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:
+    return {s: Measured(int(m[0]), int(m[1])) for s, m in profiles.items()}
+
+
+def _fitted(kernels: Sequence[fx.Node], unknown: Mapping[str, fx.Node], sizes: Sequence[Profiled]) -> dict[str, int]:
+    """What those of the unknown kernels cost that lie between two sizes at which they were measured, in ns."""
+    alike = [(list(other.kernels), other.costs) for other in sizes]
+    alike = [(theirs, costs) for theirs, costs in alike if same_kernels(kernels, theirs)]
+    if len(alike) < 2:
+        return {}
+    position = {n: i for i, n in enumerate(kernels)}
+    found: dict[str, int] = {}
+    for text, node in unknown.items():
+        there = [(theirs[position[node]], costs) for theirs, costs in alike]
+        cost = between_sizes(node, [(other, costs[other]) for other, costs in there if other in costs])
+        if cost is not None:
+            found[text] = rounded(cost)
+    return found
 
 
 def signature(node: fx.Node) -> str:
@@ -112,17 +157,19 @@ def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
     return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype), tensor.device.type]
 
 
-def _measure(nodes: Mapping[str, fx.Node]) -> dict[str, Measured]:
+def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int]) -> dict[str, Measured]:
+    """Workspaces of all of them, and times of those whose time is not given in `fitted`."""
     if not nodes:
         return {}
     if _compat.recording():  # the caller's profiler: another thread has none
         with ThreadPoolExecutor(1) as aside:
-            return aside.submit(_measure, nodes).result()
+            return aside.submit(_measure, nodes, fitted).result()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
     try:
         with _compat.only_real_tensors(), torch.no_grad():
             spaces = _workspaces(nodes)
-            took = times({s: partial(_call, n) for s, n in nodes.items()}, frozenset(_on_cuda(nodes)))
+            calls = {s: partial(_call, n) for s, n in nodes.items() if s not in fitted}
+            took = {**fitted, **times(calls, frozenset(_on_cuda(nodes)))}
             return {s: Measured(took[s], spaces[s]) for s in sorted(nodes)}
     finally:
         torch.set_rng_state(states[0])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from remat_ir import Graph
 
+from ..profiling.fitted import affine
 from .sizes import same_structure
 
 
@@ -26,21 +27,12 @@ def between(one: tuple[int, Graph], other: tuple[int, Graph], size: int) -> Grap
 
     def fitted(a: Sequence[int], b: Sequence[int], measured: bool = False) -> tuple[int, ...]:
         proportional = measured or size < high
-        return tuple(_affine(x, y, low, high, size, proportional) for x, y in zip(a, b, strict=True))
+        return tuple(affine(x, y, low, high, size, proportional) for x, y in zip(a, b, strict=True))
 
     return replace(
         large,
         op_cost_ns=fitted(small.op_cost_ns, large.op_cost_ns, measured=True),
         op_workspace_bytes=fitted(small.op_workspace_bytes, large.op_workspace_bytes),
         value_bytes=fitted(small.value_bytes, large.value_bytes),
-        fixed_bytes=_affine(small.fixed_bytes, large.fixed_bytes, low, high, size, size < high),
+        fixed_bytes=affine(small.fixed_bytes, large.fixed_bytes, low, high, size, size < high),
     )
-
-
-def _affine(a: int, b: int, low: int, high: int, size: int, proportional: bool) -> int:
-    if b <= a:
-        return max(a, b)
-    at_zero = a * high - b * low  # times (high − low)
-    if at_zero < 0 and proportional:
-        return -(-b * size // high)
-    return -(-(at_zero + (b - a) * size) // (high - low))

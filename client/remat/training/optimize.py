@@ -82,7 +82,8 @@ def optimize(
         most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
 
     A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
-    of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`.
+    of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`. Kernels of a
+    size between two known ones are not timed: their times follow from those two.
 
     Returns:
         A module with the state_dict of `model`.
@@ -203,7 +204,15 @@ def plan_step(
     """
     with _BUSY:
         like = known[-1].step if known else None
-        step = training_step(model, args, kwargs, table=table, extra_fixed_bytes=sum((extra or {}).values()), like=like)
+        step = training_step(
+            model,
+            args,
+            kwargs,
+            table=table,
+            extra_fixed_bytes=sum((extra or {}).values()),
+            like=like,
+            sizes=[planned.step.profiled for planned in known],
+        )
         step.fixed.update(extra or {})
     problem = Problem(step.graph, max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known)))
 

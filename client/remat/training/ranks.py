@@ -248,6 +248,11 @@ class RankProfiles:
         stands = self._ranks.share(lambda: {s: list(p) for s, p in self._table.put(device, profiles).items()})
         return {s: Profile(*p) for s, p in stands.items()}
 
+    def agreed(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """The first rank's, of kernels that were not all measured: nothing is written."""
+        heard = self._ranks.share(lambda: {s: list(p) for s, p in profiles.items()})
+        return {s: Profile(*p) for s, p in heard.items()}
+
 
 def _device(group: Any) -> torch.device:
     """Where this group's messages have to lie."""

@@ -97,7 +97,8 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.status.value}",
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
-        f"{profiled.shared} of them by somebody before",
+        f"{profiled.shared} of them by somebody before"
+        + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else ""),
         "",
         _table("where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, depth), rows, _mib),
         "",

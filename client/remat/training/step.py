@@ -73,12 +73,14 @@ def training_step(
     extra_fixed_bytes: int = 0,
     grouped: bool = True,
     like: TrainingStep | None = None,
+    sizes: Sequence[Profiled] = (),
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
     Args:
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
+        sizes: of other sizes, as for `profile_kernels`.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
@@ -87,7 +89,7 @@ def training_step(
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None))
-    profiled = profile_kernels(flow.kernels, table)
+    profiled = profile_kernels(flow.kernels, table, sizes)
     fixed = resident(module, (args, kwargs), captured.constants)
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()) + extra_fixed_bytes)
     return TrainingStep(captured, ops, graph, values, profiled, fixed)
