@@ -11,45 +11,61 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import httpx2
-from rich.console import Console
-from rich.table import Table
 
 from remat_ir import Answer, Graph, Problem, budget_at, graph_of, verify
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 JSON = {"Content-Type": "application/json"}
 
 
-@dataclass
 class Report:
-    """A table of a scenario, for the screen and as Markdown."""
+    """A table of a scenario as Markdown, on the screen and in a file, each row as it comes; the block's end ends it."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-    busy: tuple[float, float, float] = field(default_factory=os.getloadavg)
+    def __init__(self, title: str, columns: tuple[str, ...], out: Path | None) -> None:
+        self._title, self._columns, self._out = title, columns, out
+        self._busy, self._rows = os.getloadavg()[0], 0
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._rows:
+            cut = "" if kind is None else " The run was cut short."
+            self._say(f"\nLoad of the machine before {self._busy:.1f}, after {os.getloadavg()[0]:.1f}.{cut}\n\n")
 
     def add(self, *cells: object) -> None:
         """One row."""
-        self.rows.append(tuple(str(cell) for cell in cells))
+        if not self._rows:
+            self._say(f"## {self._title}\n\n{_line(self._columns)}{_line(('---',) * len(self._columns))}")
+        self._rows += 1
+        self._say(_line(cells))
 
-    def show(self, out: Path | None) -> None:
-        """Print it, and append it to a file."""
-        table = Table(*self.columns, title=self.title)
-        for row in self.rows:
-            table.add_row(*row)
-        Console(width=140).print(table)
-        if out is not None:
-            lines = [self.columns, ("---",) * len(self.columns), *self.rows]
-            text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-            said = f"Load of the machine before {self.busy[0]:.1f}, after {os.getloadavg()[0]:.1f}."
-            with out.open("a") as file:
-                file.write(f"## {self.title}\n\n{text}\n\n{said}\n\n")
+    def _say(self, text: str) -> None:
+        print(text, end="", flush=True)
+        if self._out is not None:
+            with self._out.open("a") as file:
+                file.write(text)
+
+
+def _line(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |\n"
+
+
+async def in_thread(work: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:
+    """A blocking call in a thread; it is waited for also by who is cancelled, who then can end what it started."""
+    call = asyncio.ensure_future(asyncio.to_thread(work, *arguments, **more))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait([call])
+        raise
 
 
 def step(ops: int, seed: int) -> Graph:
@@ -65,7 +81,7 @@ def step(ops: int, seed: int) -> Graph:
 
 
 class Processes:
-    """What a scenario has started, ended with it."""
+    """What a scenario has started, ended with the block that it is used in."""
 
     def __init__(self, folder: Path, url: str | None = None, **settings: Any) -> None:
         self.folder = folder
@@ -80,12 +96,26 @@ class Processes:
         self.running: list[subprocess.Popen[str]] = []
         self.port = 0
 
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            process.terminate()
+        for process in list(self.running):
+            try:
+                self.end(process)
+            except subprocess.TimeoutExpired:
+                self.end(process, signal.SIGKILL)
+        self.log.close()
+
     def start(self, *arguments: str, ready: str = "ready") -> subprocess.Popen[str]:
         """A `remat-service` process, once it says that it is ready."""
         process = subprocess.Popen(
             [sys.executable, "-m", "remat_service.cli", *arguments],
             env=self.environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
         )  # fmt: skip
+        self.running.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
         if ready not in line:
@@ -93,7 +123,6 @@ class Processes:
         found = re.search(r"http://[^:]+:(\d+)", line)
         if found:
             self.port = int(found.group(1))
-        self.running.append(process)
         return process
 
     def serve(self) -> subprocess.Popen[str]:
@@ -106,12 +135,6 @@ class Processes:
             process.send_signal(number)
         process.wait(60)
         self.running.remove(process)
-
-    def close(self) -> None:
-        """End all."""
-        for process in list(self.running):
-            self.end(process)
-        self.log.close()
 
 
 def judged(problem: Problem, data: dict[str, Any]) -> None:

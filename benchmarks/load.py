@@ -1,9 +1,10 @@
 """Load on a running service: hits against a bare route, identical and distinct problems, kills and restarts.
 
-`python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario, and
-appends it to `--out FILE`. Each starts its own service on a free port with a temporary database; those from `scaling`
-on start PostgreSQL servers of their own. Every answer's plan is replayed by the judge on the problem as it was sent; a
-lost or wrong answer ends the run with exit code 1.
+`python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario, row by
+row, and appends it to `--out FILE`; ended by SIGTERM it keeps the rows that it had and leaves no process behind. Each
+starts its own service on a free port with a temporary database; those from `scaling` on start PostgreSQL servers of
+their own. Every answer's plan is replayed by the judge on the problem as it was sent; a lost or wrong answer ends the
+run with exit code 1.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
 from remat_ir import Problem, budget_at, plain_peak
 
-from .crowd import JSON, Processes, Report, ask, client, judged, many, step, timed
+from .crowd import JSON, Processes, Report, ask, client, in_thread, judged, many, step, timed
 from .load_cluster import cluster, depth, scaling
 
 BARE = """
@@ -43,22 +45,24 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 """
 
 
-async def hits(folder: Path, options: argparse.Namespace) -> Report:
+async def hits(folder: Path, options: argparse.Namespace) -> None:
     """Cache hits, polled and posted, against a bare FastAPI route that returns the same bytes in the same run.
 
     POST: the same body again and again, as the ranks of a job send it. "POST, new body": the same problem in a body
     that this service has not seen, so that it is parsed, digested and looked up.
     """
-    processes = Processes(folder, workers=1, most_ops=100_000)
-    processes.serve()
-    bare_port = processes.port + 1
-    bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)], stderr=processes.log)
-    report = Report(
-        "Cache hits against a bare FastAPI route",
-        ("ops", "call", "kB sent", "kB back", "p50 ms", "p99 ms", "a second",
-         "bare p50", "bare p99", "bare a second", "ratio p50", "ratio p99", "ratio of rates"),
+    columns = (
+        "ops", "call", "kB sent", "kB back", "p50 ms", "p99 ms", "a second",
+        "bare p50", "bare p99", "bare a second", "ratio p50", "ratio p99", "ratio of rates",
     )  # fmt: skip
-    try:
+    with (
+        Processes(folder, workers=1, most_ops=100_000) as processes,
+        Report("Cache hits against a bare FastAPI route", columns, options.out) as report,
+    ):
+        processes.serve()
+        bare_port = processes.port + 1
+        bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)], stderr=processes.log, text=True)
+        processes.running.append(bare)
         await asyncio.sleep(5)
         async with client(processes.port) as http, client(bare_port) as plain:
             for ops in options.ops:
@@ -99,80 +103,85 @@ async def hits(folder: Path, options: argparse.Namespace) -> Report:
                         f"{ours[middle] / base[middle]:.2f}", f"{ours[last] / base[last]:.2f}",
                         f"{bare_rate / rate:.2f}",
                     )  # fmt: skip
-    finally:
-        bare.terminate()
-        bare.wait()
-        processes.close()
-    return report
 
 
-async def identical(folder: Path, options: argparse.Namespace) -> Report:
+async def identical(folder: Path, options: argparse.Namespace) -> None:
     """Identical POSTs at once: one solve, equal answers; first on an easy problem, then on one that takes a while."""
-    report = Report(
-        "Identical POSTs at once",
-        ("problem", "POSTs", "solves", "different answers", "different ids", "seconds", "a second"),
-    )
-    for name, graph, fraction in (("at the plain peak", step(300, 2), 1.0), ("at half of it", step(300, 3), 0.5)):
-        inner = folder / name.replace(" ", "-")
-        inner.mkdir()
-        processes = Processes(inner, workers=2)
-        processes.serve()
-        problem = Problem(graph, budget_at(graph, fraction))
-        body = json.dumps({"problem": problem.to_json(), "time_limit_s": 10, "max_gap": 0.0}).encode()
-        begun = time.perf_counter()
-        async with client(processes.port, 1000) as http:
-            found = await asyncio.gather(*(ask(http, body, f"same{i}") for i in range(options.identical)))
-            seconds = time.perf_counter() - begun
-        async with client(processes.port) as http:  # the server may have closed idle connections of the crowd
-            metrics = (await http.get("/metrics")).text
-        processes.close()
-        for data in found:
-            judged(problem, data)
-        rows = [row for row in metrics.splitlines() if row.startswith("remat_solve_seconds_count")]
-        solved = sum(float(row.rsplit(" ", 1)[1]) for row in rows)
-        own = ("id", "cache", "seconds", "message", "limit")
-        different = {json.dumps({k: v for k, v in data.items() if k not in own}) for data in found}
-        ids = {data["id"] for data in found}
-        report.add(
-            name, len(found), f"{solved:g}", len(different), len(ids), f"{seconds:.1f}", f"{len(found) / seconds:.0f}"
-        )
-        if solved != 1 or len(different) != 1 or len(ids) != len(found):
-            report.show(None)
-            raise SystemExit(1)
-    return report
+    columns = ("problem", "POSTs", "solves", "different answers", "different ids", "seconds", "a second")
+    with Report("Identical POSTs at once", columns, options.out) as report:
+        for name, graph, fraction in (("at the plain peak", step(300, 2), 1.0), ("at half of it", step(300, 3), 0.5)):
+            inner = folder / name.replace(" ", "-")
+            inner.mkdir()
+            problem = Problem(graph, budget_at(graph, fraction))
+            with Processes(inner, workers=2) as processes:
+                found, seconds, solved = await _at_once(processes, problem, options.identical)
+            own = ("id", "cache", "seconds", "message", "limit")
+            different = {json.dumps({k: v for k, v in data.items() if k not in own}) for data in found}
+            ids = {data["id"] for data in found}
+            report.add(
+                name, len(found), f"{solved:g}", len(different), len(ids), f"{seconds:.1f}",
+                f"{len(found) / seconds:.0f}",
+            )  # fmt: skip
+            if solved != 1 or len(different) != 1 or len(ids) != len(found):
+                raise SystemExit(1)
 
 
-async def distinct(folder: Path, options: argparse.Namespace) -> Report:
-    """Distinct small problems, undisturbed."""
-    processes = Processes(folder, workers=2)
+async def _at_once(processes: Processes, problem: Problem, count: int) -> tuple[list[dict[str, Any]], float, float]:
+    """Judged answers to as many equal POSTs at once; how many seconds they took, and how many solves."""
     processes.serve()
-    count, seconds = await many(processes.port, options.distinct, 40, 10_000)
-    processes.close()
-    report = Report("Distinct problems", ("problems", "kills", "seconds", "a second", "lost", "wrong"))
-    report.add(count, 0, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
-    return report
+    body = json.dumps({"problem": problem.to_json(), "time_limit_s": 10, "max_gap": 0.0}).encode()
+    begun = time.perf_counter()
+    async with client(processes.port, 1000) as http:
+        found = await asyncio.gather(*(ask(http, body, f"same{i}") for i in range(count)))
+        seconds = time.perf_counter() - begun
+    async with client(processes.port) as http:  # the server may have closed idle connections of the crowd
+        metrics = (await http.get("/metrics")).text
+    for data in found:
+        judged(problem, data)
+    rows = [row for row in metrics.splitlines() if row.startswith("remat_solve_seconds_count")]
+    return found, seconds, sum(float(row.rsplit(" ", 1)[1]) for row in rows)
 
 
-async def killed(folder: Path, options: argparse.Namespace) -> Report:
+_DISTINCT = ("problems", "kills", "seconds", "a second", "lost", "wrong")
+
+
+async def distinct(folder: Path, options: argparse.Namespace) -> None:
+    """Distinct small problems, undisturbed."""
+    with (
+        Processes(folder, workers=2) as processes,
+        Report("Distinct problems", _DISTINCT, options.out) as report,
+    ):
+        processes.serve()
+        count, seconds = await many(processes.port, options.distinct, 40, 10_000)
+        report.add(count, 0, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
+
+
+async def killed(folder: Path, options: argparse.Namespace) -> None:
     """The same while the server is killed with SIGKILL and started again."""
-    processes = Processes(folder, workers=2)
-    server = processes.serve()
-    work = asyncio.create_task(many(processes.port, options.distinct, 40, 50_000))
-    kills = 0
-    while not work.done() and kills < options.kills:
-        await asyncio.sleep(options.every)
-        if work.done():
-            break
-        await asyncio.to_thread(processes.end, server, signal.SIGKILL)
-        server = await asyncio.to_thread(processes.serve)
-        kills += 1
-    count, seconds = await work
-    processes.close()
-    report = Report(
-        "Distinct problems while the server is killed", ("problems", "kills", "seconds", "a second", "lost", "wrong")
-    )
-    report.add(count, kills, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
-    return report
+    with (
+        Processes(folder, workers=2) as processes,
+        Report("Distinct problems while the server is killed", _DISTINCT, options.out) as report,
+    ):
+        server = processes.serve()
+        work = asyncio.create_task(many(processes.port, options.distinct, 40, 50_000))
+        kills = 0
+        while not work.done() and kills < options.kills:
+            await asyncio.sleep(options.every)
+            if work.done():
+                break
+            await in_thread(processes.end, server, signal.SIGKILL)
+            server = await in_thread(processes.serve)
+            kills += 1
+        count, seconds = await work
+        report.add(count, kills, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
+
+
+async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Some work; SIGTERM cancels it, so that what it has started is ended as after an exception."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await work
 
 
 def main() -> None:
@@ -193,7 +202,10 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.scenario or ["hits", "identical", "distinct", "killed"]:
         with tempfile.TemporaryDirectory(prefix="remat-load-") as folder:
-            asyncio.run(scenarios[name](Path(folder), options)).show(options.out)
+            try:
+                asyncio.run(until_terminated(scenarios[name](Path(folder), options)))
+            except asyncio.CancelledError:
+                raise SystemExit(128 + signal.SIGTERM) from None  # as a shell says it
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from remat_service.settings import Settings
 from remat_service.solving.cluster import reconcile
 from remat_service.solving.dispatch import next_solve
 
-from .crowd import Processes, Report, many
+from .crowd import Processes, Report, in_thread, many
 from .postgres import PrivatePostgres
 
 _OPS = 40
@@ -75,29 +75,28 @@ async def trial(
         SystemExit: an answer is lost or wrong, a problem was solved in two flights, or a row is left open.
     """
     folder.mkdir()
+    settings = {"dispatcher": "cluster", "workers": 1, "stale_after_s": 4, "heartbeat_s": 1}
     with PrivatePostgres() as postgres:
-        settings = {"dispatcher": "cluster", "workers": 1, "stale_after_s": 4, "heartbeat_s": 1}
-        processes = Processes(folder, postgres.url, **settings)
-        processes.serve()
-        alive = [processes.start("worker") for _ in range(workers)]
-        work = asyncio.create_task(many(processes.port, count, _OPS, 90_000, fraction))
-        kills, restarted, beats = 0, 0, 0
-        while not work.done():
-            await asyncio.sleep(kill_every_s or 1.0)
-            if kill_every_s is None or work.done():
-                continue
-            beats += 1
-            if restarted < restarts and beats % 3 == 0:
-                await asyncio.to_thread(postgres.stop)
-                await asyncio.sleep(1.0)
-                await asyncio.to_thread(postgres.start)
-                restarted += 1
-            else:
-                await asyncio.to_thread(processes.end, alive.pop(0), signal.SIGKILL)
-                alive.append(await asyncio.to_thread(processes.start, "worker"))
-                kills += 1
-        done, seconds = await work
-        processes.close()
+        with Processes(folder, postgres.url, **settings) as processes:
+            processes.serve()
+            alive = [processes.start("worker") for _ in range(workers)]
+            work = asyncio.create_task(many(processes.port, count, _OPS, 90_000, fraction))
+            kills, restarted, beats = 0, 0, 0
+            while not work.done():
+                await asyncio.sleep(kill_every_s or 1.0)
+                if kill_every_s is None or work.done():
+                    continue
+                beats += 1
+                if restarted < restarts and beats % 3 == 0:
+                    await in_thread(postgres.stop)
+                    await asyncio.sleep(1.0)
+                    await in_thread(postgres.start)
+                    restarted += 1
+                else:
+                    await in_thread(processes.end, alive.pop(0), signal.SIGKILL)
+                    alive.append(await in_thread(processes.start, "worker"))
+                    kills += 1
+            done, seconds = await work
         with psycopg.connect(postgres.url) as connection:
             row = connection.execute(_STORED).fetchone()
         assert row is not None
@@ -107,38 +106,35 @@ async def trial(
     return Trial(done, seconds, kills, restarted, stored)
 
 
-async def scaling(folder: Path, options: argparse.Namespace) -> Report:
+async def scaling(folder: Path, options: argparse.Namespace) -> None:
     """Throughput against the number of workers: problems that are trivial, and problems that take some solving."""
-    report = Report(
-        "Throughput against workers", ("budget", "workers", "problems", "seconds", "a second", "not solving, a solve")
-    )
-    for fraction in options.budgets:
-        share = 10 if fraction >= 1.0 else 50  # what takes solving takes longer
-        for workers in options.workers:
-            inner = folder / f"{workers}-{fraction}"
-            found = await trial(inner, max(20, options.jobs // share), workers, fraction)
-            report.add(
-                f"{fraction:g}", workers, found.count, f"{found.seconds:.1f}", f"{found.rate:.1f}",
-                found.stored.not_solving,
-            )  # fmt: skip
-    return report
+    columns = ("budget", "workers", "problems", "seconds", "a second", "not solving, a solve")
+    with Report("Throughput against workers", columns, options.out) as report:
+        for fraction in options.budgets:
+            share = 10 if fraction >= 1.0 else 50  # what takes solving takes longer
+            for workers in options.workers:
+                inner = folder / f"{workers}-{fraction}"
+                found = await trial(inner, max(20, options.jobs // share), workers, fraction)
+                report.add(
+                    f"{fraction:g}", workers, found.count, f"{found.seconds:.1f}", f"{found.rate:.1f}",
+                    found.stored.not_solving,
+                )  # fmt: skip
 
 
-async def cluster(folder: Path, options: argparse.Namespace) -> Report:
+async def cluster(folder: Path, options: argparse.Namespace) -> None:
     """Undisturbed, then with a worker killed every few seconds and PostgreSQL restarted twice."""
-    report = Report(
-        "A cluster disturbed",
-        ("workers", "problems", "kills", "restarts", "seconds", "a second", "lost", "wrong", "solved twice",
-         "taken up again", "not solving, a solve"),
+    columns = (
+        "workers", "problems", "kills", "restarts", "seconds", "a second", "lost", "wrong", "solved twice",
+        "taken up again", "not solving, a solve",
     )  # fmt: skip
     workers = options.workers[-1]
-    for name, every, restarts in (("calm", None, 0), ("disturbed", options.every, 2)):
-        found = await trial(folder / name, options.jobs, workers, 1.0, every, restarts)
-        report.add(
-            workers, found.count, found.kills, found.restarts, f"{found.seconds:.1f}", f"{found.rate:.1f}", 0, 0,
-            found.stored.solves - found.stored.flights, found.stored.again, found.stored.not_solving,
-        )  # fmt: skip
-    return report
+    with Report("A cluster disturbed", columns, options.out) as report:
+        for name, every, restarts in (("calm", None, 0), ("disturbed", options.every, 2)):
+            found = await trial(folder / name, options.jobs, workers, 1.0, every, restarts)
+            report.add(
+                workers, found.count, found.kills, found.restarts, f"{found.seconds:.1f}", f"{found.rate:.1f}", 0, 0,
+                found.stored.solves - found.stored.flights, found.stored.again, found.stored.not_solving,
+            )  # fmt: skip
 
 
 _FILL = """
@@ -150,24 +146,11 @@ FROM generate_series(1, %s) AS i, (SELECT id FROM tenants LIMIT 1) AS t, (SELECT
 """
 
 
-async def depth(folder: Path, options: argparse.Namespace) -> Report:
+async def depth(folder: Path, options: argparse.Namespace) -> None:
     """What a long queue costs those who look at it, and how many connections each process keeps open."""
-    report = Report(
-        "A long queue", ("queued", "look for the next ms", "reconcile ms", "connections of server and worker")
-    )
-    with PrivatePostgres() as postgres:
-        processes = Processes(folder, postgres.url, dispatcher="cluster", workers=1)
-        processes.serve()
-        worker = processes.start("worker")
-        await many(processes.port, 40, _OPS, 5)
-        with psycopg.connect(postgres.url, autocommit=True) as connection:
-            busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()"
-            row = connection.execute(busy).fetchone()
-            await asyncio.to_thread(processes.end, worker)
-            alone = connection.execute(busy).fetchone()
-        assert row is not None
-        assert alone is not None
-        processes.close()
+    columns = ("queued", "look for the next ms", "reconcile ms", "connections of server and worker")
+    with PrivatePostgres() as postgres, Report("A long queue", columns, options.out) as report:
+        connections = await _connections(folder, postgres.url)
         context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
         for queued in (100, 1_000, 10_000):
             with psycopg.connect(postgres.url, autocommit=True) as connection:
@@ -185,7 +168,22 @@ async def depth(folder: Path, options: argparse.Namespace) -> Report:
                 rounds.append(time.perf_counter() - begun)
             report.add(
                 queued, f"{1000 * statistics.median(looks):.1f}", f"{1000 * statistics.median(rounds):.1f}",
-                f"{alone[0]}, {row[0] - alone[0]}",
+                f"{connections[0]}, {connections[1]}",
             )  # fmt: skip
         await context.database.close()
-    return report
+
+
+async def _connections(folder: Path, url: str) -> tuple[int, int]:
+    """How many connections a server and a worker keep open after some problems."""
+    busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres' AND pid <> pg_backend_pid()"
+    with Processes(folder, url, dispatcher="cluster", workers=1) as processes:
+        processes.serve()
+        worker = processes.start("worker")
+        await many(processes.port, 40, _OPS, 5)
+        with psycopg.connect(url, autocommit=True) as connection:
+            both = connection.execute(busy).fetchone()
+            await in_thread(processes.end, worker)
+            alone = connection.execute(busy).fetchone()
+    assert both is not None
+    assert alone is not None
+    return alone[0], both[0] - alone[0]

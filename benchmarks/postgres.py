@@ -34,15 +34,22 @@ class PrivatePostgres:
 
     def __enter__(self) -> PrivatePostgres:
         self._folder = Path(tempfile.mkdtemp(prefix="remat-postgres-"))
-        if self._as:
-            shutil.chown(self._folder, "postgres")
-        self._run("initdb", "-D", str(self._folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync")
-        self.start()
+        try:
+            if self._as:
+                shutil.chown(self._folder, "postgres")
+            self._run("initdb", "-D", str(self._folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync")
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            if (self._folder / "data" / "postmaster.pid").exists():  # else it is stopped already
+                self.stop()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
         """Start it and wait until it answers."""
