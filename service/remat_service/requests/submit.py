@@ -13,7 +13,7 @@ from remat_ir import Answer, Problem, Status, problem_digest
 from remat_solver.bounds import least_need
 
 from ..context import Context
-from ..errors import Conflict, Invalid, Unavailable
+from ..errors import Conflict, Unavailable
 from ..identity import Caller, Retry, new_id
 from ..storage.answers import document
 from ..storage.cache import Known, answer_of, is_final
@@ -21,9 +21,9 @@ from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import Snapshot
 from ..storage.tables import ACTIVE, now, requests, solves
-from ..storage.verifier import Verifier
 from ..tenants.quotas import check_quota
 from .parse import Ask
+from .start import start_plan
 
 _QUEUED = "queued"
 
@@ -65,7 +65,7 @@ async def _answer_or_queue(
     known = Known() if ask.force else await context.cache.known(caller, keys, net, snapshot)
     if not ask.force and is_final(known, net, ask.max_gap, ask.time_limit_s):
         return await _answer_from_store(context, caller, ask, net, keys, known, snapshot, retry, group_id)
-    start_plan_id = None if ask.start is None else await _start_plan(context, caller, ask, net, keys)
+    start_plan_id = None if ask.start is None else await start_plan(context, caller, ask, net, keys)
     return await _queue(context, caller, ask, net, keys, known, start_plan_id, retry, group_id)
 
 
@@ -187,40 +187,6 @@ async def _keep_near(
     plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
     context.verifier.remember(keys.graph, digest, verdict)
     return plan_id
-
-
-async def _start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
-    """The plan of the solve that was named as a start, judged on this problem and kept under it."""
-    if context.write_behind.holds(ask.start or ""):
-        await context.write_behind.flush()
-    async with context.database.read() as connection:
-        row = (
-            await connection.execute(
-                select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
-                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
-                )
-            )
-        ).first()
-        plan_row = None if row is None or row.plan_id is None else await context.store.plan(connection, row.plan_id)
-    if plan_row is None:
-        raise Invalid("start names no ended solve of yours that has a plan", "/start")
-    plan = await _read_plan(context.verifier, plan_row.data)
-    try:
-        verdict = await context.verifier.verify(net, plan)
-    except Exception as error:
-        raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
-    async with context.database.write() as connection:
-        await context.store.put_graph(connection, keys, net)
-        plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
-    context.verifier.remember(keys.graph, digest, verdict)
-    return plan_id
-
-
-async def _read_plan(verifier: Verifier, packed: bytes) -> Any:
-    plan = await verifier.read_plan(packed)
-    if plan is None:
-        raise Invalid("the plan of start is damaged; solve it anew", "/start")
-    return plan
 
 
 async def _join_flight(
