@@ -1,4 +1,4 @@
-"""FSDP2 with a plan for each unit: each block is planned as it is when fully_shard has gathered its parameters.
+"""FSDP2 with a plan for each unit and one budget for all of them, given as a share of what plain training needs.
 
 Run it with `torchrun --nproc-per-node 2 examples/fsdp2.py`.
 """
@@ -28,13 +28,22 @@ def train(budget: "remat.Fraction | None") -> list[float]:
     """Losses of three steps, plainly or by a plan for each block."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(4)))
-    planner = remat.RankPlanner()
     for block in model:
-        if budget is not None:
-            remat.enable(block, budget=budget, planner=planner)
         fully_shard(block)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if budget is not None:
+        found = remat.optimize_units(
+            model,
+            model,
+            (torch.randn(256, 64),),
+            budget=budget,
+            planner=remat.RankPlanner(),
+            optimizer=optimizer,
+            loss=lambda y: y.square().mean(),
+            time_limit_s=5.0,
+        )
+        print(found, flush=True)
     torch.manual_seed(1 + dist.get_rank())
     losses = []
     for _ in range(3):
@@ -48,7 +57,7 @@ def train(budget: "remat.Fraction | None") -> list[float]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    plain, planned = train(None), train(remat.Fraction(0.9))
+    plain, planned = train(None), train(remat.Fraction(0.7))
     for step, loss in enumerate(planned):
         print(f"rank {dist.get_rank()} step {step}: loss {loss:.6f}", flush=True)
     assert plain == planned, "the losses must be equal"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .chains.join_training import optimize_join
     from .chains.training import checkpoint_sequential, optimize_chain
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
-    from .planning.budget import ActivationBytes, Fraction
+    from .planning.budget import ActivationBytes, Fraction, UnitBytes
     from .planning.planner import Planner, planner_for, profile_table
     from .planning.profiles import Profile, ProfileTable
     from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .training.optimize import optimize
     from .training.ranks import RankPlanner, RanksDiffer
     from .training.report import explain
+    from .training.split import UnitPlans
+    from .training.units import optimize_units
 
 _HOMES = {
     "BudgetTooSmall": "errors",
@@ -35,6 +37,7 @@ _HOMES = {
     "RematError": "errors",
     "ServiceError": "errors",
     "ActivationBytes": "planning.budget",
+    "UnitBytes": "planning.budget",
     "Fraction": "planning.budget",
     "Planned": "training.execute",
     "Rematerialized": "training.execute",
@@ -53,6 +56,8 @@ _HOMES = {
     "checkpoint_sequential": "chains.training",
     "optimize_chain": "chains.training",
     "optimize_join": "chains.join_training",
+    "UnitPlans": "training.split",
+    "optimize_units": "training.units",
     "LargestBatch": "training.batch",
     "Buckets": "training.buckets",
     "max_batch": "training.batch",
@@ -89,6 +94,8 @@ __all__ = [
     "ServiceError",
     "ServicePlanner",
     "Settings",
+    "UnitBytes",
+    "UnitPlans",
     "backend",
     "checkpoint_sequential",
     "disable",
@@ -98,6 +105,7 @@ __all__ = [
     "optimize",
     "optimize_chain",
     "optimize_join",
+    "optimize_units",
     "planner_for",
     "profile_table",
     "verify",

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 OLDEST = (2, 11)
+MARK = "remat: "
 TRIED = ("2.13",)
 
 
@@ -53,11 +54,13 @@ __all__ = [
     "forward_outputs",
     "frame_number",
     "joint_graph",
+    "mark",
     "missing",
     "only_real_tensors",
     "raw_call",
     "recording",
     "start_recording",
+    "stop_marked_recording",
     "stop_recording",
     "storage_key",
     "strict_graph",
@@ -223,13 +226,26 @@ def start_recording() -> None:
 
 def stop_recording() -> list[int]:
     """Bytes allocated or (negative) freed on the CPU, in order."""
+    return [event for event in stop_marked_recording() if isinstance(event, int)]
+
+
+def stop_marked_recording() -> list[int | str]:
+    """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
     threads = _autograd._disable_profiler_legacy()
     start = next(record for records in threads for record in records)
-    found = [
-        (start.cpu_elapsed_us(record), record.cpu_memory_usage())
-        for records in threads
-        for record in records
-        if str(record.kind()) == "memory_alloc" and record.cpu_memory_usage()
-    ]
+    found: list[tuple[float, int | str]] = []
+    for records in threads:
+        for record in records:
+            kind = str(record.kind())
+            if kind == "memory_alloc" and record.cpu_memory_usage():
+                found.append((start.cpu_elapsed_us(record), record.cpu_memory_usage()))
+            elif kind == "push" and record.name().startswith(MARK):
+                found.append((start.cpu_elapsed_us(record), record.name()[len(MARK) :]))
     # one thread's records are in order; several are merged by time
-    return [size for _, size in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
+    return [event for _, event in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
+
+
+def mark(text: str) -> None:
+    """Leave a mark among the events that are being recorded."""
+    with torch.autograd.profiler.record_function(MARK + text):
+        pass

@@ -19,6 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat.errors import CaptureError
+from remat.profiling import measure
+from remat.training.inplace import plans_of
 from remat.training.ranks import RankPlanner, RanksDiffer
 from remat_ir import Answer, Graph, Problem, RematError
 
@@ -84,7 +86,7 @@ def ddp(**options: Any) -> dict[str, Any]:
         trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
         for m in (plain, planned)
     ]
-    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
     return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -174,7 +176,7 @@ def at_once() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), steps=6),
         "planned": trained(planned, DistributedDataParallel(planned), steps=6),
     }
-    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -187,7 +189,7 @@ def own_plans() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
         "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
     }
-    answer = next(iter(remat.training.inplace.plans_of(planned).plans.values())).answer  # type: ignore[attr-defined,union-attr]
+    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -201,8 +203,48 @@ def sharded_units() -> dict[str, Any]:
             fully_shard(block)
         fully_shard(model)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answers = [next(iter(remat.training.inplace.plans_of(b).plans.values())).answer for b in planned]  # type: ignore[attr-defined,union-attr]
+    answers = [next(iter(plans_of(b).plans.values())).answer for b in planned]  # type: ignore[union-attr]
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
+
+
+def sharded_budget() -> dict[str, Any]:
+    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak beside it."""
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        made = nn.Sequential(*(Block() for _ in range(3)), nn.Sequential(nn.Linear(32, 64), nn.Tanh()))
+        for unit in made:
+            fully_shard(unit)
+        fully_shard(made)
+        return made
+
+    plain, planned = model(), model()
+    step = measure.training_step(plain, (data(0, 512),), loss=lambda y: y.square().mean())
+    needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
+    plain.zero_grad()
+    whole = remat.optimize_units(
+        planned,
+        planned,
+        (data(0, 512),),
+        budget=remat.Fraction(0.7),
+        planner=RankPlanner("greedy"),
+        loss=lambda y: y.square().mean(),
+    )
+    step = measure.training_step(planned, (data(0, 512),), loss=lambda y: y.square().mean())
+    peak = measure.peak_memory(step).peak_bytes
+    planned.zero_grad()
+    answers = [next(iter(plans_of(unit).plans.values())).answer for unit in planned]  # type: ignore[union-attr]
+    return {
+        "plain": trained(plain, plain, rows=512),
+        "planned": trained(planned, planned, rows=512),
+        "overhead": whole.overhead,
+        "digest": [a.digest for a in answers],
+        "costs": [a.cost_ns for a in answers],
+        "distinct": whole.distinct,
+        "share": peak / needs,
+        "over": peak - (whole.budget_bytes - whole.fixed_bytes),
+        "sizes": [[size.peak, size.held] for size in whole.units.values()],
+    }
 
 
 def sharded_stages() -> dict[str, Any]:
@@ -286,6 +328,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "at_once": at_once,
     "own_plans": own_plans,
     "sharded_units": sharded_units,
+    "sharded_budget": sharded_budget,
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,
     "overlap": overlap,

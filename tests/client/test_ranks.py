@@ -94,6 +94,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "unused_parameters",
         "at_once",
         "sharded_units",
+        "sharded_budget",
         "sharded_stages",
         "sharded_refused",
         "overlap",
@@ -107,6 +108,21 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_more_ways_of_training_in_parallel(more: list[dict[str, Any]], name: str) -> None:
     """A static graph, unused parameters around a planned module, and FSDP2 around planned units and stages."""
     same(more, name)
+
+
+@pytest.mark.slow
+def test_sharded_units_share_one_budget(more: list[dict[str, Any]]) -> None:
+    """Chosen on sharded blocks: the same plans on both ranks, plain losses, and a real step within the whole."""
+    one, other = (rank["sharded_budget"] for rank in more)
+    for rank in (one, other):
+        assert rank["plain"] == rank["planned"]
+        assert rank["over"] <= 0
+        assert rank["share"] < 0.8
+        assert rank["overhead"] > 0
+        assert rank["distinct"] == 3, "the first block's input needs no gradient"
+    assert one["plain"][:3] != other["plain"][:3], "each rank has data of its own"
+    for name in ("digest", "costs", "sizes", "overhead"):
+        assert one[name] == other[name]
 
 
 @pytest.mark.slow

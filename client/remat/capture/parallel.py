@@ -17,7 +17,7 @@ def refuse_sharded(module: nn.Module) -> None:
     Raises:
         CaptureError: FSDP shards a part of it by itself, or the whole of it is called outside of FSDP's hooks.
     """
-    unit = _class("torch.distributed.fsdp", "FSDPModule")
+    unit = fsdp_module()
     wrapper = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
     for name, part in module.named_modules():
         if name and isinstance(part, (*unit, *wrapper)):
@@ -51,6 +51,11 @@ def refuse_searching_ddp() -> None:
             "DistributedDataParallel(find_unused_parameters=True) is not supported around stages that run by a plan: "
             "their backward passes are nested, so DDP would take every parameter for an unused one; leave it out"
         )
+
+
+def fsdp_module() -> tuple[type, ...]:
+    """The class of what fully_shard has sharded, if there can be any."""
+    return _class("torch.distributed.fsdp", "FSDPModule")
 
 
 def _flattened(module: nn.Module) -> bool:

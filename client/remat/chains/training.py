@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidPlan, Problem, budget_at, verify
+from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidData, InvalidPlan, Problem, budget_at, verify
 from remat_ir.chain_plan import ChainStep, Verb
 
 from ..errors import CaptureError
-from ..planning.budget import ActivationBytes, Budget, Fraction, bytes_of
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..profiling.fixed import existing_gradients
 from .chained import ChainedModule
@@ -144,6 +144,8 @@ def activation_budget(
         return budget_at(subject, budget.fraction)
     if isinstance(budget, ActivationBytes):
         return subject.fixed_bytes + bytes_of(budget.size)
+    if isinstance(budget, UnitBytes):
+        raise InvalidData("a chain has one budget for all of its stages: give bytes, not remat.UnitBytes")
     whole = nn.ModuleList(modules)
     fixed = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
     new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)

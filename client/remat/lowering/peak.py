@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import fx
 
@@ -21,6 +22,15 @@ class _Run:
     makes: tuple[int, ...]
     needed: bool
     workspace: int = 0
+    turn: bool = False
+
+
+class Phases(NamedTuple):
+    """Bytes above the fixed ones: the peak of each pass, and what is held from the forward to the backward pass."""
+
+    forward_bytes: int
+    held_bytes: int
+    backward_bytes: int
 
 
 def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> int:
@@ -29,18 +39,30 @@ def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measure
     Each storage is dropped after the last kernel that reads it; what nothing reads is not run; a copy of an overwritten
     input or of a generator's state is made only where a later recomputation needs it.
     """
+    found = kernel_phases(step, plan, measured)
+    return max(found.forward_bytes, found.backward_bytes)
+
+
+def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> Phases:
+    """The peaks of the two passes and what is held between them, as the lowered graphs reach them."""
     runs = _runs(step, plan, measured)
     live, last = _liveness(runs, step.keep)
     dying: dict[int, list[int]] = {}
     for (storage, _), position in last.items():
         dying.setdefault(position, []).append(storage)
-    now = worst = 0
+    now = worst = forward = held = 0
     for position in live:
         run = runs[position]
-        now += sum(step.sizes[s] for s in run.makes)
+        made = sum(step.sizes[s] for s in run.makes)
+        now += made
+        if run.turn:
+            forward, worst = worst, 0
         worst = max(worst, now + run.workspace)
         now -= sum(step.sizes[s] for s in dying.get(position, ()))
-    return worst
+        if run.turn:
+            unread = sum(step.sizes[s] for s in dying.get(position, ()) if s in run.makes)
+            held = now - made + unread
+    return Phases(forward, held, worst)
 
 
 def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[tuple[int, int], int]]:
@@ -75,7 +97,7 @@ def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) ->
         if op.kind is Kind.KERNELS:
             found += [_kernel(step, op, node, again, position > turn, measured[node]) for node in op.nodes]
         else:
-            found.append(_Run(op.reads, op.makes, op.kind in (Kind.TURN, Kind.ACCUMULATE)))
+            found.append(_Run(op.reads, op.makes, op.kind in (Kind.TURN, Kind.ACCUMULATE), turn=op.kind is Kind.TURN))
     return found
 
 

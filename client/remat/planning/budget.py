@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction as Ratio
 from typing import TypeAlias
 
@@ -46,7 +46,29 @@ class ActivationBytes:
         bytes_of(self.size)
 
 
-Budget: TypeAlias = int | str | Fraction | ActivationBytes
+@dataclass(frozen=True)
+class UnitBytes:
+    """Bytes of one unit of a model beyond its fixed ones, for a model whose units are planned apart.
+
+    While other units run, only what this one keeps for its backward pass is there, so that may be bounded by itself.
+
+    Attributes:
+        peak: the most while the unit runs; bytes or text such as "2GiB".
+        held: the most from the end of its forward to the start of its backward pass, its outputs included.
+
+    Raises:
+        InvalidData: not sizes.
+    """
+
+    peak: int | str
+    held: int | str
+
+    def __post_init__(self) -> None:
+        bytes_of(self.peak)
+        bytes_of(self.held)
+
+
+Budget: TypeAlias = int | str | Fraction | ActivationBytes | UnitBytes
 
 
 def bytes_of(size: int | str) -> int:
@@ -78,6 +100,8 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
         return budget_at(graph, budget.fraction)
     if isinstance(budget, ActivationBytes):
         return graph.fixed_bytes + bytes_of(budget.size)
+    if isinstance(budget, UnitBytes):
+        return graph.fixed_bytes + bytes_of(budget.peak)
     if not isinstance(budget, (int, str)) or isinstance(budget, bool):
         raise InvalidData(
             f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
@@ -85,6 +109,22 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
     found = device_budget(budget, slack)
     assert isinstance(found, int)
     return found
+
+
+def bounded(graph: Graph, budget: Budget) -> Graph:
+    """The graph to be planned for a budget: where that bounds what is held, the turn has as much room less.
+
+    The op where the backward pass begins gets a workspace of what is not to be held, so that a plan of this graph
+    within the peak holds no more than it may.
+    """
+    if not isinstance(budget, UnitBytes) or graph.backward_from is None:
+        return graph
+    turn = graph.backward_from
+    arriving = sum(graph.value_bytes[v] for v in graph.op_always[turn])
+    space = max(0, bytes_of(budget.peak) - bytes_of(budget.held) - arriving)
+    spaces = list(graph.op_workspace_bytes)
+    spaces[turn] = max(spaces[turn], space)
+    return replace(graph, op_workspace_bytes=tuple(spaces))
 
 
 def device_budget(budget: Budget, slack: float) -> Budget:

@@ -4,7 +4,8 @@ The step is walked in op order inside the budget. When memory runs out, the resi
 freed: cost of remaking it ÷ (bytes · ops until its next use), the heuristic of Dynamic Tensor Rematerialization
 (Kirisame et al., Section 2) with the true next use in place of its staleness, since the whole step is known here. A
 value that is gone when an op reads it is remade from what is resident, inputs first. `plan_of` then frees every
-instance after its last use, and recomputations that fit without are taken out again.
+instance after its last use, and recomputations that fit without are taken out again. Where it fits, the plan that
+computes the whole forward pass once more is tried, too, less what need not be.
 """
 
 from __future__ import annotations
@@ -181,12 +182,29 @@ def least_plan(graph: Graph, *, time_limit_s: float = 10.0) -> Plan:
     return _least_fitting(graph, least_need(graph)[1], time.monotonic() + time_limit_s)[1]
 
 
+def checkpointed(graph: Graph) -> Plan:
+    """The plan that holds as little as can be: the forward pass is computed once more when the backward pass begins."""
+    turn = graph.ops if graph.backward_from is None else graph.backward_from
+    pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
+    again: set[int] = set()
+    stack = [v for op in range(turn, graph.ops) for v in graph.op_inputs[op]]
+    while stack:
+        maker = graph.value_op[stack.pop()]
+        if maker < turn and maker not in pinned and maker not in again:
+            again.add(maker)
+            stack.extend(graph.op_inputs[maker])
+    return plan_of(graph, (*range(turn + 1), *sorted(again), *range(turn + 1, graph.ops)))
+
+
 def _candidates(graph: Graph, budget: int, until: float) -> Iterator[Plan]:
     """Plans that may fit: the plain one alone where it does, else one of each walk that comes through."""
     plain = plain_plan(graph)
     yield plain
     if max(moment.peak_bytes for moment in replay(graph, plain)) <= budget:
         return
+    again = checkpointed(graph)
+    if max(moment.peak_bytes for moment in replay(graph, again)) <= budget:
+        yield plan_of(graph, without_needless(graph, list(again.computes), budget))
     found = False
     for limit in (budget, *(budget - budget * k // 64 for k in (1, 2, 4))):
         for taste in TASTES:

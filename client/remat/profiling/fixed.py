@@ -23,7 +23,7 @@ def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tenso
         ("constants", constants.values()),
     ):
         found[name] = 0
-        for tensor in group:
+        for tensor in map(here, group):
             if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
                 seen.add(_compat.storage_key(tensor))
                 size = int(tensor.untyped_storage().nbytes())
@@ -48,6 +48,11 @@ def existing_gradients(module: nn.Module) -> int:
     found: dict[int, int] = {}
     for parameter in module.parameters():
         if parameter.is_leaf and isinstance(parameter.grad, torch.Tensor):
-            storage = parameter.grad.untyped_storage()
-            found[_compat.storage_key(parameter.grad)] = int(storage.nbytes())
+            gradient = here(parameter.grad)
+            found[_compat.storage_key(gradient)] = int(gradient.untyped_storage().nbytes())
     return sum(found.values())
+
+
+def here(tensor: Any) -> Any:
+    """What of a tensor lies on this rank: the shard of one that is sharded (DTensor)."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .fixed import here
+
 _COPIES = {
     "Adadelta": 2,
     "Adagrad": 1,
@@ -39,8 +41,9 @@ def optimizer_state(optimizer: Any) -> int:
         copies = _COPIES.get(kind, 0) + sum(bool(group.get(name)) for name in _SETTINGS.get(kind, ()))
         for parameter in group["params"]:
             if parameter.requires_grad:
-                there = sum(t.numel() * t.element_size() for t in _tensors(optimizer.state.get(parameter, {})))
-                total += max(there, copies * parameter.numel() * parameter.element_size())
+                state = map(here, _tensors(optimizer.state.get(parameter, {})))
+                there = sum(t.numel() * t.element_size() for t in state)
+                total += max(there, copies * here(parameter).numel() * parameter.element_size())
     return total
 
 

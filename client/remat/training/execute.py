@@ -226,6 +226,10 @@ class Rematerialized(nn.Module):
             self._check.expect(planned)
         return planned
 
+    def put(self, kind: Any, planned: Planned) -> None:
+        """Let calls of a kind that is one of `plans` run by another plan, from the next call on."""
+        self.__dict__["_plans"][kind] = self._expected(planned)
+
     @property
     def peaks(self) -> Mapping[Planned, StepPeak]:
         """What the first step of each plan came to, where it has run and was watched."""

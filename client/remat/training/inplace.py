@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ..capture.parallel import fsdp_module
 from ..planning.budget import Budget
 from .execute import Rematerialized
 from .optimize import planned_module
@@ -35,9 +36,22 @@ def enable(model: M, *, budget: Budget, **options: Any) -> M:
     Raises:
         RuntimeError: it is enabled already.
     """
+    refuse_enabled(model)
+    return install(model, planned_module(twin_of(model), budget, **options))
+
+
+def refuse_enabled(model: nn.Module) -> None:
+    """Refuse a module that has plans already.
+
+    Raises:
+        RuntimeError: it has.
+    """
     if _PLANNED in model.__dict__:
         raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
-    planned = planned_module(_twin(model), budget, **options)
+
+
+def install(model: M, planned: Rematerialized) -> M:
+    """Let a module run by the plans of its twin when it trains."""
 
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -71,12 +85,19 @@ def plans_of(model: nn.Module) -> Rematerialized:
     return planned  # type: ignore[no-any-return]
 
 
-def _twin(model: M) -> M:
+def twin_of(model: nn.Module) -> nn.Module:
     """The same module once more: it shares every tensor and submodule, but not the hooks, which run around the call.
 
     What is captured and planned is the twin, whose forward is still that of its class.
     """
-    twin = copy.copy(model)
+    sharded = fsdp_module()
+    if sharded and isinstance(model, sharded):  # copied as what it was before fully_shard gave it another class
+        plain = next(c for c in type(model).__mro__ if not issubclass(c, sharded))
+        twin: Any = object.__new__(plain)
+        twin.__dict__.update(model.__dict__)
+    else:
+        twin = copy.copy(model)
     for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         twin.__dict__[name] = OrderedDict()
-    return twin
+    made: nn.Module = twin
+    return made

@@ -18,7 +18,7 @@ from .._compat import SideEffects
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain
 from ..errors import CaptureError
-from ..planning.budget import Budget, Fraction, budget_bytes, device_budget
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, device_budget
 from ..planning.planner import Planner, plan_or_raise, planner_for, profile_table
 from ..planning.profiles import ProfileTable
 from ..planning.sources import GreedyPlanner
@@ -33,7 +33,7 @@ OnProgress = Callable[[Progress], None]
 Mode: TypeAlias = Literal["auto", "graph", "chain"]
 log = logging.getLogger("remat")
 
-_BUSY = threading.RLock()
+BUSY = threading.RLock()
 """Torch captures and compiles one step at a time: it changes its own settings meanwhile."""
 
 _ASKING = threading.Semaphore(2)
@@ -202,7 +202,7 @@ def plan_step(
         extra: fixed bytes beside those of the module and its inputs, by name.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
-    with _BUSY:
+    with BUSY:
         like = known[-1].step if known else None
         step = training_step(
             model,
@@ -214,7 +214,8 @@ def plan_step(
             sizes=[planned.step.profiled for planned in known],
         )
         step.fixed.update(extra or {})
-    problem = Problem(step.graph, max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known)))
+    size = max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known))
+    problem = Problem(bounded(step.graph, budget), size)
 
     def ask(who: Planner) -> Answer:
         return who.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress)
@@ -286,7 +287,7 @@ def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
         raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
-    with _BUSY:
+    with BUSY:
         around: list[Around] = []
         run = step.compile(answer.plan, around)
     return Planned(step, answer, run, predicted, around=around)

@@ -140,6 +140,12 @@ class RankPlanner:
         dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
         return int(found.item())
 
+    def most(self, numbers: Sequence[int]) -> list[int]:
+        """Of each of the numbers, the most that a rank has."""
+        found = torch.tensor(list(numbers), device=_device(self.group))
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return [int(number) for number in found.tolist()]
+
     def share(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on the first rank, on all of them; JSON, so nothing received is ever code."""
         device = _device(self.group)

@@ -1,0 +1,51 @@
+"""The plans of a unit of a model at several bounds: the problems that give its trade-off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from remat_ir import Answer, Graph, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+
+from .budget import UnitBytes, bounded
+from .greedy import least_need
+
+LEVELS = 9
+"""Bounds on what is held, from the least to what plain training holds."""
+
+PEAKS = 3
+"""Bounds on the peak at each of them."""
+
+
+def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int]) -> Iterator[tuple[UnitBytes, Problem]]:
+    """Problems between two plans given as (peak, held) in bytes above the fixed ones, the most spacious first."""
+    floor = least_need(graph)[1] - graph.fixed_bytes
+    most = max(least[0], plain[0])
+    for j in range(PEAKS):
+        peak = most - (most - floor) * j // PEAKS
+        for i in range(LEVELS):
+            held = plain[1] - (plain[1] - least[1]) * i // (LEVELS - 1)
+            if held <= peak:
+                size = UnitBytes(peak, held)
+                yield size, Problem(bounded(graph, size), graph.fixed_bytes + peak)
+
+
+def judged(problem: Problem, plan: Plan) -> Answer:
+    """A plan that the judge passes, as an answer.
+
+    Raises:
+        InvalidPlan: it does not.
+    """
+    verdict = verify(problem, plan)
+    total = problem.graph.total_cost_ns
+    return Answer(
+        status=Status.OPTIMAL if verdict.cost_ns == total else Status.FEASIBLE,
+        method="greedy",
+        budget_bytes=problem.budget_bytes,
+        cost_ns=verdict.cost_ns,
+        bound_ns=total,
+        overhead=overhead_of(verdict.cost_ns, total),
+        gap=gap_of(verdict.cost_ns, total),
+        peak_bytes=verdict.peak_bytes,
+        digest=problem_digest(problem),
+        plan=plan,
+    )

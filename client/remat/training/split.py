@@ -1,0 +1,360 @@
+"""The search for what each unit of a model may hold: a trial step, curves, picks, and a step that checks them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Status, plain_plan, problem_digest, replay
+
+from ..errors import BudgetTooSmall, CaptureError, NothingFound
+from ..lowering.peak import kernel_phases
+from ..planning.allot import Option, Place, allot, least_budget, peak_of
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
+from ..planning.curve import curve_problems, judged
+from ..planning.greedy import checkpointed, greedy_answer
+from ..planning.planner import Planner, profile_table
+from .execute import Planned, Rematerialized
+from .inplace import disable, install, refuse_enabled, twin_of
+from .optimize import BUSY, carry_out, plan_step
+from .ranks import RankPlanner
+from .step import TrainingStep, training_step
+from .trial import Rest, Trace, rest_of
+
+log = logging.getLogger("remat")
+
+MOST_TRIES = 4
+"""Steps by picked plans that are watched before a budget that does not hold is given up."""
+
+UNBOUNDED = 2**53
+
+
+@dataclass(frozen=True)
+class UnitPlans:
+    """What the units of a model got of its budget.
+
+    Attributes:
+        units: by name, in the order in which they run.
+        overhead: of the units' plans over their plain ones, predicted.
+        budget_bytes, predicted_bytes, measured_bytes: the whole model's, fixed bytes included.
+        fixed_bytes: parameters, buffers, inputs, optimizer state, gradients that existed.
+        distinct: how many different graphs the units have.
+        solves: how many times the planner was asked.
+    """
+
+    units: Mapping[str, UnitBytes]
+    overhead: float
+    budget_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    fixed_bytes: int
+    distinct: int
+    solves: int
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.units)} units, {self.distinct} of them different, within {readable(self.budget_bytes)}: "
+            f"overhead {100 * self.overhead:.1f} %, peak {readable(self.predicted_bytes)} predicted, "
+            f"{readable(self.measured_bytes)} measured"
+        )
+
+
+class Point(NamedTuple):
+    """One plan of a unit's graph: within which bounds, and what it comes to."""
+
+    size: UnitBytes
+    plan: Plan
+    option: Option
+
+
+class Pick(NamedTuple):
+    """A point of the greedy curve of a graph, and the bounds within which the planner may do better."""
+
+    graph: int
+    point: int
+    peak_bytes: int
+    held_bytes: int
+
+
+class Unit:
+    """One unit: first it runs by the plan that holds least, then within what it was given."""
+
+    def __init__(self, name: str, module: nn.Module, planner: Planner, asking: Mapping[str, Any]) -> None:
+        self.name, self.module = name, module
+        self.step: TrainingStep | None = None
+        self.size: UnitBytes | None = None
+        self.first: Planned
+        self._planner, self._asking, self._table = planner, asking, profile_table(planner)
+        refuse_enabled(module)
+        self.twin = twin_of(module)
+        self.planned = Rematerialized(self.twin, self._make_plan, self_check=False)
+        install(module, self.planned)
+
+    def _make_plan(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
+        if self.size is not None:
+            budget, planner, table = self.size, self._planner, self._table
+            return plan_step(
+                self.twin, args, kwargs, budget=budget, planner=planner, table=table, known=known, **self._asking
+            )
+        with BUSY:
+            self.step = training_step(self.twin, args, kwargs, table=self._table)
+        self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
+        return self.first
+
+    def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
+        """A plan of this unit within its bounds, verified and compiled."""
+        assert self.step is not None
+        problem = _problem(self.step.graph, size)
+        return carry_out(self.step, problem, judged(problem, plan))
+
+    def run_by(self, planned: Planned) -> None:
+        """Let calls of the kind of the trial run by a plan.
+
+        Raises:
+            CaptureError: the trial called the unit with two kinds of arguments.
+        """
+        if len(self.planned.plans) != 1:
+            raise CaptureError(
+                f"{self.name} runs twice in one step, with {len(self.planned.plans)} kinds of arguments, which a "
+                "budget for units cannot follow yet"
+            )
+        self.planned.put(next(iter(self.planned.plans)), planned)
+
+
+class Split:
+    """The search for one model: trial, curves, picks, check."""
+
+    def __init__(
+        self, model: nn.Module, named: Mapping[str, nn.Module], planner: Planner, asking: Mapping[str, Any]
+    ) -> None:
+        self.model, self.planner, self.asking = model, planner, asking
+        self.ranks = planner if isinstance(planner, RankPlanner) else None
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.units: list[Unit] = []
+        try:
+            for name, module in named.items():
+                self.units.append(Unit(name, module, planner, asking))
+        except BaseException:
+            for unit in self.units:
+                disable(unit.module)
+            raise
+        self.solved: dict[Pick, list[Point]] = {}
+        """What was made of each pick; every rank has the same."""
+        self.solves = 0
+
+    def run(self, step: Callable[[], Any], budget: Budget, slack: float, fixed: int) -> UnitPlans:
+        """Trial, picks and check; see `optimize_units`."""
+        step()  # captures each unit in its call, and makes what first steps make
+        missing = [unit.name for unit in self.units if unit.step is None]
+        if missing:
+            rest_of([], [], missing)
+        self._class_units()
+        _, rest = self._watched(step, [unit.first for unit in self.units], self.least)
+        plain = peak_of(rest.before_bytes, rest.places, [self.plain[u].option for u in rest.order])
+        allowed = _allowed(budget, slack, fixed, plain)
+        if self.ranks is not None:
+            allowed = -self.ranks.most([-allowed])[0]
+        for _ in range(MOST_TRIES):
+            points = self._picked(rest, allowed, fixed)
+            planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
+            predicted = peak_of(rest.before_bytes, rest.places, [points[u].option for u in rest.order])
+            measured, seen = self._watched(step, planned, points)
+            log.info("units: peak %s predicted, %s measured", readable(fixed + predicted), readable(fixed + measured))
+            if measured <= allowed:
+                for unit, point, made in zip(self.units, points, planned, strict=True):
+                    unit.run_by(made)
+                    unit.size = point.size
+                return self._result(rest, points, fixed, (allowed, predicted, measured))
+            rest = _more(rest, seen)
+        raise NothingFound(
+            f"the budget of {readable(fixed + allowed)} is exceeded in a real step whatever was picked: "
+            f"{readable(fixed + measured)} the last time",
+            _no_answer(fixed + allowed),
+        )
+
+    def _class_units(self) -> None:
+        """Number the different graphs; units of one graph share curves and solves."""
+        numbers: dict[str, int] = {}
+        self.steps: list[TrainingStep] = []
+        self.number: list[int] = []
+        for unit in self.units:
+            assert unit.step is not None
+            digest = problem_digest(Problem(unit.step.graph.with_fixed(0), UNBOUNDED))
+            if digest not in numbers:
+                numbers[digest] = len(self.steps)
+                self.steps.append(unit.step)
+            self.number.append(numbers[digest])
+        ends = [(_point(s, checkpointed(s.graph)), _point(s, plain_plan(s.graph))) for s in self.steps]
+        self.least = [ends[n][0] for n in self.number]
+        self.plain = [ends[n][1] for n in self.number]
+        self.curves: list[list[Point]] | None = None
+
+    def _watched(
+        self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
+    ) -> tuple[int, Rest]:
+        """The peak of a real step by these plans, above the fixed bytes, and what there was beside the units."""
+        self.model.zero_grad(set_to_none=True)
+        gc.collect()
+        trace = Trace(self.device)
+        for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
+            unit.run_by(trace.marked(one, index))
+        stretches = trace.watch(step)
+        rest = rest_of(stretches, [point.option for point in points], [unit.name for unit in self.units])
+        peak = max(stretch.peak_bytes for stretch in stretches)
+        if self.ranks is not None:
+            peak, before, *numbers = self.ranks.most([peak, rest.before_bytes, *(n for p in rest.places for n in p)])
+            places = tuple(Place(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
+            rest = Rest(rest.order, before, places)
+        return peak, rest
+
+    def _picked(self, rest: Rest, allowed: int, fixed: int) -> list[Point]:
+        """A point for each unit, by the greedy curves first, then among what the planner made of what they picked."""
+        first = self.ranks is None or self.ranks.first
+        picks = self._first_picks(rest, allowed, fixed) if first else None
+        if self.ranks is not None:
+            picks = self.ranks.share(lambda: picks)
+        if isinstance(picks, str):
+            raise BudgetTooSmall(picks, _no_answer(fixed + allowed))
+        assert picks is not None
+        for pick in dict.fromkeys(Pick(*numbers) for numbers in picks):
+            if pick not in self.solved:
+                self.solved[pick] = self._solved(pick)
+        options = [
+            [p for pick, points in self.solved.items() if pick.graph == self.number[u] for p in points]
+            for u in rest.order
+        ]
+        chosen = allot(rest.places, [[p.option for p in points] for points in options], allowed)
+        assert chosen is not None, "the greedy plans are among the points"
+        found = dict(zip(rest.order, (points[i] for points, i in zip(options, chosen, strict=True)), strict=True))
+        return [found[u] for u in range(len(self.units))]
+
+    def _first_picks(self, rest: Rest, allowed: int, fixed: int) -> list[Pick] | str:
+        """One for each unit, by greedy plans; or why there is no choice. On the first rank only."""
+        if self.curves is None:
+            self.curves = [_curve(step) for step in self.steps]
+        curves = self.curves
+        options = [[p.option for p in curves[self.number[u]]] for u in rest.order]
+        chosen = allot(rest.places, options, allowed) if rest.before_bytes <= allowed else None
+        if chosen is None:
+            least = least_budget(rest.before_bytes, rest.places, options)
+            return (
+                f"no choice of the units' plans fits {readable(fixed + allowed)}; {fixed + least} bytes are known to "
+                f"do, of which {readable(fixed)} are fixed"
+            )
+        index = dict(zip(rest.order, chosen, strict=True))
+        # a plan that several units take may fill what the one with the least room has
+        room: dict[tuple[int, int], int] = {}
+        held = 0
+        for u, place in zip(rest.order, rest.places, strict=True):
+            key = self.number[u], index[u]
+            left = allowed - held - max(place.forward_bytes, place.backward_bytes)
+            room[key] = min(left, room.get(key, left))
+            held += curves[self.number[u]][index[u]].option.held_bytes
+        picks = []
+        for u, number in enumerate(self.number):
+            size = curves[number][index[u]].size
+            peak = max(bytes_of(size.peak), room[number, index[u]])
+            picks.append(Pick(number, index[u], peak, bytes_of(size.held)))
+        return picks
+
+    def _solved(self, pick: Pick) -> list[Point]:
+        """The greedy plan that was picked and the planner's within its bounds, the same ones on every rank."""
+        step, size = self.steps[pick.graph], UnitBytes(pick.peak_bytes, pick.held_bytes)
+        problem = _problem(step.graph, size)
+
+        def greedy() -> Answer:
+            assert self.curves is not None
+            return judged(problem, self.curves[pick.graph][pick.point].plan)
+
+        found = [greedy() if self.ranks is None else self.ranks.agreed(problem, greedy)]
+        if found[0].cost_ns != step.graph.total_cost_ns:
+            self.solves += 1
+            found.append(self.planner.plan(problem, **self.asking))
+        return [_point(step, answer.plan, size) for answer in found if isinstance(answer.plan, Plan)]
+
+    def _result(self, rest: Rest, points: Sequence[Point], fixed: int, above: tuple[int, int, int]) -> UnitPlans:
+        plain = sum(self.steps[n].graph.total_cost_ns for n in self.number)
+        cost = sum(point.option.cost_ns for point in points)
+        allowed, predicted, measured = above
+        return UnitPlans(
+            units={self.units[u].name: points[u].size for u in rest.order},
+            overhead=cost / max(1, plain) - 1,
+            budget_bytes=fixed + allowed,
+            predicted_bytes=fixed + predicted,
+            measured_bytes=fixed + measured,
+            fixed_bytes=fixed,
+            distinct=len(self.steps),
+            solves=self.solves,
+        )
+
+
+def _curve(step: TrainingStep) -> list[Point]:
+    """Greedy plans of a step at several bounds, with the two ends: the plain plan, and the one that holds least."""
+    graph = step.graph
+    ends = [_point(step, plan) for plan in (checkpointed(graph), plain_plan(graph))]
+    least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
+    found = dict.fromkeys(ends)
+    for size, problem in curve_problems(graph, least, plain):
+        answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
+        if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):
+            found[_point(step, answer.plan, size)] = None
+    return list(found)
+
+
+def _point(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> Point:
+    phases = kernel_phases(step.operations, plan, step.profiled.kernels)
+    moments = list(replay(step.graph, plan))
+    if size is None:  # what the plan itself needs, as the judge counts it
+        turn = next(m for m in moments if m.op == step.graph.backward_from)
+        peak = max(m.peak_bytes for m in moments)
+        size = UnitBytes(peak - step.graph.fixed_bytes, turn.peak_bytes - step.graph.fixed_bytes)
+    return Point(
+        size, plan, Option(phases.held_bytes, phases.forward_bytes, phases.backward_bytes, moments[-1].cost_ns)
+    )
+
+
+def _problem(graph: Graph, size: UnitBytes) -> Problem:
+    return Problem(bounded(graph, size), graph.fixed_bytes + bytes_of(size.peak))
+
+
+def _passes(problem: Problem, plan: Plan) -> bool:
+    with suppress(InvalidPlan):
+        judged(problem, plan)
+        return True
+    return False
+
+
+def _more(one: Rest, other: Rest) -> Rest:
+    """What either of two steps needed."""
+    places = tuple(
+        Place(*(max(pair) for pair in zip(a, b, strict=True))) for a, b in zip(one.places, other.places, strict=True)
+    )
+    return Rest(one.order, max(one.before_bytes, other.before_bytes), places)
+
+
+def _allowed(budget: Budget, slack: float, fixed: int, plain: int) -> int:
+    """The bytes above the fixed ones that a budget leaves.
+
+    Raises:
+        InvalidData: not a budget of a whole model.
+    """
+    if isinstance(budget, Fraction):
+        return int(budget.fraction * plain)
+    if isinstance(budget, ActivationBytes):
+        return bytes_of(budget.size)
+    if isinstance(budget, UnitBytes) or not isinstance(budget, (int, str)):
+        raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
+    size = device_budget(budget, slack)
+    assert isinstance(size, int)
+    return size - fixed
+
+
+def _no_answer(budget: int) -> Answer:
+    return Answer(status=Status.NOTHING_FOUND, method="units", budget_bytes=max(0, budget))

@@ -1,0 +1,128 @@
+"""One budget for a model whose units are planned apart: what each of them may hold, chosen for the whole.
+
+A step by the plans that hold the least is watched by the allocator's own events, cut where units begin and end: what
+is left when the units' own bytes are taken off is the rest of the model's, whatever that is. The plans of each unit at
+several bounds give its trade-off, `allot` picks one of each, and the planner is asked for what was picked. A step by
+those is watched again; where the budget did not hold, what was seen counts for the next picks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_ir import InvalidData
+
+from ..capture.capture import generator_states, restore_generators
+from ..planning.budget import Budget
+from ..planning.planner import Planner, planner_for
+from ..profiling.fixed import existing_gradients, resident
+from ..profiling.measure import training_step as step_of
+from ..profiling.optimizers import optimizer_state
+from .inplace import disable
+from .split import Split, UnitPlans
+
+log = logging.getLogger("remat")
+
+MOST_TRIES = 4
+"""Steps by picked plans that are watched before a budget that does not hold is given up."""
+
+UNBOUNDED = 2**53
+
+
+def optimize_units(
+    model: nn.Module,
+    units: Iterable[nn.Module],
+    example_args: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget,
+    planner: Planner | str | None = None,
+    method: str = "auto",
+    time_limit_s: float = 20.0,
+    max_gap: float = 0.01,
+    optimizer: Any = None,
+    slack: float = 1.0,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> UnitPlans:
+    """Train units of a model by plans of their own, in place, inside one budget for the whole model.
+
+    For FSDP2, where each unit is gathered by itself, and for DDP, which can send a unit's gradients while the one
+    before it runs. What each unit may hold is chosen so that what all of them hold and what the one at work needs stay
+    inside the budget, at the least total cost. Three steps or more are run for that, and the caller's parameters,
+    buffers, gradients and random state are left as they were. Call it after `fully_shard`, on every rank, and before
+    DDP wraps the model. Calls of other sizes are planned when they are first seen, within what their unit has got.
+
+    Args:
+        units: modules of the model that run once in a step, one after the other, such as its blocks.
+        example_args, example_kwargs: the largest batch; one call of the model.
+        budget: as for `remat.optimize`; a fraction is one of what plain training needs beside the fixed bytes.
+        planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
+        time_limit_s: for each of the planner's solves.
+        loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
+            first entry.
+
+    Raises:
+        CaptureError: a unit cannot be captured, or does not run once in a step; the message names it.
+        BudgetTooSmall: no choice of plans fits; the message says what would do.
+        NothingFound: the measured peak stayed over the budget.
+        InvalidData: not a budget, or no units of this model.
+        RuntimeError: remat is enabled on a unit already.
+    """
+    asking = {"method": method, "time_limit_s": time_limit_s, "max_gap": max_gap}
+    split = Split(model, _named(model, units), planner_for(planner), asking)
+    args, kwargs = tuple(example_args), dict(example_kwargs or {})
+    fixed = sum(resident(model, (args, kwargs), {}).values()) + existing_gradients(model) + optimizer_state(optimizer)
+    try:
+        with _undisturbed(model):
+            return split.run(step_of(model, args, kwargs, loss), budget, slack, fixed)
+    except BaseException:
+        for unit in split.units:
+            disable(unit.module)
+        raise
+
+
+def _named(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """The units by their names in the model.
+
+    Raises:
+        InvalidData: none, one that is no part of the model, or one inside another.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, nn.Module] = {}
+    for number, unit in enumerate(units):
+        name = names.get(id(unit))
+        if not name:
+            raise InvalidData(f"unit {number}, a {type(unit).__name__}, is no part of this {type(model).__name__}")
+        found[name] = unit
+    if not found:
+        raise InvalidData(f"there are no units of this {type(model).__name__} to plan")
+    for name in found:
+        outer = next((other for other in found if name.startswith(other + ".")), None)
+        if outer is not None:
+            raise InvalidData(f"{name} is a part of {outer}: units must not lie inside each other")
+    return found
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Buffers, gradients and random states are as they were, afterwards; inside there are no gradients."""
+    states = generator_states()
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        restore_generators(states)
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
