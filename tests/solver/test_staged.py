@@ -126,6 +126,21 @@ def test_a_cut_more_never_lowers_the_linear_bound(engines: Engines, problem: Pro
             rows.cut(cut)
 
 
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(problems(most_ops=7), st.sets(st.integers(0, 6), max_size=3))
+def test_charged_recomputations_exclude_no_plan(engines: Engines, problem: Problem, cuts: set[int]) -> None:
+    assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)
+    shape = shape_of(problem)
+    scale, last = scale_of(shape), shape.ops - 1
+    rows = Rows({min(max(0, shape.roomy - 1), last), last} | {cut for cut in cuts if shape.roomy <= cut < last})
+    free = engines.cpsat.run(write(shape, rows, scale).program, deadline=Deadline(20))
+    rows.reruns = {cut: set(range(shape.ops)) for cut in rows.cuts}
+    charged = engines.cpsat.run(write(shape, rows, scale).program, deadline=Deadline(20))
+    assert charged.bound >= free.bound
+    best = optimum(problem, FIXED_ORDER).cost_ns
+    assert best is None or scale.bound_ns(shape, charged.bound, exact=True) <= best
+
+
 def test_the_spans_are_why(engines: Engines) -> None:
     graph = Graph.from_json((GRAPHS / "made-resnet50.json").read_text())
     shape = shape_of(Problem(graph, budget_at(graph, 0.2)))

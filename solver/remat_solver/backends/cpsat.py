@@ -104,4 +104,5 @@ def _report(solver: Any, status: Any, rounded: WholeProgram, link: Link) -> None
         return
     x = np.array(list(solver.response_proto.solution), dtype=np.float64)
     members["status"] = "optimal" if status == cp_model.OPTIMAL else "feasible"
+    members["work"] = solver.response_proto.deterministic_time
     link.say("outcome", members, {"x": x})

@@ -309,6 +309,7 @@ class _Best:
             message.arrays.get("row_dual"),
             message.arrays.get("reduced_cost"),
             said,
+            message.members.get("work", 0.0),
         )
 
     def stopped(self, seconds: float, why: str) -> Outcome:

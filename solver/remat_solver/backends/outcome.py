@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
         seconds: since the run began.
         row_dual, reduced_cost: [rows] and [columns], of an LP solved to optimality, else None.
         message: one sentence for a person, where there is something to say.
+        work: of a run that was finished, in the engine's own units where it has such; the same on every machine.
     """
 
     status: Ending
@@ -44,6 +45,7 @@ class Outcome(NamedTuple):
     row_dual: Floats | None = None
     reduced_cost: Floats | None = None
     message: str = ""
+    work: float = 0.0
 
     @property
     def out_of_memory(self) -> bool:

@@ -24,7 +24,7 @@ from .realize import realize
 from .relaxation import Columns, relax
 from .scale import Scale, scale_of
 from .shape import Shape, shape_of
-from .single import Rerun, add_reruns, violated_reruns
+from .single import Reruns, add_reruns, charge, violated_reruns
 from .trace import Trace, trace
 
 _LOOSE = 0.1
@@ -44,7 +44,7 @@ class LeastProof:
         self._scale: Scale = scale_of(self._shape)
         roomy, last = self._shape.roomy, self._shape.ops - 1
         self._cuts = {min(max(0, roomy - 1), last), last}
-        self._reruns: list[Rerun] = []
+        self._reruns: Reruns = {}
         sizes = np.concatenate((self._shape.size, self._shape.workspace))
         self._exact = not (sizes % self._scale.bytes).any()
         self._weight = 1.0
@@ -109,8 +109,7 @@ class LeastProof:
         """Cut where the sequence exceeds the solution's own b most; False where all that can be is told apart."""
         capacity = max(self.low - self.graph.fixed_bytes, round(float(x[0])) * self._scale.bytes)
         shape = replace(self._shape, capacity=capacity)
-        reruns = violated_reruns(shape, columns, x)
-        self._reruns += reruns
+        new = charge(self._reruns, violated_reruns(shape, columns, x))
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= capacity:
                 break
@@ -119,4 +118,4 @@ class LeastProof:
                 if cut >= 0 and cut not in self._cuts:
                     self._cuts.add(cut)
                     return True
-        return bool(reruns)
+        return new

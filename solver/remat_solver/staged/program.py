@@ -11,7 +11,7 @@ from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
 from .scale import Scale
 from .shape import Ids, Shape
-from .single import Rerun, add_reruns, add_single_stage
+from .single import Reruns, add_reruns, add_single_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Rows:
 
     cuts: set[int]
     spans: list[Span] = field(default_factory=list)
-    reruns: list[Rerun] = field(default_factory=list)
+    reruns: Reruns = field(default_factory=dict)
     covers: list[Cover] = field(default_factory=list)
     singles: dict[int, set[int]] = field(default_factory=dict)
 

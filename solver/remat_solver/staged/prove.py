@@ -24,9 +24,10 @@ from ..restrictions import ONE_PER_STAGE
 from .interior import excesses
 from .program import Round, Rows, cover_of, write
 from .realize import point, realize
+from .relaxation import Columns
 from .scale import Scale, balance_of, balanced, finer, scale_of
 from .shape import Shape, shape_of
-from .single import violated_reruns
+from .single import charge, violated_reruns
 from .trace import Trace, trace
 
 _SMALL = 150
@@ -49,6 +50,10 @@ Most programs are solved within the first turn, by the first search sooner: of R
 0.8 s, by the second in 45 s. Where layers repeat it is the other way round: of a GPT at 0.5 in 1.4 s instead of over
 30. Of ResNet-16 at 0.3 with 8 cuts the second proves 18.5 % in 10 s and the first 18.0 %.
 """
+_LONG_STAGE, _CLOSE = 20, 0.1
+"""What is called close to the begin of a coarse stage of so many ops and more, as a share of its length."""
+_PATIENCE = 8.0
+"""The first turn goes to the search that solved the round before, and is longer than it took then by this factor."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Proof:
         self._polish = polish
         self._memory_bytes = memory_bytes
         self._far = self.switches.loose
+        self._lead, self._lead_work = 0, 0.0
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
         """Prove until the incumbent is stopped or nothing is left to tell apart.
@@ -172,7 +178,7 @@ class Proof:
             if news.x is not None:
                 self._offer(self._trace(round_, news.x))
 
-        for options in self._turns():
+        for search, options in self._turns():
             outcome = engine.run(
                 program,
                 deadline=self.incumbent.deadline,
@@ -183,18 +189,22 @@ class Proof:
                 options=options,
             )
             if outcome.status in ("optimal", "infeasible") or self.incumbent.stopped():
+                self._lead, self._lead_work = search, outcome.work
                 break
             self._bound(outcome.bound / factor, round_)
         return outcome._replace(objective=outcome.objective / factor, bound=outcome.bound / factor)
 
-    def _turns(self) -> Iterator[dict[str, object]]:
-        """The engine's options, turn by turn: CP-SAT's searches alternate, each turn longer than the one before."""
+    def _turns(self) -> Iterator[tuple[int, dict[str, object]]]:
+        """A search and the engine's options, turn by turn: CP-SAT's searches alternate, each longer than the last."""
         if self.switches.engine != "cpsat":
-            yield {}
+            yield 0, {}
             return
-        for number, (search, symmetry) in enumerate(itertools.cycle(_SEARCHES)):
-            work = _FIRST_TURN * 2.0**number
-            yield {"subsolvers": [search], "symmetry_level": symmetry, "max_deterministic_time": work}
+        work = max(_FIRST_TURN, _PATIENCE * self._lead_work)
+        for number in itertools.count(self._lead):
+            name, symmetry = _SEARCHES[number % len(_SEARCHES)]
+            options = {"subsolvers": [name], "symmetry_level": symmetry, "max_deterministic_time": work}
+            yield number % len(_SEARCHES), options
+            work *= 2.0
 
     def _tolerated_units(self) -> float:
         """How far from its optimum an integer program may be left."""
@@ -251,24 +261,38 @@ class Proof:
 
     def _refine(self, round_: Round, x: Floats, run: Trace) -> bool:
         """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
-        reruns = violated_reruns(self.shape, round_.columns, x) if self.switches.reruns else []
+        new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.shape, round_.columns, x))
         inside: list[tuple[int, int]] = []
         rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= self.shape.capacity:
                 break
             stage, op = int(run.stage[position]), int(run.order[position])
-            cut = stage if stage not in self.rows.cuts else stage - 1
-            if cut not in self.rows.cuts and (op < stage or cut == stage):
+            cut = self._cut_for(round_.columns, stage, op, run)
+            if cut is not None:
                 self.rows.cut(cut)
-                self.rows.reruns += reruns
                 return True
             if op < stage:
                 inside.append((stage, op))
             else:
                 rounded.append(stage)
-        self.rows.reruns += reruns
-        return bool(reruns) or self._unround(round_, x, rounded) or self._look_inside(inside)
+        return new or self._unround(round_, x, rounded) or self._look_inside(inside)
+
+    def _cut_for(self, columns: Columns, stage: int, op: int, run: Trace) -> int | None:
+        """Where to cut the coarse stage in which a computation breaks memory; None where it is all told apart.
+
+        There, but not close to where the coarse stage begins or ends: the next solution would break memory a step
+        further on, and so round after round.
+        """
+        c = columns.stage_of(stage)
+        first, last = columns.first[c], columns.cuts[c]
+        if stage == last:
+            return None if op == stage or first == last else (first + last) // 2
+        if last - first >= _LONG_STAGE and stage - first <= _CLOSE * (last - first):
+            broken = run.stage[(run.memory > self.shape.capacity) & (run.stage >= first) & (run.stage < last)]
+            stages = np.unique(broken)
+            return int(stages[len(stages) // 2])
+        return stage
 
     def _unround(self, round_: Round, x: Floats, ops: list[int]) -> bool:
         """Tighten what rounding let through at first computations that are cuts; whether there was such a thing."""

@@ -1,13 +1,13 @@
 """Memory while ops are recomputed: rows (h) for every plan, and rows inside one chosen stage that hold for fewer.
 
-Rows (h), for an op k recomputed in coarse stage c, hold for any number of recomputations in any order. A value v made
-before c by an op that does not run in c and resident when c ends is resident throughout c, so with V any set of such
-values that k neither reads nor makes,
+Rows (h), for an op k recomputed in coarse stage c, hold for any number of recomputations in any order. Let T_{c,v} = 1
+if v is resident throughout c: at least if v was made before c by an op that does not run in c, and is either resident
+when c ends or read by τ_c, the op whose first computation ends it. So
 
-    (h)  need(k) R_{c,k} + Σ_{v ∈ V} M_v (S_{c+1,v} − R_{c,p(v)}) ≤ capacity:
+        T_{c,v} ≥ S_{c+1,v} − R_{c,p(v)},      T_{c,v} ≥ 1 − R_{c,p(v)}  where τ_c reads v
+    (h) need(k) R_{c,k} + Σ_{v that k neither reads nor makes} M_v T_{c,v} ≤ capacity:
 
-if k runs, all of this is resident while it does; if not, the sum is at most what is resident at any moment of c. Where
-c is the single stage t, a value that t reads counts as 1 − R, for it stays until t runs.
+if k runs, all of this is resident while it does; if not, the sum is at most what is resident at any moment of c.
 
 The other rows describe one stage t exactly, in the space where each op is recomputed at most once between two
 successive first computations, in op order (Checkmate, Section 4.2). They are written for coarse stages that consist of
@@ -28,7 +28,6 @@ can be struck out of a plan, and its readers come after its maker's slot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,69 +37,96 @@ from .relaxation import ONE, ZERO, Columns
 from .scale import Scale
 from .shape import Ids, Shape
 
+_MOST_CHARGED = 150
+"""The rows (h) that one round adds to a coarse stage, which have up to as many entries as there are values."""
 
-@dataclass(frozen=True, eq=False)
-class Rerun:
-    """A row (h): while op `op` is recomputed in the coarse stage that holds stage `stage`, `values` are resident."""
 
-    stage: int
-    op: int
-    values: Ids
+Reruns = dict[int, set[int]]
+"""Rows (h): the recomputations whose memory is charged, for each coarse stage by a stage that it holds."""
+
+
+def charge(known: Reruns, more: Reruns) -> bool:
+    """Add rows (h) to those known; whether one of them is new."""
+    new = False
+    for stage, ops in more.items():
+        charged = known.setdefault(stage, set())
+        new |= not ops <= charged
+        charged |= ops
+    return new
 
 
 def add_reruns(
-    shape: Shape,
-    columns: Columns,
-    rows: Iterable[Rerun],
-    builder: Builder,
-    scale: Scale,
-    lent: Sequence[Term] = (),
+    shape: Shape, columns: Columns, reruns: Reruns, builder: Builder, scale: Scale, lent: Sequence[Term] = ()
 ) -> None:
     """Write rows (h); `lent` as in `relax`."""
-    for row in rows:
-        c = columns.stage_of(row.stage)
-        if c == 0 or columns.runs[c][row.op] < 0:
+    charged: Reruns = {}
+    for stage, ops in reruns.items():
+        charged.setdefault(columns.stage_of(stage), set()).update(ops)
+    for c, ops in sorted(charged.items()):
+        if c == 0:
             continue
-        values = row.values[shape.maker[row.values] < columns.first[c]]
-        hold = _through(shape, columns, c)[values]
-        run = columns.runs[c][shape.maker[values]]
-        inside = hold != ZERO
-        hold, run, size = hold[inside], run[inside], shape.size[values][inside]
-        terms = [
-            Term(0, columns.runs[c][row.op], scale.weights(shape.need[row.op : row.op + 1])),
-            Term(0, hold[hold >= 0], scale.weights(size[hold >= 0])),
-            Term(0, run[run >= 0], scale.weights(-size[run >= 0])),
-            *lent,
-        ]
-        builder.add_rows(1, terms, upper=scale.room(shape.capacity - int(size[hold == ONE].sum())))
+        throughout = _throughout(shape, columns, c, builder)
+        for op in sorted(ops):
+            run = columns.runs[c][op]
+            if run < 0:
+                continue
+            beside = throughout.copy()
+            beside[shape.inputs(op)] = ZERO
+            beside[shape.value_start[op] : shape.value_start[op + 1]] = ZERO
+            free = np.flatnonzero(beside >= 0)
+            room = shape.capacity - int(shape.size[beside == ONE].sum())
+            terms = [
+                Term(0, run, scale.weights(shape.need[op : op + 1])),
+                Term(0, beside[free], scale.weights(shape.size[free])),
+                *lent,
+            ]
+            builder.add_rows(1, terms, upper=scale.room(room))
 
 
-def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Rerun]:
-    """Rows (h) that a solution breaks by more than a fraction of the capacity: the worst of each coarse stage."""
-    found: list[Rerun] = []
+def _throughout(shape: Shape, columns: Columns, c: int, builder: Builder) -> Ids:
+    """[m] the columns of T_{c,v}, where need be new ones."""
+    hold, run = _needed_to_end(shape, columns, c), columns.runs[c][shape.maker]
+    hold[shape.value_start[columns.first[c]] :] = ZERO
+    column = hold.copy()  # the same where p(v) cannot run in c
+    values = np.flatnonzero((hold != ZERO) & (run >= 0))
+    column[values] = builder.variables(len(values))
+    held, rows = hold[values], np.arange(len(values))
+    terms = [
+        Term(rows[held >= 0], held[held >= 0]),
+        Term(rows, run[values], -1.0),
+        Term(rows, column[values], -1.0),
+    ]
+    builder.add_rows(len(values), terms, upper=np.where(held == ONE, -1.0, 0.0))
+    return column
+
+
+def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> Reruns:
+    """In each coarse stage where a solution breaks a row (h) by more than a fraction of the capacity, what to charge.
+
+    Besides the recomputations that break a row those that would if they ran, or the next solution does it with them.
+    """
+    found: Reruns = {}
+    made = np.repeat(np.arange(shape.ops), np.diff(shape.value_start))
     for c in range(1, columns.stages):
         run = values_of(columns.runs[c], x)
-        resident = np.maximum(values_of(_through(shape, columns, c), x) - run[shape.maker], 0.0)
+        resident = np.maximum(values_of(_needed_to_end(shape, columns, c), x) - run[shape.maker], 0.0)
         resident[shape.value_start[columns.first[c]] :] = 0.0
-        worst, chosen = tolerance * shape.capacity, None
-        for op in np.flatnonzero(run > 1e-6).tolist():
-            held = resident.copy()
-            held[shape.inputs(op)] = 0.0
-            held[shape.value_start[op] : shape.value_start[op + 1]] = 0.0
-            excess = float(held @ shape.size) + float(shape.need[op]) * float(run[op]) - shape.capacity
-            if excess > worst:
-                worst, chosen = excess, Rerun(columns.cuts[c], op, np.flatnonzero(held > 1e-9))
-        if chosen is not None:
-            found.append(chosen)
+        held = resident * shape.size
+        beside = float(held.sum()) - np.bincount(made, held, minlength=shape.ops)
+        beside -= np.bincount(shape.edge_op, held[shape.edge_value], minlength=shape.ops)
+        if float((beside + shape.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * shape.capacity:
+            continue
+        able = columns.runs[c] >= 0
+        over = np.where(able, beside + shape.need - shape.capacity, 0.0)
+        worst = np.argsort(-over, kind="stable")[:_MOST_CHARGED]
+        found[columns.cuts[c]] = set(worst[over[worst] > 0].tolist())
     return found
 
 
-def _through(shape: Shape, columns: Columns, c: int) -> Ids:
-    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 if a single stage's op reads it."""
-    hold = held_at_end(shape, columns, c)
-    if columns.first[c] == columns.cuts[c]:
-        hold = hold.copy()
-        hold[shape.inputs(columns.cuts[c])] = ONE
+def _needed_to_end(shape: Shape, columns: Columns, c: int) -> Ids:
+    """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 if τ_c reads it."""
+    hold = held_at_end(shape, columns, c).copy()
+    hold[shape.inputs(columns.cuts[c])] = ONE
     return hold
 
 
