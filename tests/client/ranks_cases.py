@@ -4,11 +4,15 @@
 
 import copy
 import json
+import os
+import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -335,14 +339,43 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    rank, store, *names = sys.argv[1:]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+def rank_of_two(rank: int, folder: Path, names: list[str]) -> None:
+    """One rank: its findings go to `found-{rank}`, what it says to `errors-{rank}`."""
+    with (folder / f"errors-{rank}").open("w") as errors:
+        os.dup2(errors.fileno(), sys.stderr.fileno())
+    os.environ["REMAT_CACHE_DIR"] = str(folder / f"cache-{rank}")
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     found = {name: CASES[name]() for name in names}
     dist.barrier()
     dist.destroy_process_group()
-    print(json.dumps(found))
+    (folder / f"found-{rank}").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Two ranks forked from one process, so that torch is imported once; it ends badly when one of them does."""
+    folder, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    ranks = []
+    for rank in range(2):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                rank_of_two(rank, Path(folder), names)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        ranks.append(child)
+    for _ in range(2):
+        child, status = os.wait()
+        ranks.remove(child)
+        if status:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,21 @@ HERE = Path(__file__).parent
 
 
 def ran(folder: Path, *names: str) -> list[dict[str, Any]]:
-    """What two processes find, by rank."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "ranks_cases.py"), str(rank), str(folder / "store"), *names],
-            stdout=subprocess.PIPE,
-            stderr=(folder / f"errors-{rank}").open("w"),
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "REMAT_CACHE_DIR": str(folder / f"cache-{rank}")},
-        )
-        for rank in range(2)
-    ]
+    """What two ranks find, by rank."""
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "ranks_cases.py"), str(folder), *names],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
     try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
+        process.wait(timeout=200)
     finally:
-        for process in processes:
-            process.kill()
-    errors = "\n".join((folder / f"errors-{rank}").read_text()[-2000:] for rank in range(2))
-    assert all(process.returncode == 0 for process in processes), errors
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the ranks, too, if it did not end
+        process.wait()
+    errors = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("errors-*")))
+    assert process.returncode == 0, errors
+    return [json.loads((folder / f"found-{rank}").read_text()) for rank in range(2)]
 
 
 def same(found: list[dict[str, Any]], name: str) -> None:
