@@ -184,6 +184,24 @@ def at_once() -> dict[str, Any]:
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
+def sizes() -> dict[str, Any]:
+    """Three sizes, of which the one in between is not timed: the first rank's fitted costs stand for both."""
+    plain, planned = blocks(), blocks()
+    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    found: dict[str, Any] = {"plain": [], "planned": []}
+    for name, model in (("plain", plain), ("planned", planned)):
+        wrapped = DistributedDataParallel(model)
+        for rows in (128, 48, 80):
+            found[name] += trained(model, wrapped, steps=1, rows=rows)
+    steps = [p for p in plans_of(planned).plans.values() if p is not None]
+    return {
+        **found,
+        "overhead": max(p.answer.overhead or 0 for p in steps),
+        "digest": [p.answer.digest for p in steps],
+        "fitted": [len(p.step.profiled.fitted) for p in steps],
+    }
+
+
 def own_plans() -> dict[str, Any]:
     """No RankPlanner: each rank has batches of its own size, and plans of its own."""
     plain, planned = blocks(), blocks()
@@ -331,6 +349,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "later": later,
     "at_once": at_once,
     "own_plans": own_plans,
+    "sizes": sizes,
     "sharded_units": sharded_units,
     "sharded_budget": sharded_budget,
     "sharded_stages": sharded_stages,

@@ -97,6 +97,7 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         "sharded_refused",
         "overlap",
         "own_plans",
+        "sizes",
     )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
@@ -106,6 +107,15 @@ def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_more_ways_of_training_in_parallel(more: list[dict[str, Any]], name: str) -> None:
     """A static graph, unused parameters around a planned module, and FSDP2 around planned units and stages."""
     same(more, name)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_costs_that_were_not_measured(more: list[dict[str, Any]]) -> None:
+    """A size between two others is planned from theirs, and all ranks pose the same problem."""
+    same(more, "sizes")
+    for rank in more:
+        large, small, between = rank["sizes"]["fitted"]
+        assert large == small == 0 < between
 
 
 @pytest.mark.slow
