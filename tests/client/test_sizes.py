@@ -19,6 +19,7 @@ from remat import _compat
 from remat.planning.greedy import greedy_answer
 from remat.planning.profiles import MemoryProfiles
 from remat.profiling import measure, profile
+from remat.profiling.fitted import fitted_cost
 from remat.profiling.timing import times
 from remat.training.sizes import plan_of_another_size
 from remat.training.step import training_step
@@ -164,7 +165,7 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(profile, "times", counted)
     module, table = Net(), MemoryProfiles()
     trained = remat.optimize(module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=Tabled(table))
-    for size in (256, 384, 128, 320):
+    for size in (256, 384, 64, 320):
         trained.plan_for((numbers(size, 64),))
     large, small, middle, outside, near = (planned.step for planned in trained.plans.values() if planned is not None)
     assert timed[2] == timed[4] == 0
@@ -181,6 +182,32 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     device = profile.device_kind(middle.profiled.fitted)
     assert not table.get(device, fitted), "what was not measured is not shared"
     assert near.profiled.fitted == frozenset(near.profiled.kernels) - frozenset(near.profiled.costs) != frozenset()
+
+
+def test_what_a_size_costs_follows_from_two_others() -> None:
+    """One tensor in, one out: elements are twice the rows."""
+
+    def kernel(rows: int) -> fx.Node:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        y = graph.call_function(torch.ops.aten.neg.default, (x,))
+        x.meta["val"] = y.meta["val"] = torch.empty(rows, device="meta")
+        return y
+
+    def cost(rows: int, *known: tuple[int, int]) -> int | None:
+        return fitted_cost(kernel(rows), [(kernel(size), cost) for size, cost in known])
+
+    assert cost(20, (10, 110), (40, 140)) == 120
+    assert cost(20, (10, 110), (400, 500)) == 120, "a straight line, however far apart"
+    assert cost(5, (10, 110), (40, 140)) == 105
+    assert cost(4, (10, 110), (40, 140)) is None, "below half the smallest"
+    assert cost(41, (10, 110), (40, 140)) is None, "above the largest"
+    assert cost(20, (10, 110)) is None
+    assert cost(20, (10, 140), (40, 110)) == 140, "one that shrinks is taken as the larger"
+    assert cost(20, (10, 100), (40, 1600)) == 800, "faster than the size, and near"
+    assert cost(20, (10, 100), (41, 1681)) is None, "faster than the size, and far"
+    assert cost(9, (10, 100), (40, 1600)) is None
+    assert cost(20, (5, 1), (10, 110), (40, 140), (80, 999)) == 120, "the nearest two"
 
 
 class Tabled(remat.GreedyPlanner):

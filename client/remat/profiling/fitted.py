@@ -9,7 +9,10 @@ from torch import fx
 from ..capture.dataflow import tensors
 
 WIDEST = 4
-"""The larger of the two sizes may be so many times the smaller: a straight line is no good over more."""
+"""One that grows faster than its size is fitted only where the larger size is at most so many times the smaller."""
+
+FASTER = 1.25
+"""Growth beyond that of the size that may be noise."""
 
 
 def affine(a: int, b: int, low: int, high: int, size: int, proportional: bool) -> int:
@@ -26,21 +29,26 @@ def affine(a: int, b: int, low: int, high: int, size: int, proportional: bool) -
     return -(-(at_zero + (b - a) * size) // (high - low))
 
 
-def between_sizes(node: fx.Node, others: Sequence[tuple[fx.Node, int]]) -> int | None:
-    """The cost in ns of a kernel of a size between two at which it was measured; None: between no two near ones.
+def fitted_cost(node: fx.Node, others: Sequence[tuple[fx.Node, int]]) -> int | None:
+    """The cost in ns of a kernel of a size between two at which it was measured; None: it has to be measured.
 
-    The size is that of all that it reads and writes. What grows faster than that is overestimated.
+    The size is that of all that it reads and writes. A cost that grows no faster is a straight line with little doubt:
+    taken between any two sizes, and down to half the smallest. One that does is overestimated, between near sizes.
 
     Args:
         others: the same kernel of the step at other sizes, with what it was measured to cost.
     """
     here = elements(node)
-    sizes = [(elements(other), cost) for other, cost in others]
-    low = max((pair for pair in sizes if pair[0] < here), default=None)
-    high = min((pair for pair in sizes if pair[0] > here), default=None)
-    if low is None or high is None or high[0] > WIDEST * low[0]:
+    sizes = sorted({elements(other): cost for other, cost in others}.items())
+    above = [i for i, (size, _) in enumerate(sizes) if size > here]
+    if len(sizes) < 2 or not above or any(size == here for size, _ in sizes):
         return None
-    return affine(low[1], high[1], low[0], high[0], here, proportional=True)
+    below = above[0] == 0
+    (low, a), (high, b) = sizes[:2] if below else sizes[above[0] - 1 : above[0] + 1]
+    straight = b * low <= FASTER * a * high
+    if (below and (not straight or 2 * here < low)) or (not straight and high > WIDEST * low):
+        return None
+    return affine(a, b, low, high, here, proportional=True)
 
 
 def elements(node: fx.Node) -> int:

@@ -18,7 +18,7 @@ from .. import _compat
 from ..capture.dataflow import tensors
 from ..capture.operations import Measured
 from ..errors import CaptureError
-from .fitted import Costs, between_sizes, same_kernels
+from .fitted import Costs, fitted_cost, same_kernels
 from .measure import Window
 from .timing import VERSION, rounded, times
 
@@ -105,7 +105,7 @@ def _fitted(kernels: Sequence[fx.Node], unknown: Mapping[str, fx.Node], sizes: S
     found: dict[str, int] = {}
     for text, node in unknown.items():
         there = [(theirs[position[node]], costs) for theirs, costs in alike]
-        cost = between_sizes(node, [(other, costs[other]) for other, costs in there if other in costs])
+        cost = fitted_cost(node, [(other, costs[other]) for other, costs in there if other in costs])
         if cost is not None:
             found[text] = rounded(cost)
     return found

@@ -83,7 +83,7 @@ def optimize(
 
     A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
     of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`. Kernels of a
-    size between two known ones are not timed: their times follow from those two.
+    size between two known ones, or little below, are not timed: their times follow from those two.
 
     Returns:
         A module with the state_dict of `model`.
