@@ -28,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases, print the table, note better costs and bounds."""
     options = _options().parse_args(arguments)
     folders = [Path(folder) for folder in options.graphs]
-    cases = [case for folder in folders for case in cases_of(folder)] if folders else list(CASES)
+    cases = list(CASES)
+    for folder in folders:
+        listed = {case.key for case in cases}
+        cases += [case for case in cases_of(folder) if case.key not in listed]
     if options.quick:
         cases = [case for case in cases if case.key in QUICK] or cases[:3]
     if options.instances:
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs.append(run)
         lines.append(line)
         print(line, flush=True)
-        if not folders and options.method == "auto":
+        if options.method == "auto":
             # after each case, so that a run that is cut short keeps what it has found
             BEST_KNOWN.write_text(json.dumps(sorted(known.values(), key=lambda r: r["instance"]), indent=1) + "\n")
     foot = [*_shares(runs), "", _machine(load, time.monotonic() - began)]
@@ -76,7 +79,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few cases only")
     parser.add_argument("--instances", nargs="+", help="names, or name@fraction")
-    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="measure the remat-graph files there")
+    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="measure the remat-graph files there as well")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
     parser.add_argument("--prototype", metavar="DIR", help="a folder with another solver's ddd.py to run beside")
@@ -108,7 +111,7 @@ def _measure(
         max_gap=0.0 if case.aim in _EXACT else 0.0005,
         on_progress=note,
     )
-    best = _best(known, case, answer.cost_ns, None if answer.restricted_to else answer.bound_ns, bool(folders))
+    best = _best(known, case, answer.cost_ns, None if answer.restricted_to else answer.bound_ns)
     run = Run(case, problem.graph.ops, track, answer.status.value, best, total)
     budget = f"{'least × ' if case.tight else ''}{case.fraction:g}"
     first = run.first_s()
@@ -138,7 +141,7 @@ def _percent(share: float | None, digits: int = 2) -> str:
 
 
 def _best(
-    known: dict[str, dict[str, Any]], case: Case, cost_ns: int | None, bound_ns: int | None, foreign: bool
+    known: dict[str, dict[str, Any]], case: Case, cost_ns: int | None, bound_ns: int | None
 ) -> int | None:
     """The best known cost, this run's included, noted with the best bound."""
     row = known.setdefault(case.key, {"instance": case.key, "cost_ns": None, "bound_ns": None})
@@ -146,8 +149,6 @@ def _best(
         row["cost_ns"] = cost_ns
     if bound_ns is not None and (row["bound_ns"] is None or bound_ns > row["bound_ns"]):
         row["bound_ns"] = bound_ns
-    if foreign:
-        known.pop(case.key)
     best: int | None = row["cost_ns"]
     return best
 
