@@ -37,6 +37,8 @@ from .relaxation import ONE, ZERO, Columns
 from .scale import Scale
 from .shape import Ids, Shape
 
+_ALMOST = 0.1
+"""Charged together with recomputations that break a row are those that would fill all but so much of the capacity."""
 _MOST_CHARGED = 150
 """The rows (h) that one round adds to a coarse stage, which have up to as many entries as there are values."""
 
@@ -103,7 +105,7 @@ def _throughout(shape: Shape, columns: Columns, c: int, builder: Builder) -> Ids
 def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> Reruns:
     """In each coarse stage where a solution breaks a row (h) by more than a fraction of the capacity, what to charge.
 
-    Besides the recomputations that break a row those that would if they ran, or the next solution does it with them.
+    Besides the recomputations that break a row, those that nearly would: the next solution may run them instead.
     """
     found: Reruns = {}
     made = np.repeat(np.arange(shape.ops), np.diff(shape.value_start))
@@ -117,7 +119,7 @@ def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: flo
         if float((beside + shape.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * shape.capacity:
             continue
         able = columns.runs[c] >= 0
-        over = np.where(able, beside + shape.need - shape.capacity, 0.0)
+        over = np.where(able, beside + shape.need - (1.0 - _ALMOST) * shape.capacity, 0.0)
         worst = np.argsort(-over, kind="stable")[:_MOST_CHARGED]
         found[columns.cuts[c]] = set(worst[over[worst] > 0].tolist())
     return found
