@@ -79,7 +79,7 @@ def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few cases only")
     parser.add_argument("--instances", nargs="+", help="names, or name@fraction")
-    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="measure the remat-graph files there as well")
+    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
     parser.add_argument("--prototype", metavar="DIR", help="a folder with another solver's ddd.py to run beside")
@@ -140,9 +140,7 @@ def _percent(share: float | None, digits: int = 2) -> str:
     return "–" if share is None or share == float("inf") else f"{100 * share:.{digits}f}"
 
 
-def _best(
-    known: dict[str, dict[str, Any]], case: Case, cost_ns: int | None, bound_ns: int | None
-) -> int | None:
+def _best(known: dict[str, dict[str, Any]], case: Case, cost_ns: int | None, bound_ns: int | None) -> int | None:
     """The best known cost, this run's included, noted with the best bound."""
     row = known.setdefault(case.key, {"instance": case.key, "cost_ns": None, "bound_ns": None})
     if cost_ns is not None and (row["cost_ns"] is None or cost_ns < row["cost_ns"]):
