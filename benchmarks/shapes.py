@@ -192,7 +192,9 @@ def report(rows: Sequence[Row], budget: int, steps: int) -> str:
     lines += [
         "",
         "A plan of one size is verified on the next before it runs: a new size waits for its capture and its profile,",
-        "and a solve, where there is one, goes on beside the training.",
+        "and a solve, where there is one, goes on beside the training. Kernels of a size between two known ones, or a",
+        "little below, are not timed: their times follow from those two. How loaded the machine was shows in the first",
+        "row.",
     ]
     return "\n".join(lines) + "\n"
 
