@@ -157,7 +157,7 @@ def test_more_memory_never_costs_more_and_all_of_it_costs_nothing() -> None:
     x = numbers(256, 32)
     overheads = []
     for share in (0.5, 0.75, 1.0):
-        model = Model(2)
+        model = Model()
         found = remat.optimize_units(model, model.blocks, (x,), budget=remat.Fraction(share), planner="greedy")
         overheads.append(found.overhead)
     assert overheads[0] > overheads[1] > overheads[2] == 0
