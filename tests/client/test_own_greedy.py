@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from benchmarks.instances import instance
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import graphs
-from remat.planning.greedy import TASTES, greedy_answer, least_need, least_plan
+from remat.planning.greedy import TASTES, checkpointed, greedy_answer, least_need, least_plan
 from remat.planning.walk import Stuck, Walk, without_needless
-from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
+from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, plan_of, replay, verify
 from remat_solver.bounds import working_set
 
 
@@ -30,6 +31,17 @@ def test_what_is_planned_is_valid_and_within_the_budget(graph: Graph, percent: i
         return
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     assert (answer.status is Status.OPTIMAL) == (verdict.cost_ns == graph.total_cost_ns)
+
+
+@given(graphs(most_ops=12), st.integers(0, 12))
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_a_forward_pass_can_be_computed_once_more(graph: Graph, turn: int) -> None:
+    """A valid plan wherever the backward pass begins."""
+    graph = replace(graph, backward_from=turn if turn < graph.ops and graph.backward_from is None else None)
+    plan = checkpointed(graph)
+    assert list(replay(graph, plan))[-1].cost_ns <= 2 * graph.total_cost_ns
+    if graph.backward_from is None:
+        assert plan == plain_plan(graph)
 
 
 @given(graphs(most_ops=12))

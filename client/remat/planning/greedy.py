@@ -183,8 +183,13 @@ def least_plan(graph: Graph, *, time_limit_s: float = 10.0) -> Plan:
 
 
 def checkpointed(graph: Graph) -> Plan:
-    """The plan that holds as little as can be: the forward pass is computed once more when the backward pass begins."""
-    turn = graph.ops if graph.backward_from is None else graph.backward_from
+    """The plan that computes the forward pass once more when the backward pass begins, and holds what it cannot.
+
+    Of a graph without a backward pass it is the plain plan.
+    """
+    turn = graph.backward_from
+    if turn is None:
+        return plain_plan(graph)
     pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
     again: set[int] = set()
     stack = [v for op in range(turn, graph.ops) for v in graph.op_inputs[op]]
