@@ -37,7 +37,7 @@ from torch._functorch.aot_autograd import (  # noqa: E402
     aot_compile_joint_with_descriptors,
     aot_export_joint_with_descriptors,
 )
-from torch._guards import CompileContext, detect_fake_mode  # noqa: E402
+from torch._guards import CompileContext, TracingContext, detect_fake_mode  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
 
@@ -59,6 +59,7 @@ __all__ = [
     "only_real_tensors",
     "raw_call",
     "recording",
+    "split_by_ddp",
     "start_recording",
     "stop_marked_recording",
     "stop_recording",
@@ -183,6 +184,12 @@ def active_ddp() -> Any:
     """The DistributedDataParallel in whose forward pass this code runs, or None."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     return None if module is None else module.DistributedDataParallel._get_active_ddp_module()
+
+
+def split_by_ddp() -> bool:
+    """Whether Dynamo compiles a graph that DistributedDataParallel's optimizer has cut at its buckets."""
+    context = TracingContext.try_get()
+    return getattr(context, "ddp_optimizer_ctx", None) is not None
 
 
 def frame_number() -> int | None:

@@ -51,6 +51,7 @@ def missing() -> list[str]:
     for owner, name in (
         (config, "custom_partitioner_fn"),
         (_functorch_config, "force_non_lazy_backward_lowering"),
+        (_functorch_config, "enable_autograd_cache"),
         (GraphLowering, "compile_to_module"),
         (GraphLowering, "codegen"),
         *((_wrapper, name) for name in _LINES),
@@ -150,9 +151,11 @@ def compile_graph(
     key: str,
     options: Mapping[str, Any],
     seen: Callable[[bool, Generated], None],
+    cached: bool = True,
 ) -> Callable[..., Any]:
     """A module of Dynamo's under Inductor, partitioned by `partition`; `seen` is told what is generated.
 
+    Unless `cached`, `partition` is always called: no earlier compilation is taken from AOTAutograd's cache.
     The backward graph is compiled at once: left to the first call of backward(), it would run outside of `options`.
     """
 
@@ -161,7 +164,8 @@ def compile_graph(
             return _compile_fx.compile_fx_inner(gm, inputs, **kwargs)
 
     patches = dict(options) | {"custom_partitioner_fn": Partitioner(partition, key)}
-    with _functorch_config.patch(force_non_lazy_backward_lowering=True):
+    settings = {"force_non_lazy_backward_lowering": True} | ({} if cached else {"enable_autograd_cache": False})
+    with _functorch_config.patch(settings):
         function: Any = _compile_fx.compile_fx(module, example_inputs, inner_compile=inner, config_patches=patches)
     return function  # type: ignore[no-any-return]
 

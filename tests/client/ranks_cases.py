@@ -29,6 +29,7 @@ from remat.training.ranks import RankPlanner, RanksDiffer
 from remat_ir import Answer, Graph, Problem, RematError
 
 FRACTION = remat.Fraction(0.85)
+WIDE = 288  # six such layers are beyond the MiB of DDP's first bucket
 
 
 class Block(nn.Module):
@@ -49,9 +50,9 @@ def blocks(count: int = 3) -> nn.Sequential:
     return nn.Sequential(*(Block() for _ in range(count)))
 
 
-def data(step: int, rows: int = 64) -> torch.Tensor:
+def data(step: int, rows: int = 64, width: int = 32) -> torch.Tensor:
     """Every rank has its own."""
-    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
 
 def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64) -> list[float]:
@@ -340,6 +341,35 @@ def overlap() -> dict[str, Any]:
     }
 
 
+class Whole(nn.Module):
+    """Blocks in a module that is not torch's own, whose call Dynamo takes as one."""
+
+    def __init__(self, width: int = 32, blocks: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def compiled_refused() -> dict[str, Any]:
+    """Buckets that are compiled one by one; ranks whose inputs are not of one shape."""
+    rank = dist.get_rank()
+    torch._dynamo.config.optimize_ddp = True
+    found = {}
+    for inner in ("eager", "inductor"):
+        backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner=inner)
+        wrapped = torch.compile(DistributedDataParallel(Whole(WIDE)), backend=backend, dynamic=False)
+        found[f"buckets, {inner}"] = message(lambda wrapped=wrapped: wrapped(data(0, width=WIDE)))
+    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    alone = torch.compile(Whole(), backend=backend, dynamic=False)
+    found["shapes"] = message(lambda: alone(data(0, rows=8 + 8 * rank)))
+    return found
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": ddp,
     "static_graph": lambda: ddp(static_graph=True),
@@ -355,6 +385,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,
     "overlap": overlap,
+    "compiled_refused": compiled_refused,
 }
 
 

@@ -168,3 +168,15 @@ def test_ranks_may_have_plans_of_their_own(more: list[dict[str, Any]]) -> None:
     for rank in (one, other):
         assert rank["plain"] == rank["planned"]
         assert rank["overhead"] > 0
+
+
+@pytest.mark.slow
+def test_what_ranks_under_torch_compile_cannot_do_is_said(tmp_path: Path) -> None:
+    """A step in DDP's buckets has no plan, and ranks that differ are told so; no rank waits for another."""
+    for rank in ran(tmp_path, "compiled_refused"):
+        said = rank["compiled_refused"]
+        for inner in ("eager", "inductor"):
+            assert (
+                "CaptureError: DistributedDataParallel under torch.compile cuts the step" in said[f"buckets, {inner}"]
+            )
+        assert "RanksDiffer: " in said["shapes"]

@@ -39,6 +39,20 @@ def refuse_sharded(module: nn.Module) -> None:
         )
 
 
+def refuse_split_by_ddp() -> None:
+    """Refuse to plan a part of a step that DDP has cut under `torch.compile`.
+
+    Raises:
+        CaptureError: Dynamo compiles one bucket of several.
+    """
+    if _compat.split_by_ddp():
+        raise CaptureError(
+            "DistributedDataParallel under torch.compile cuts the step at its buckets and has each compiled alone, so "
+            "no plan sees the whole: set torch._dynamo.config.optimize_ddp = False before the first step; compile each "
+            "block with a backend and a budget of its own where communication has to overlap the backward pass"
+        )
+
+
 def refuse_searching_ddp() -> None:
     """Refuse to run stages by a plan where DDP looks for unused parameters in their graph.
 

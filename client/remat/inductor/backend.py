@@ -17,7 +17,7 @@ from remat_ir import Answer, InvalidData, Problem
 from .. import _compat, _compat_inductor
 from ..lowering.dynamo import Backend, resident_bytes
 from ..planning.budget import Budget, budget_bytes, readable
-from ..planning.planner import FallbackPlanner, Planner
+from ..planning.planner import FallbackPlanner, Planner, in_step
 from ..profiling.profile import device_kind
 from .cost import region_costs
 from .joint import joint_of
@@ -59,12 +59,27 @@ class InductorBackend(Backend):
         """
         self.note_frame()
         return _compat_inductor.compile_graph(
-            module, example_inputs, self.partition, self.key(), self.options, self._seen
+            # a rank that took its code from a cache would leave the others waiting for its word
+            module,
+            example_inputs,
+            self.partition,
+            self.key(),
+            self.options,
+            self._seen,
+            cached=not in_step(self.planner),
         )
 
     def _ask(self, problem: Problem) -> Answer:
         with _compat.only_real_tensors():
             return self.planner.plan(problem, **self.asking)  # type: ignore[arg-type]
+
+    def _agreed(self, peak: int) -> int:
+        """The highest of the peaks that ranks find who are asked in step; without others, this process's own."""
+        least = getattr(self.planner, "least", None)
+        if least is None:
+            return peak
+        with _compat.only_real_tensors():
+            return -int(least(-peak))
 
     def _seen(self, backward: bool, generated: _compat_inductor.Generated) -> None:
         if not self.carried:
@@ -97,7 +112,7 @@ class InductorBackend(Backend):
             costs = region_costs(step, self.table)
         graph = region_graph(step, costs, resident_bytes(found.flow))
         budget = budget_bytes(self.budget, graph, self.slack)
-        carried = Search(found, step, graph, num_fwd_outputs, budget, self._ask, self.table).run()
+        carried = Search(found, step, graph, num_fwd_outputs, budget, self._ask, self.table, self._agreed).run()
         self.answers.append(carried.answer)
         self.graphs.append(graph)
         self.carried.append(carried)

@@ -16,7 +16,7 @@ from ..errors import CaptureError, NothingFound
 from ..lowering.lower import lower
 from ..planning.budget import readable
 from ..planning.planner import plan_or_raise
-from ..profiling.profile import Table, profile_kernels
+from ..profiling.profile import Table, profile_kernels, signature
 from .joint import Joint, with_updates
 from .memory import step_peak, tangent_bytes
 
@@ -69,6 +69,7 @@ class Search:
 
     Inductor's fusion holds some tensors longer than the plan, and never makes others; what its generated code allocates
     decides. A plan over the budget is asked for again with that much less, one well under it with that much more.
+    Ranks that train in step go by the highest of their peaks, so that all of them ask the same.
     """
 
     joint: Joint
@@ -78,8 +79,10 @@ class Search:
     budget: int
     ask: Callable[[Problem], Answer]
     table: Table | None
+    agreed: Callable[[int], int]
     tries: list[tuple[int, int | None]] = field(default_factory=list)
     best: Carried | None = None
+    workspaces: dict[str, int] = field(default_factory=dict)
     fits: int = 0
     fails: int | None = None
 
@@ -132,7 +135,7 @@ class Search:
         first, second = _compat_inductor.dry_run(forward, backward, self.results)
         saved = len(forward.graph.output_node().args[0]) - self.results  # type: ignore[arg-type]
         above = step_peak(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
-        peak = self.graph.fixed_bytes + above
+        peak = self.agreed(self.graph.fixed_bytes + above)
         carried = Carried(
             self.graph, self.budget, answer, peak, (first.estimate_bytes, second.estimate_bytes), (), forward, backward
         )
@@ -159,8 +162,11 @@ class Search:
 
     def _workspace(self, node: fx.Node) -> int:
         """Bytes that one of torch's own kernels needs while it runs in the generated code, in its layouts there."""
-        with _compat.only_real_tensors():
-            return profile_kernels([node], self.table).kernels[node].workspace_bytes
+        key = signature(node)
+        if key not in self.workspaces:
+            with _compat.only_real_tensors():
+                self.workspaces[key] = profile_kernels([node], self.table).kernels[node].workspace_bytes
+        return self.workspaces[key]
 
 
 def _told(carried: Carried, tries: list[tuple[int, int | None]]) -> str:

@@ -15,6 +15,7 @@ from ..capture.capture import refuse
 from ..capture.dataflow import Dataflow, dataflow
 from ..capture.group import groups
 from ..capture.operations import operations, to_graph
+from ..capture.parallel import refuse_split_by_ddp
 from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes
 from ..planning.planner import Planner, plan_or_raise, profile_table
@@ -64,7 +65,12 @@ class Backend:
         return function
 
     def note_frame(self) -> None:
-        """Say so in the log where Dynamo compiles a part of a model that is not the first."""
+        """Say so in the log where Dynamo compiles a part of a model that is not the first.
+
+        Raises:
+            CaptureError: the part is one of DistributedDataParallel's buckets.
+        """
+        refuse_split_by_ddp()
         frame = _compat.frame_number()
         if self._frame is not None and frame != self._frame:
             log.warning(

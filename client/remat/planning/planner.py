@@ -129,6 +129,11 @@ class FallbackPlanner:
             self.memo.put(problem, method, answer, time_limit_s)
 
 
+def in_step(planner: object) -> bool:
+    """Whether a planner must be asked by all ranks of a job in the same order, and so never beside the training."""
+    return any(getattr(one, "in_step", False) for one in (planner, *getattr(planner, "planners", ())))
+
+
 def planner_for(
     planner: Planner | str | None = None,
     *,

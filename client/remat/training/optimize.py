@@ -19,7 +19,7 @@ from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, device_budget
-from ..planning.planner import Planner, plan_or_raise, planner_for, profile_table
+from ..planning.planner import Planner, in_step, plan_or_raise, planner_for, profile_table
 from ..planning.profiles import ProfileTable
 from ..planning.sources import GreedyPlanner
 from ..profiling.fixed import existing_gradients
@@ -249,11 +249,6 @@ def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
         return 0
     rooms = (planned.answer.budget_bytes - planned.step.graph.fixed_bytes for planned in known)
     return graph.fixed_bytes + max(rooms, default=0)
-
-
-def in_step(planner: object) -> bool:
-    """Whether a planner must be asked by all ranks of a job in the same order, and so never beside the training."""
-    return any(getattr(one, "in_step", False) for one in (planner, *getattr(planner, "planners", ())))
 
 
 def _later(ask: Callable[[], Answer], better: Callable[[Answer], Planned | None]) -> Later:
