@@ -85,7 +85,8 @@ def test_a_chain_is_recomputed_from_its_checkpoints() -> None:
 )
 def test_on_training_graphs_it_costs_little(name: str, fraction: float, most: float) -> None:
     graph = instance(name)
-    answer = greedy_answer(Problem(graph, budget_at(graph, fraction)))
+    # a limit that no machine reaches: which walks were made must not depend on how busy it is
+    answer = greedy_answer(Problem(graph, budget_at(graph, fraction)), time_limit_s=250)
     assert answer.overhead is not None
     assert 0 < 100 * answer.overhead < most
 
