@@ -148,10 +148,10 @@ class _UNet(nn.Module):
     def __init__(self, checkpointed: bool) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        widths = (16, 32, 64)
+        widths = (16, 32)
         self.down = nn.ModuleList(_Double(a, b) for a, b in zip((3, *widths), widths, strict=False))
-        self.middle = _Double(64, 64)
-        self.up = nn.ModuleList(_Double(a + b, b) for a, b in ((64, 64), (64, 32), (32, 16)))
+        self.middle = _Double(32, 32)
+        self.up = nn.ModuleList(_Double(a + b, b) for a, b in ((32, 32), (32, 16)))
         self.last = nn.Conv2d(16, 3, 1)
 
     def _run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ class _UNet(nn.Module):
 
 
 def unet(checkpointed: bool) -> Made:
-    """A U-Net: three levels of 16 to 64 channels with group statistics, 8 images of 64x64, dropout 0.1."""
+    """A U-Net: two levels of 16 and 32 channels and a middle, group statistics, 8 images of 64x64, dropout 0.1."""
     return _UNet(checkpointed), {"pixels": _images(8, 64)}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -17,6 +17,7 @@ from . import _compat
 try:
     import torch._functorch.config as _functorch_config
     from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx as _compile_fx
     from torch._inductor import config
@@ -26,13 +27,30 @@ try:
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ComputedBuffer, ExternKernel, FixedLayout, get_stride_order
+    from torch._inductor.lowering import register_lowering
     from torch._inductor.utils import get_dtype_size
 except ImportError as error:
     raise ImportError(
         f"plans under Inductor need torch 2.13's Inductor, and torch {torch.__version__} lacks a part of it: {error}"
     ) from error
 
-__all__ = ["Event", "Generated", "compile_graph", "config", "dry_run", "generated", "is_fusible_node", "is_seed", "run"]
+__all__ = [
+    "Event",
+    "Generated",
+    "compile_graph",
+    "config",
+    "dry_run",
+    "force_stride_order",
+    "generated",
+    "is_fusible_node",
+    "is_seed",
+    "materialized_copy",
+    "plain_layouts",
+    "prefers_channels_last",
+    "run",
+    "stored",
+]
 
 
 def missing() -> list[str]:
@@ -105,6 +123,7 @@ class Generated:
         outputs: the names of what it returns, in order; None where that is not a buffer.
         strides: of the returned tensors, or None.
         estimate_bytes: the peak that Inductor's scheduler estimates after fusion, freeable inputs included.
+        stored: node → strides, of the tensors that its own kernels write to memory.
     """
 
     events: tuple[Event, ...]
@@ -112,6 +131,7 @@ class Generated:
     outputs: tuple[str | None, ...]
     strides: tuple[tuple[int, ...] | None, ...]
     estimate_bytes: int
+    stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class _Stop(Exception):
@@ -175,29 +195,61 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
 
     Must be called where Inductor partitions. The graphs are left as they are.
     """
-    context: Any = TracingContext.get()
-    # AOTAutograd fills these in once it has looked at the partition
-    before = context.fw_metadata
-    context.fw_metadata = _Metadata(before, forward, backward, forward_outputs)
-    try:
-        extra = _compile_fx.create_compiler_config_extra(forward)
-        first = _stopped(
-            _compile_fx.compile_fx_forward,
-            copied(forward),
-            _inputs(forward),
-            num_orig_model_outputs=forward_outputs,
-            num_example_inputs=len(_inputs(forward)),
-            compiler_config_extra=extra,
-        )
+    with _partitioned(forward, backward, forward_outputs) as extra:
+        first = _dry_forward(forward, forward_outputs, extra)
         second = _stopped(
             _compile_fx.compile_fx_backward,
             copied(backward),
             _restrided(_inputs(backward), first.strides[forward_outputs:]),
             compiler_config_extra=extra,
         )
+    return first, second
+
+
+class Plain(NamedTuple):
+    """Of plain Inductor's code, node → strides: what the forward pass saves, and what each pass writes to memory."""
+
+    saved: Mapping[str, tuple[int, ...]]
+    forward: Mapping[str, tuple[int, ...]]
+    backward: Mapping[str, tuple[int, ...]]
+
+
+def plain_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> Plain:
+    """The layouts in the code that Inductor would generate for a joint graph by its own partition.
+
+    Must be called where Inductor partitions, with the options of its partitioner. The graph is left as it is.
+    """
+    forward, backward = min_cut_rematerialization_partition(
+        copied(joint), (), num_fwd_outputs=forward_outputs, **options
+    )
+    first, second = dry_run(forward, backward, forward_outputs)
+    nodes: Any = forward.graph.output_node().args[0]
+    named = zip(nodes[forward_outputs:], first.strides[forward_outputs:], strict=False)
+    saved = {n.name: s for n, s in named if isinstance(n, fx.Node) and n.op == "call_function" and s is not None}
+    return Plain(saved, first.stored, second.stored)
+
+
+def _dry_forward(forward: fx.GraphModule, forward_outputs: int, extra: Any) -> Generated:
+    return _stopped(
+        _compile_fx.compile_fx_forward,
+        copied(forward),
+        _inputs(forward),
+        num_orig_model_outputs=forward_outputs,
+        num_example_inputs=len(_inputs(forward)),
+        compiler_config_extra=extra,
+    )
+
+
+@contextlib.contextmanager
+def _partitioned(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: int) -> Iterator[Any]:
+    """What AOTAutograd fills in once it has looked at a partition, and what Inductor's compilers then take."""
+    context: Any = TracingContext.get()
+    before = context.fw_metadata
+    context.fw_metadata = _Metadata(before, forward, backward, forward_outputs)
+    try:
+        yield _compile_fx.create_compiler_config_extra(forward)
     finally:
         context.fw_metadata = before
-    return first, second
 
 
 class _Metadata:
@@ -289,7 +341,17 @@ def generated(graph: Any) -> Generated:
         outputs=tuple(_output(out) for out in graph.graph_outputs or ()),
         strides=tuple(strides),
         estimate_bytes=_estimate(graph),
+        stored=_stored(graph),
     )
+
+
+def _stored(graph: Any) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for buffer in graph.buffers:
+        node = buffer.get_origin_node() if isinstance(buffer, ComputedBuffer) else None
+        if node is not None and isinstance(buffer.layout, FixedLayout):
+            found[node.name] = tuple(int(s) for s in buffer.layout.stride)
+    return found
 
 
 def _estimate(graph: Any) -> int:
@@ -377,6 +439,32 @@ def _indices(item: Any) -> str:
 def _size(graph: Any, node: Any) -> int:
     length = graph.sizevars.optimization_hint(graph.get_allocation_storage_size(node), fallback=0)
     return int(length) * int(get_dtype_size(node.get_dtype()))
+
+
+force_stride_order: Any = torch.ops.prims.inductor_force_stride_order.default
+"""Stores a tensor in an order of strides, which is then that of its value, too."""
+
+materialized_copy: Any = torch.ops.aten.lift_fresh_copy.default
+"""A copy that Inductor's removal of what does nothing leaves alone, unlike `clone`; lowered as one."""
+
+
+_library: Any = torch.library.Library("remat", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("stored(Tensor x, int[] strides) -> Tensor")
+_library.impl("stored", lambda x, strides: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("remat::stored", lambda x, strides: torch.empty_like(x), lib=_library)
+stored: Any = torch.ops.remat.stored.default
+"""Stores a tensor in an order of strides, of which its value says nothing: Inductor's own choices change none, either,
+and views of the value stay what they are."""
+
+
+@register_lowering(stored, type_promotion_kind=None)
+def _lower_stored(x: Any, strides: Sequence[int]) -> Any:
+    return ExternKernel.require_stride_order(x, get_stride_order(strides))
+
+
+def prefers_channels_last(module: fx.GraphModule) -> bool:
+    """Whether Inductor runs a graph's convolutions in channels last, whatever the layouts of its metadata."""
+    return bool(GraphLowering.decide_layout_opt(module, is_inference=False))
 
 
 def is_seed(node: fx.Node) -> bool:

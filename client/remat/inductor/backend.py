@@ -21,6 +21,7 @@ from ..planning.planner import FallbackPlanner, Planner, in_step
 from ..profiling.profile import device_kind
 from .cost import region_costs
 from .joint import joint_of
+from .layout import note_layouts
 from .regions import region_graph, regions
 from .replan import Carried, Search
 
@@ -102,10 +103,11 @@ class InductorBackend(Backend):
         return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
     def partition(
-        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
-        found = joint_of(joint, num_fwd_outputs)
+        noted = note_layouts(joint, num_fwd_outputs, **options)
+        found = joint_of(joint, num_fwd_outputs, noted)
         step = regions(found.flow)
         # Inductor partitions under a fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():

@@ -12,6 +12,7 @@ from ..capture.capture import refuse
 from ..capture.dataflow import Dataflow, dataflow, is_random, tensors
 from ..errors import CaptureError
 from ..lowering.lower import Lowered
+from .layout import keep_layouts
 
 copy_ = torch.ops.aten.copy_.default
 
@@ -23,13 +24,15 @@ class Joint:
     Attributes:
         flow: its analysis; the forward results begin with the new values of `updated`.
         updated: the placeholders that the step overwrites, in the order of their updates.
+        layouts_noted: whether `note_layouts` has left notes on its nodes.
     """
 
     flow: Dataflow
     updated: tuple[fx.Node, ...]
+    layouts_noted: bool = False
 
 
-def joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
+def joint_of(module: fx.GraphModule, forward_outputs: int, layouts_noted: bool = False) -> Joint:
     """The analysis of a copy of a joint graph that Inductor hands to its partitioner.
 
     Inductor keeps updates of inputs in the graph, as `copy_(input, new value)` that nothing reads.
@@ -59,7 +62,7 @@ def joint_of(module: fx.GraphModule, forward_outputs: int) -> Joint:
     output.meta["desc"] = [None] * len(updates) + descriptors
     _refuse(module)
     flow = dataflow(module, forward_outputs + len(updates))
-    return Joint(replace(flow, mutated=updates), tuple(updates))
+    return Joint(replace(flow, mutated=updates), tuple(updates), layouts_noted)
 
 
 def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -75,6 +78,8 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
             update.meta["val"] = placeholder.meta["val"]
     output.args = (tuple(results[count:]),)
     output.meta["desc"] = list(output.meta["desc"])[count:]
+    if joint.layouts_noted:
+        keep_layouts(lowered.forward, lowered.backward, len(results) - count - lowered.saved)
     lowered.forward.recompile()
     return lowered.forward, lowered.backward
 
