@@ -107,11 +107,12 @@ def compiled(model: nn.Module, **asking: Any) -> tuple[Any, Any]:
 
 def peak(model: nn.Module, run: Any, batch: torch.Tensor = INPUT) -> int:
     """The measured peak of a step beyond its first, above what was there before it."""
-    step = measure.training_step(run, (batch,))
+    step, before = measure.training_step(run, (batch,)), copy.deepcopy(model.state_dict())
     step()
     model.zero_grad(set_to_none=True)
     found = measure.peak_memory(step).peak_bytes
     model.zero_grad(set_to_none=True)
+    model.load_state_dict(before)
     return found
 
 
