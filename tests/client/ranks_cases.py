@@ -55,7 +55,9 @@ def data(step: int, rows: int = 64, width: int = 32) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
 
 
-def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64) -> list[float]:
+def trained(
+    model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64, width: int = 32
+) -> list[float]:
     """Losses and the norm of all that was learned, after a few steps of SGD; with `no_sync` every other step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
@@ -63,7 +65,7 @@ def trained(model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool 
         torch.manual_seed(10 * step + dist.get_rank())
         alone = accumulate and step % 2 == 0
         with call.no_sync() if alone else nullcontext():  # type: ignore[operator]
-            loss = call(data(step, rows)).square().mean()
+            loss = call(data(step, rows, width)).square().mean()
             loss.backward()
         found.append(loss.item())
         if not alone:
@@ -355,6 +357,20 @@ class Whole(nn.Module):
         return x
 
 
+def compiled() -> dict[str, Any]:
+    """`torch.compile` of DDP, by Inductor and by plans under Inductor."""
+    torch._dynamo.config.optimize_ddp = False
+    plain, planned = Whole(blocks=1), Whole(blocks=1)
+    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    wrapped = torch.compile(DistributedDataParallel(planned), backend=backend, dynamic=False)
+    outcome = [
+        trained(plain, torch.compile(DistributedDataParallel(plain), dynamic=False), rows=512),
+        trained(planned, wrapped, rows=512),
+    ]
+    (answer,) = backend.answers
+    return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
+
+
 def compiled_refused() -> dict[str, Any]:
     """Buckets that are compiled one by one; ranks whose inputs are not of one shape."""
     rank = dist.get_rank()
@@ -385,6 +401,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,
     "overlap": overlap,
+    "compiled": compiled,
     "compiled_refused": compiled_refused,
 }
 

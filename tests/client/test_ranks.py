@@ -16,15 +16,15 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def ran(folder: Path, *names: str) -> list[dict[str, Any]]:
+def ran(folder: Path, *names: str, seconds: float = 200) -> list[dict[str, Any]]:
     """What two ranks find, by rank."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "ranks_cases.py"), str(folder), *names],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         start_new_session=True,
     )
     try:
-        process.wait(timeout=200)
+        process.wait(timeout=seconds)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # the ranks, too, if it did not end
@@ -170,13 +170,29 @@ def test_ranks_may_have_plans_of_their_own(more: list[dict[str, Any]]) -> None:
         assert rank["overhead"] > 0
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ran(tmp_path_factory.mktemp("ranks"), "compiled_refused", "compiled", seconds=400)
+
+
 @pytest.mark.slow
-def test_what_ranks_under_torch_compile_cannot_do_is_said(tmp_path: Path) -> None:
-    """A step in DDP's buckets has no plan, and ranks that differ are told so; no rank waits for another."""
-    for rank in ran(tmp_path, "compiled_refused"):
-        said = rank["compiled_refused"]
-        for inner in ("eager", "inductor"):
-            assert (
-                "CaptureError: DistributedDataParallel under torch.compile cuts the step" in said[f"buckets, {inner}"]
-            )
-        assert "RanksDiffer: " in said["shapes"]
+@pytest.mark.timeout(450)  # each rank compiles with g++
+def test_ranks_under_inductor_train_as_plain_ones_do(compiled: list[dict[str, Any]]) -> None:
+    """`torch.compile` of DDP as one graph, each rank by the first one's plan."""
+    same(compiled, "compiled")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("buckets, eager", "CaptureError: DistributedDataParallel under torch.compile cuts the step at its buckets"),
+        ("buckets, inductor", "CaptureError: DistributedDataParallel under torch.compile cuts the step at its buckets"),
+        ("shapes", "RanksDiffer: "),
+    ],
+)
+def test_what_ranks_under_inductor_cannot_do_is_said(compiled: list[dict[str, Any]], name: str, said: str) -> None:
+    """A step in buckets has no plan, and ranks that differ are told so; no rank waits for another."""
+    for rank in compiled:
+        assert said in rank["compiled_refused"][name]
