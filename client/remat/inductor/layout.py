@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .. import _compat, _compat_inductor
+from ..errors import CaptureError
 
 SAVED, FORWARD, BACKWARD = "remat_saved", "remat_forward", "remat_backward"
 """Metadata of a joint graph's node: the strides in which plain Inductor saves it for the backward pass, and in which
@@ -30,6 +31,31 @@ INDEX = frozenset({torch.int32, torch.int64})
 
 COMPUTED = "remat_computed"
 """Metadata of a joint graph's node: the strides of the loops that compute it, where those are not its value's own."""
+
+
+def without_strides(joint: fx.GraphModule) -> None:
+    """Turn `as_strided` into `reshape` where it means that, as in the decomposition of group norms.
+
+    A saved tensor may come back in another layout than its metadata's, and strides written for that one would read
+    other numbers: wrong gradients without a word.
+
+    Raises:
+        CaptureError: where it means something else, beside convolutions that Inductor runs in channels last.
+    """
+    for node in joint.graph.nodes:
+        if node.target is not torch.ops.aten.as_strided.default:
+            continue
+        source, made = node.args[0].meta["val"], node.meta["val"]
+        whole = source.is_contiguous() and made.is_contiguous() and source.numel() == made.numel()
+        if whole and made.storage_offset() == source.storage_offset():
+            node.target = torch.ops.aten.reshape.default
+            node.args, node.kwargs = (node.args[0], list(made.shape)), {}
+        elif _compat_inductor.prefers_channels_last(joint):
+            raise CaptureError(
+                f"{node.name} reads memory by strides of its own, which a plan cannot carry out beside convolutions in "
+                "channels last under inner='inductor': use inner='eager'"
+            )
+    joint.recompile()
 
 
 def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> bool:
