@@ -191,9 +191,9 @@ class Split:
                 numbers[digest] = len(self.steps)
                 self.steps.append(unit.step)
             self.number.append(numbers[digest])
-        ends = [(_point(s, checkpointed(s.graph)), _point(s, plain_plan(s.graph))) for s in self.steps]
-        self.least = [ends[n][0] for n in self.number]
-        self.plain = [ends[n][1] for n in self.number]
+        self.ends = [(_point(s, checkpointed(s.graph)), _point(s, plain_plan(s.graph))) for s in self.steps]
+        self.least = [self.ends[n][0] for n in self.number]
+        self.plain = [self.ends[n][1] for n in self.number]
         self.curves: list[list[Point]] | None = None
 
     def _watched(
@@ -238,7 +238,7 @@ class Split:
     def _first_picks(self, rest: Rest, allowed: int, fixed: int) -> list[Pick] | str:
         """One for each unit, by greedy plans; or why there is no choice. On the first rank only."""
         if self.curves is None:
-            self.curves = [_curve(step) for step in self.steps]
+            self.curves = [_curve(step, ends) for step, ends in zip(self.steps, self.ends, strict=True)]
         curves = self.curves
         options = [[p.option for p in curves[self.number[u]]] for u in rest.order]
         chosen = allot(rest.places, options, allowed) if rest.before_bytes <= allowed else None
@@ -295,10 +295,9 @@ class Split:
         )
 
 
-def _curve(step: TrainingStep) -> list[Point]:
-    """Greedy plans of a step at several bounds, with the two ends: the plain plan, and the one that holds least."""
+def _curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
+    """Greedy plans of a step at several bounds, with the two ends: the plan that holds least, and the plain one."""
     graph = step.graph
-    ends = [_point(step, plan) for plan in (checkpointed(graph), plain_plan(graph))]
     least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
     found = dict.fromkeys(ends)
     for size, problem in curve_problems(graph, least, plain):

@@ -8,7 +8,6 @@ those is watched again; where the budget did not hold, what was seen counts for 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,13 +25,6 @@ from ..profiling.measure import training_step as step_of
 from ..profiling.optimizers import optimizer_state
 from .inplace import disable
 from .split import Split, UnitPlans
-
-log = logging.getLogger("remat")
-
-MOST_TRIES = 4
-"""Steps by picked plans that are watched before a budget that does not hold is given up."""
-
-UNBOUNDED = 2**53
 
 
 def optimize_units(

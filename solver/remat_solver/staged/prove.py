@@ -311,11 +311,8 @@ class Proof:
         """Charge recomputations (stage, op) of stages told apart; whether that is new."""
         if not self.switches.single:
             return False
-        new = False
+        more: dict[int, set[int]] = {}
         for stage, op in slots:
-            known = self.rows.singles.setdefault(stage, set())
             # of a small graph all that could run there at once: else the next solution breaks memory with another one
-            ops = {op} if self.shape.ops > _SMALL else set(range(stage))
-            new |= not ops <= known
-            known |= ops
-        return new
+            more.setdefault(stage, set()).update({op} if self.shape.ops > _SMALL else range(stage))
+        return charge(self.rows.singles, more)

@@ -48,7 +48,7 @@ Reruns = dict[int, set[int]]
 
 
 def charge(known: Reruns, more: Reruns) -> bool:
-    """Add rows (h) to those known; whether one of them is new."""
+    """Add recomputations to those charged, by stage; whether one of them is new."""
     new = False
     for stage, ops in more.items():
         charged = known.setdefault(stage, set())
@@ -108,13 +108,12 @@ def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: flo
     Besides the recomputations that break a row, those that nearly would: the next solution may run them instead.
     """
     found: Reruns = {}
-    made = np.repeat(np.arange(shape.ops), np.diff(shape.value_start))
     for c in range(1, columns.stages):
         run = values_of(columns.runs[c], x)
         resident = np.maximum(values_of(_needed_to_end(shape, columns, c), x) - run[shape.maker], 0.0)
         resident[shape.value_start[columns.first[c]] :] = 0.0
         held = resident * shape.size
-        beside = float(held.sum()) - np.bincount(made, held, minlength=shape.ops)
+        beside = float(held.sum()) - np.bincount(shape.maker, held, minlength=shape.ops)
         beside -= np.bincount(shape.edge_op, held[shape.edge_value], minlength=shape.ops)
         if float((beside + shape.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * shape.capacity:
             continue
