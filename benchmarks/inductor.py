@@ -68,7 +68,9 @@ def with_setting(share: float) -> Backend:
     return backend
 
 
-def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> Iterator[list[Row]]:
+def compare(
+    name: str, limit: float, turns: int, shares: Sequence[float], settings: Sequence[float] = SETTINGS
+) -> Iterator[list[Row]]:
     """All ways of training one model; remat's budgets are shares of plain Inductor's measured peak.
 
     Yields what is known so far: peaks and gradients after each way, the times at the end.
@@ -77,7 +79,7 @@ def compare(name: str, limit: float, turns: int, shares: Sequence[float]) -> Ite
     checkpointed, _ = build(name, checkpointed=True)
     checkpointed.load_state_dict(model.state_dict())
     ways: dict[str, tuple[nn.Module, Any]] = {"plain Inductor": (model, with_setting(1.0))}
-    ways |= {f"activation_memory_budget {share}": (model, with_setting(share)) for share in SETTINGS}
+    ways |= {f"activation_memory_budget {share}": (model, with_setting(share)) for share in settings}
     ways["checkpoint each block"] = (checkpointed, with_setting(1.0))
     rows: dict[str, Row] = {}
     steps: dict[str, tuple[nn.Module, Callable[[], Any]]] = {}
@@ -182,6 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="inductor-bench", help="folder for one file a model")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds that the planner has for each try")
     parser.add_argument("--turns", type=int, default=9, help="timed steps of each way")
+    parser.add_argument(
+        "--settings", type=float, nargs="*", default=SETTINGS, help="of activation_memory_budget; none leaves it out"
+    )
     parser.add_argument("--budgets", type=float, nargs="*", default=[0.9, 0.75], help="shares of plain Inductor's peak")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -191,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.models:
         load = os.getloadavg()[0]
         torch._dynamo.reset()
-        for rows in compare(name, options.limit, options.turns, options.budgets):
+        for rows in compare(name, options.limit, options.turns, options.budgets, options.settings):
             text = json.dumps({"load": load, "rows": [asdict(row) for row in rows]}, indent=1)
             (folder / f"{name}.json").write_text(text)
     found = {name: json.loads(path.read_text()) for name in MODELS if (path := folder / f"{name}.json").exists()}

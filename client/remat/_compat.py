@@ -7,7 +7,7 @@ import copy
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ import torch._C._autograd as _autograd  # noqa: E402
 import torch._C._profiler as _profiler  # noqa: E402
 import torch._dynamo.config as _dynamo_config  # noqa: E402
 import torch._functorch.config as _functorch_config  # noqa: E402
+from torch._dispatch.python import no_python_dispatcher  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export  # noqa: E402
 from torch._functorch.aot_autograd import (  # noqa: E402
@@ -214,9 +215,15 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def only_real_tensors() -> contextlib.AbstractContextManager[Any]:
-    """No fake mode nor any other dispatch mode inside."""
-    return _disable_current_modes()
+@contextlib.contextmanager
+def only_real_tensors() -> Iterator[None]:
+    """No fake mode nor any other dispatch mode inside, and no dispatch through Python.
+
+    AOTAutograd traces with Python's dispatcher on, which keeps the interpreter's lock through every kernel: a
+    collective of gloo then waits for its workers, and they, to free a tensor, for that lock.
+    """
+    with _disable_current_modes(), no_python_dispatcher():
+        yield
 
 
 def recording() -> bool:

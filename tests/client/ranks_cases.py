@@ -18,14 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from remat.errors import CaptureError
+from remat import _compat
 from remat.profiling import measure
 from remat.training.inplace import plans_of
-from remat.training.ranks import RankPlanner, RanksDiffer
+from remat.training.ranks import RankPlanner
 from remat_ir import Answer, Graph, Problem, RematError
 
 FRACTION = remat.Fraction(0.85)
@@ -81,7 +83,7 @@ def message(run: Callable[[], Any]) -> str:
     """The name and the message of what a call raises."""
     try:
         run()
-    except (CaptureError, RanksDiffer, RuntimeError) as error:
+    except (RematError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -172,7 +174,17 @@ def later() -> dict[str, Any]:
     made = looked(ranks.later(problem, ask, make))
     one_fails = looked(ranks.later(problem, ask, fails if rank else make))
     nobody = looked(ranks.later(problem, no_answer, make))
-    return {"made": made, "one fails": one_fails, "nobody": nobody}
+    return {"made": made, "one fails": one_fails, "nobody": nobody, "shared": message(lambda: ranks.share(no_answer))}
+
+
+def while_tracing() -> dict[str, Any]:
+    """Words between ranks where torch traces with Python's dispatcher, which keeps the interpreter's lock."""
+    ranks, heard = RankPlanner("greedy"), 0
+    with enable_python_dispatcher(), FakeTensorMode():
+        for word in range(500):
+            with _compat.only_real_tensors():
+                heard += ranks.share(lambda word=word: word)
+    return {"heard": heard}
 
 
 def at_once() -> dict[str, Any]:
@@ -371,6 +383,20 @@ def compiled() -> dict[str, Any]:
     return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
 
 
+def sharded_compiled() -> dict[str, Any]:
+    """FSDP2 around blocks that are compiled each, by Inductor and by plans under Inductor."""
+    plain, planned = blocks(2), blocks(2)
+    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    for model, compiler in ((plain, "inductor"), (planned, backend)):
+        for block in model:
+            block.compile(backend=compiler, dynamic=False)
+            fully_shard(block)
+        fully_shard(model)
+    outcome = {"plain": trained(plain, plain, rows=512), "planned": trained(planned, planned, rows=512)}
+    found = backend.answers
+    return {**outcome, "overhead": min(a.overhead or 0 for a in found), "digest": [a.digest for a in found]}
+
+
 def compiled_refused() -> dict[str, Any]:
     """Buckets that are compiled one by one; ranks whose inputs are not of one shape."""
     rank = dist.get_rank()
@@ -393,6 +419,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "chain_in_ddp": chain_in_ddp,
     "refused": refused,
     "later": later,
+    "while_tracing": while_tracing,
     "at_once": at_once,
     "own_plans": own_plans,
     "sizes": sizes,
@@ -402,6 +429,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sharded_refused": sharded_refused,
     "overlap": overlap,
     "compiled": compiled,
+    "sharded_compiled": sharded_compiled,
     "compiled_refused": compiled_refused,
 }
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import remat
+from remat.training.inplace import plans_of
 
 
 class Block(nn.Module):
@@ -140,6 +141,22 @@ def test_enable_leaves_the_module_itself(models: tuple[nn.Module, nn.Module]) ->
     remat.disable(planned)
     assert "forward" not in planned.__dict__
     assert planned.train()(x).requires_grad
+
+
+@pytest.mark.parametrize("part", ["the whole", "a unit", "a chain"])
+def test_torch_compile_around_a_planned_module(models: tuple[nn.Module, nn.Module], part: str) -> None:
+    """What runs by a plan is left as it is, once more for each kind; what is around it is compiled."""
+    model, planned = models
+    if part == "a chain":
+        planned.blocks = remat.optimize_chain(
+            planned.blocks, planned.first(torch.ones(4, 3, 12, 12)), budget=remat.Fraction(0.7), planner="greedy"
+        )
+    else:
+        remat.enable(planned if part == "the whole" else planned.blocks, budget=remat.Fraction(0.7), planner="greedy")
+    assert equal(trained(planned, torch.compile(planned, backend="aot_eager")), trained(model, model))
+    if part != "a chain":
+        plans = plans_of(planned if part == "the whole" else planned.blocks).plans
+        assert [step.answer.overhead > 0 for step in plans.values()] == [True]
 
 
 def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None:

@@ -33,3 +33,13 @@ def test_strides_that_mean_a_view_are_one() -> None:
 def test_strides_that_mean_something_else_are_refused_beside_convolutions() -> None:
     with pytest.raises(CaptureError, match="strides of its own"):
         without_strides(traced([8, 16], [32, 2]))
+
+
+def test_other_operators_that_know_no_layout_are_refused_too() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = F.conv2d(x, w) * 2
+        return torch.as_strided_scatter(made, torch.ones(8, 16), [8, 16], [32, 2])
+
+    joint = make_fx(step, tracing_mode="fake")(torch.randn(8, 16, 3, 3), torch.randn(32, 16, 3, 3))
+    with pytest.raises(CaptureError, match="strides of its own"):
+        without_strides(joint)

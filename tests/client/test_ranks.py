@@ -46,7 +46,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused", "later")
+    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused", "later", "while_tracing")
 
 
 @pytest.mark.parametrize("name", ["ddp", "chain_in_ddp"])
@@ -83,6 +83,14 @@ def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]
         assert one[name] == other[name]
         assert one[name][0] < 4000
         assert one[name][1] is None
+    assert one["shared"] == "RematError: nobody is there"
+    assert other["shared"] == "RematError: the first rank failed: nobody is there"
+
+
+def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
+    """Else a collective that holds the interpreter's lock waits for gloo's workers, and they for that lock."""
+    for rank in found:
+        assert rank["while_tracing"]["heard"] == sum(range(500))
 
 
 @pytest.fixture(scope="module")
@@ -172,14 +180,15 @@ def test_ranks_may_have_plans_of_their_own(more: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ran(tmp_path_factory.mktemp("ranks"), "compiled_refused", "compiled", seconds=400)
+    return ran(tmp_path_factory.mktemp("ranks"), "compiled_refused", "compiled", "sharded_compiled", seconds=400)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(450)  # each rank compiles with g++
-def test_ranks_under_inductor_train_as_plain_ones_do(compiled: list[dict[str, Any]]) -> None:
-    """`torch.compile` of DDP as one graph, each rank by the first one's plan."""
-    same(compiled, "compiled")
+@pytest.mark.parametrize("name", ["compiled", "sharded_compiled"])
+def test_ranks_under_inductor_train_as_plain_ones_do(compiled: list[dict[str, Any]], name: str) -> None:
+    """`torch.compile` of DDP as one graph, and of blocks in FSDP2, each rank by the first one's plan."""
+    same(compiled, name)
 
 
 @pytest.mark.slow

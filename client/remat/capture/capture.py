@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
@@ -15,6 +15,8 @@ from torch import fx, nn
 from .. import _compat
 from ..errors import CaptureError
 from .parallel import refuse_sharded
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +147,13 @@ def _advice(module: nn.Module, error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:3])[:400]}" if lines else type(error).__name__
+
+
+def untraced(forward: F) -> F:
+    """A forward pass by a plan, which `torch.compile` leaves as it is: what is around it is compiled alone."""
+    reason = (
+        "remat runs this module by its plan, which Dynamo cannot trace; for a plan under Inductor's kernels give the "
+        "plain model to torch.compile(model, backend=remat.backend(budget, inner='inductor'))"
+    )
+    left: F = torch.compiler.disable(forward, reason=reason)  # type: ignore[no-untyped-call]
+    return left

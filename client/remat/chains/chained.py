@@ -10,6 +10,7 @@ from torch import nn
 from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
 from remat_ir.chain_plan import Verb
 
+from ..capture.capture import untraced
 from .stages import Do, Schedule, Stage, StageStep, run_by_plan
 
 _TRANSFERS = {Verb.OFFLOAD: Do.OFFLOAD, Verb.WAIT: Do.WAIT, Verb.DROP: Do.DROP, Verb.PREFETCH: Do.PREFETCH}
@@ -46,6 +47,7 @@ class ChainedModule(nn.Module):
         between = [Stage(module, (n,), n + 1, n + 1 in graded) for n, module in enumerate(stages)]
         self.schedule = Schedule(between, stage_steps(plan))
 
+    @untraced
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the stages give one after the other, with a backward pass by the plan."""
         if not torch.is_grad_enabled():

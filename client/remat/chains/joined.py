@@ -9,6 +9,7 @@ from torch import nn
 
 from remat_ir import Answer, Plan
 
+from ..capture.capture import untraced
 from .join_profile import ProfiledJoin, backward_stages
 from .stages import Do, Schedule, Stage, StageStep, run_by_plan
 
@@ -42,6 +43,7 @@ class JoinedModule(nn.Module):
         steps = join_steps(profiled.stages, backward_stages(profiled.lengths, backward), plan.computes)
         self.schedule = Schedule(profiled.stages, steps)
 
+    @untraced
     def forward(self, *xs: torch.Tensor) -> torch.Tensor:
         """What the head gives, with a backward pass by the plan."""
         if torch.is_grad_enabled():

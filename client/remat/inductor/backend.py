@@ -21,7 +21,7 @@ from ..planning.planner import FallbackPlanner, Planner, in_step
 from ..profiling.profile import device_kind
 from .cost import region_costs
 from .joint import joint_of
-from .layout import note_layouts, without_strides
+from .layout import note_layouts
 from .regions import region_graph, regions
 from .replan import Carried, Search
 
@@ -106,7 +106,6 @@ class InductorBackend(Backend):
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
-        without_strides(joint)
         noted = note_layouts(joint, num_fwd_outputs, **options)
         found = joint_of(joint, num_fwd_outputs, noted)
         step = regions(found.flow)

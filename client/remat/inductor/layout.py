@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .. import _compat, _compat_inductor
+from ..capture.dataflow import is_random
 from ..errors import CaptureError
 
 SAVED, FORWARD, BACKWARD = "remat_saved", "remat_forward", "remat_backward"
@@ -24,10 +25,14 @@ its forward and its backward pass write it to memory; there where they do."""
 AS_STRIDED = frozenset(
     getattr(torch.ops.aten, name).default for name in ("as_strided", "as_strided_scatter", "resize", "resize_as")
 )
-"""Operators that read a tensor's memory without regard to its layout, which must then be the metadata's."""
+"""Operators that read a tensor's memory without regard to its layout."""
 
 INDEX = frozenset({torch.int32, torch.int64})
 """Of tensors that say where a sum goes: computed in place they change how its loops are tiled."""
+
+READ = "remat_read"
+"""Metadata of a joint graph's node: the strides in which it is written to memory wherever it is computed, since one of
+`AS_STRIDED` read it there."""
 
 COMPUTED = "remat_computed"
 """Metadata of a joint graph's node: the strides of the loops that compute it, where those are not its value's own."""
@@ -36,21 +41,21 @@ COMPUTED = "remat_computed"
 def without_strides(joint: fx.GraphModule) -> None:
     """Turn `as_strided` into `reshape` where it means that, as in the decomposition of group norms.
 
-    A saved tensor may come back in another layout than its metadata's, and strides written for that one would read
-    other numbers: wrong gradients without a word.
+    Beside convolutions in channels last a saved tensor may come back in another layout than its metadata's, and strides
+    written for that one would read other numbers: wrong gradients without a word.
 
     Raises:
-        CaptureError: where it means something else, beside convolutions that Inductor runs in channels last.
+        CaptureError: where it means something else.
     """
     for node in joint.graph.nodes:
-        if node.target is not torch.ops.aten.as_strided.default:
+        if node.target not in AS_STRIDED:
             continue
         source, made = node.args[0].meta["val"], node.meta["val"]
-        whole = source.is_contiguous() and made.is_contiguous() and source.numel() == made.numel()
-        if whole and made.storage_offset() == source.storage_offset():
+        if node.target is torch.ops.aten.as_strided.default and _is_view(source, made):
             node.target = torch.ops.aten.reshape.default
             node.args, node.kwargs = (node.args[0], list(made.shape)), {}
-        elif _compat_inductor.prefers_channels_last(joint):
+            node.args[0].meta[READ] = tuple(source.stride())
+        else:
             raise CaptureError(
                 f"{node.name} reads memory by strides of its own, which a plan cannot carry out beside convolutions in "
                 "channels last under inner='inductor': use inner='eager'"
@@ -62,40 +67,44 @@ def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) ->
     """Note in a joint graph what plain Inductor saves, and in which layout it computes what a plan may save.
 
     Must be called where Inductor partitions. Returns whether there was something to note: without a convolution that
-    Inductor runs in channels last, layouts are those of the metadata everywhere.
+    Inductor runs in channels last, layouts are those of the metadata everywhere, and strides may be read by. With one
+    the graph is left `without_strides`.
+
+    Raises:
+        CaptureError: as `without_strides`.
     """
     if not _compat_inductor.prefers_channels_last(joint):
         return False
     plain = _compat_inductor.plain_layouts(joint, forward_outputs, **options)
     computed = _computed(joint)
-    for node in joint.graph.nodes:
-        if _read_as_strided(node):
-            node.meta[SAVED] = tuple(node.meta["val"].stride())
-            continue
-        for note, known in ((SAVED, plain.saved), (FORWARD, plain.forward), (BACKWARD, plain.backward)):
-            if node.name in known:
-                node.meta[note] = known[node.name]
-        if node in computed:
-            node.meta[COMPUTED] = computed[node]
+    first = _first_alike(joint)
+    for note, known in ((SAVED, plain.saved), (FORWARD, plain.forward), (BACKWARD, plain.backward)):
+        alike = {first[node]: known[node.name] for node in joint.graph.nodes if node.name in known}
+        for node in joint.graph.nodes:
+            if first[node] in alike:
+                node.meta[note] = alike[first[node]]
+    for node, strides in computed.items():
+        node.meta[COMPUTED] = strides
+    without_strides(joint)  # not before: what plain Inductor writes to memory for them has been noted
     return True
 
 
-def _read_as_strided(node: fx.Node) -> bool:
-    """Whether a tensor's memory is read by strides of the reader's own, be it through a view."""
-    value = node.meta.get("val")
-    if node.op != "call_function" or not isinstance(value, torch.Tensor):
-        return False
-    own = _compat.storage_key(value)
-    stack, seen = [node], {node}
-    while stack:
-        for user in stack.pop().users:
-            if user.target in AS_STRIDED:
-                return True
-            made = user.meta.get("val")
-            if user not in seen and isinstance(made, torch.Tensor) and _compat.storage_key(made) == own:
-                seen.add(user)
-                stack.append(user)
-    return False
+def _first_alike(joint: fx.GraphModule) -> dict[fx.Node, fx.Node]:
+    """For each node the first one that computes the same of the same: plain Inductor merges them before it saves."""
+    found: dict[fx.Node, fx.Node] = {}
+    known: dict[str, fx.Node] = {}
+    for node in joint.graph.nodes:
+        found[node] = node
+        if node.op == "call_function" and not is_random(node):
+            args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), found.__getitem__)
+            found[node] = known.setdefault(f"{node.target} {args} {kwargs}", node)
+    return found
+
+
+def _is_view(source: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether one holds all of the other's elements in the same order."""
+    whole = source.is_contiguous() and made.is_contiguous() and source.numel() == made.numel()
+    return whole and made.storage_offset() == source.storage_offset()
 
 
 def _computed(joint: fx.GraphModule) -> dict[fx.Node, tuple[int, ...]]:
@@ -136,21 +145,22 @@ def keep_layouts(forward: fx.GraphModule, backward: fx.GraphModule, results: int
     What is saved but would not be by plain Inductor is saved as a copy in the layout in which it is computed, so that
     the forward pass reads it as if it were not saved; the copy is what is stored, not one more. What plain Inductor
     saves in another layout than it computes in, and the plan computes again, is written in that layout before it is
-    read. And what a pass of plain Inductor's writes to memory, since enough reads it, is written in that pass here,
-    too, whatever is read or computed again around it.
+    read. What a pass of plain Inductor's writes to memory, since enough reads it, is written in that pass here, too,
+    whatever is read or computed again around it. And what strides were read by is written in their order in either.
 
     Args:
         forward, backward: as Inductor takes them, of a joint graph with layouts noted.
         results: how many of the forward graph's outputs are the caller's.
     """
     output = forward.graph.output_node()
-    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    saved = frozenset(outputs[results:])
+    saved = frozenset(list(output.args[0])[results:])  # type: ignore[arg-type]
     for graph, written in ((forward.graph, FORWARD), (backward.graph, BACKWARD)):
         for node in list(graph.nodes):
-            strides = None if node in saved else _to_store(node, written)
+            # Inductor saves in layouts of its own choice: what strides were read by is written beside what is saved
+            strides = node.meta.get(READ) if node in saved else _to_store(node, written)
             if strides is not None:
                 _store(graph, node, strides)
+    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for position in range(results, len(outputs)):
         outputs[position] = _copy(forward.graph, outputs[position])
     output.args = (tuple(outputs),)
@@ -160,6 +170,8 @@ def keep_layouts(forward: fx.GraphModule, backward: fx.GraphModule, results: int
 
 def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
     """The strides in which a node has to be written to memory, or None."""
+    if READ in node.meta:
+        return node.meta[READ]  # type: ignore[no-any-return]
     if node.op != "call_function" or not _compat_inductor.is_fusible_node(node):
         return None
     value = node.meta.get("val")
@@ -178,7 +190,8 @@ def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
 
 def _store(graph: fx.Graph, node: fx.Node, strides: Sequence[int]) -> None:
     """Let what reads a node read it from memory."""
-    with graph.inserting_after(node):
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
         stored = graph.call_function(_compat_inductor.stored, (node, list(strides)))
     node.replace_all_uses_with(stored, delete_user_cb=lambda user: user is not stored)
     stored.meta = dict(node.meta)
@@ -188,7 +201,7 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """What is saved in place of a node."""
     value = node.meta.get("val")
     known = SAVED in node.meta or not isinstance(value, torch.Tensor) or value.dim() < 3
-    if known or node.op != "call_function" or not _compat_inductor.is_fusible_node(node):
+    if READ not in node.meta and (known or node.op != "call_function" or not _compat_inductor.is_fusible_node(node)):
         return node
     strides = node.meta.get(COMPUTED)
     with graph.inserting_before(graph.output_node()):

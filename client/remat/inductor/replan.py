@@ -147,7 +147,8 @@ class Search:
         """The planning budget to try next, or None."""
         if peak is None:
             # regions count more than fused code needs: what is infeasible for them may still fit
-            return answer.least_budget_bytes if len(self.tries) == 1 and answer.plan is None else None
+            least = answer.least_budget_bytes if answer.plan is None else None
+            return least if least not in {tried for tried, _ in self.tries} else None
         reached = min(planning, answer.peak_bytes or planning)
         if peak > self.budget:
             self.fails = reached if self.fails is None else min(self.fails, reached)

@@ -14,7 +14,7 @@ from torch import nn
 
 from remat_ir import Answer
 
-from ..capture.capture import generator_states, restore_generators
+from ..capture.capture import generator_states, restore_generators, untraced
 from ..chains.chained import ChainedModule
 from ..errors import CaptureError
 from .kinds import Holders, kind_of_call, what_changed
@@ -130,6 +130,7 @@ class Rematerialized(nn.Module):
         self._check = SelfCheck() if self_check else None
         self.training = module.training
 
+    @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, with a backward pass by the plan."""
         original = self.__dict__["original"]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from ..capture.capture import untraced
 from ..capture.parallel import fsdp_module
 from ..planning.budget import Budget
 from .execute import Rematerialized
@@ -53,6 +54,7 @@ def refuse_enabled(model: nn.Module) -> None:
 def install(model: M, planned: Rematerialized) -> M:
     """Let a module run by the plans of its twin when it trains."""
 
+    @untraced
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
         original: nn.Module = planned.__dict__["original"]

@@ -90,7 +90,7 @@ class RankPlanner:
             try:
                 answer = ask()
             except Exception as error:  # the others wait for a word, whatever happens here
-                return {"digest": digest, "error": str(error) or type(error).__name__}
+                return {"digest": digest, "error": _reason(error)}
             return {"digest": digest, "answer": answer.to_json()}
 
         heard = self.share(told)
@@ -147,9 +147,29 @@ class RankPlanner:
         return [int(number) for number in found.tolist()]
 
     def share(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on the first rank, on all of them; JSON, so nothing received is ever code."""
+        """What `make` returns on the first rank, on all of them; JSON, so nothing received is ever code.
+
+        Raises:
+            RematError: `make` raised on the first rank, which raises that itself; every rank hears why.
+        """
+        failed: Exception | None = None
+        text = b""
+        if self.first:
+            try:
+                text = json.dumps({"made": make()}).encode()
+            except Exception as error:  # the others wait for a word, whatever happens here
+                failed = error
+                text = json.dumps({"error": _reason(error)}).encode()
+        heard = json.loads(self._broadcast(text))
+        if failed is not None:
+            raise failed
+        if "error" in heard:
+            raise RematError(f"the first rank failed: {heard['error']}")
+        return heard["made"]
+
+    def _broadcast(self, text: bytes) -> bytes:
+        """The first rank's text."""
         device = _device(self.group)
-        text = json.dumps(make()).encode() if self.first else b""
         size = torch.tensor([len(text)], device=device)
         source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
         dist.broadcast(size, source, group=self.group)
@@ -157,7 +177,7 @@ class RankPlanner:
         if self.first:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source, group=self.group)
-        return json.loads(bytes(data.cpu().tolist()))
+        return bytes(data.cpu().tolist())
 
 
 class RankLater(Generic[T]):
@@ -199,7 +219,7 @@ class RankLater(Generic[T]):
         try:
             return {"answer": self._asked.result().to_json()}
         except Exception as error:  # the others wait for a word, whatever happens here
-            return {"error": str(error) or type(error).__name__}
+            return {"error": _reason(error)}
 
     def _use(self, told: dict[str, Any]) -> T | None:
         try:
@@ -258,6 +278,10 @@ class RankProfiles:
         """The first rank's, of kernels that were not all measured: nothing is written."""
         heard = self._ranks.share(lambda: {s: list(p) for s, p in profiles.items()})
         return {s: Profile(*p) for s, p in heard.items()}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _device(group: Any) -> torch.device:

@@ -216,13 +216,13 @@ class Split:
 
     def _picked(self, rest: Rest, allowed: int, fixed: int) -> list[Point]:
         """A point for each unit, by the greedy curves first, then among what the planner made of what they picked."""
-        first = self.ranks is None or self.ranks.first
-        picks = self._first_picks(rest, allowed, fixed) if first else None
-        if self.ranks is not None:
-            picks = self.ranks.share(lambda: picks)
+
+        def first() -> list[Pick] | str:
+            return self._first_picks(rest, allowed, fixed)
+
+        picks = first() if self.ranks is None else self.ranks.share(first)
         if isinstance(picks, str):
             raise BudgetTooSmall(picks, _no_answer(fixed + allowed))
-        assert picks is not None
         for pick in dict.fromkeys(Pick(*numbers) for numbers in picks):
             if pick not in self.solved:
                 self.solved[pick] = self._solved(pick)
