@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, njit
+
+from .._numba import int32, njit
 
 NEVER = 1 << 29
 """Stands for infinity; two of them and the costs of one pass still fit an int32."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, njit
+
+from .._numba import int32, njit
 
 WIDTH = 64
 """Memory slots that one pass of the table handles: their rows of all (s', t) stay in the last-level cache."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from remat_ir import JoinPlan, JoinStep, JoinVerb
+
+from .._numba import njit
 
 NEVER = 1 << 30
 MOST_STATES = 120_000_000

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from .._numba import njit
 
 FOREVER = np.inf
 NEEDED = -1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -13,6 +14,8 @@ from .anneal import anneal
 from .greedy import greedy_plans
 from .profile import BEST_COST, BEST_LENGTH, Ints
 from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
+
+_log = logging.getLogger("remat.solver")
 
 SLICE, _SHORT = 8192, 2048
 """Moves between two looks at the clock: 10 to 100 ms; fewer while there is no schedule within the budget."""
@@ -226,13 +229,17 @@ _compiled = threading.Event()
 
 @cache
 def compiling() -> threading.Event:
-    """Compile the search in a thread of its own, or load it from numba's cache; the event tells when that is done."""
+    """Compile the search in a thread of its own, or load it from numba's cache; the event tells when that is over."""
 
     def compile_all() -> None:
-        search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
-        search.adopt((0, 1, 0, 2))
-        search.step(64, _HOT, _COLD)
-        _compiled.set()
+        try:
+            search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
+            search.adopt((0, 1, 0, 2))
+            search.step(64, _HOT, _COLD)
+        except Exception:  # nobody waits in vain: the first search compiles again, and raises what is the matter
+            _log.warning("the search could not be compiled ahead of its use", exc_info=True)
+        finally:
+            _compiled.set()
 
     threading.Thread(target=compile_all, name="compile-search", daemon=True).start()
     return _compiled

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .._numba import njit
 
 Ints: TypeAlias = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])

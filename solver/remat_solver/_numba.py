@@ -1,0 +1,29 @@
+"""The way in to numba, which marks up no message in colour.
+
+Where colorama is installed, numba lets it take the place of `sys.stdout` and `sys.stderr` and give them back for each
+error message: thousands of times in one compilation, for errors that are caught again. From a thread that undoes
+whoever redirects these streams meanwhile, and a compilation fails where one of them has been closed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_PLAIN = "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"
+_set_here = "numba" not in sys.modules and _PLAIN not in os.environ
+if _set_here:  # numba reads it once, while it is imported
+    os.environ[_PLAIN] = "1"
+try:
+    from numba import int32, njit
+    from numba.core import errors
+finally:
+    if _set_here:
+        del os.environ[_PLAIN]
+
+_scheme: Any = errors.termcolor()
+if hasattr(_scheme, "_markup"):  # numba had been imported before
+    _scheme._markup = lambda message, *_: message
+
+__all__ = ["int32", "njit"]
