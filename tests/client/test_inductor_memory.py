@@ -10,8 +10,8 @@ from remat._compat_inductor import Event, Generated
 from remat.capture.operations import Measured, to_graph
 from remat.errors import CaptureError
 from remat.inductor.joint import joint_of, with_updates
-from remat.inductor.memory import step_peak
-from remat.inductor.regions import regions
+from remat.inductor.memory import Kernel, step_memory
+from remat.inductor.regions import REGION, regions
 from remat.lowering.lower import lower
 from remat_ir import plain_plan
 
@@ -35,26 +35,26 @@ def free(name: str) -> Event:
     return Event("free", name)
 
 
-def nothing(node: fx.Node) -> int:
-    return 0
+def peak(forward: Generated, backward: Generated, tangents: list[int], results: int) -> int:
+    return step_memory(forward, backward, tangents, results, lambda _: 0)[0]
 
 
 def test_saved_tensors_live_until_the_backward_pass_drops_them() -> None:
     """Saved 100 B and 30 B; dropping the first makes room for the next; inputs of the caller's are not counted."""
     forward = code([alloc("a", 100), alloc("t", 50), alloc("b", 30), free("t")], ["p"], ["a", "p", "b"])
     backward = code([free("a1"), free("p1"), alloc("g", 90), free("b1")], ["a1", "p1", "b1", "tangent"], ["g"])
-    assert step_peak(forward, backward, [16], 0, nothing) == 180
+    assert peak(forward, backward, [16], 0) == 180
     late = code([alloc("g", 90), free("a1"), free("b1")], ["a1", "p1", "b1", "tangent"], ["g"])
-    assert step_peak(forward, late, [16], 0, nothing) == 100 + 30 + 16 + 90
+    assert peak(forward, late, [16], 0) == 100 + 30 + 16 + 90
 
 
 def test_reuse_and_views_share_one_storage() -> None:
     """A buffer that takes another's place costs nothing; a storage goes with the last of its names."""
     reused = code([alloc("a", 100), alias("b", "a"), free("a"), alloc("c", 10)], [], ["b", "c"])
     empty = code([], ["b1", "c1", "tangent"], [])
-    assert step_peak(reused, empty, [0], 0, nothing) == 110
+    assert peak(reused, empty, [0], 0) == 110
     viewed = code([alloc("a", 100), alias("v", "a"), free("a"), alloc("c", 10), free("v"), alloc("d", 100)], [], ["c"])
-    assert step_peak(viewed, empty, [0], 0, nothing) == 110
+    assert peak(viewed, empty, [0], 0) == 110
 
 
 def test_what_a_kernel_makes_unread_goes_with_it() -> None:
@@ -64,15 +64,15 @@ def test_what_a_kernel_makes_unread_goes_with_it() -> None:
     events += [alias("y", "k[0]"), free("k"), alloc("z", 60)]
     forward = code(events, [], ["y", "z"])
     empty = code([], ["y1", "z1", "tangent"], [])
-    assert step_peak(forward, empty, [0], 0, nothing) == 100
-    assert step_peak(forward, empty, [0], 0, lambda _: 25) == 125, "its workspace counts on top of what it makes"
+    assert peak(forward, empty, [0], 0) == 100
+    assert step_memory(forward, empty, [0], 0, lambda _: 25)[0] == 125, "its workspace counts on top of what it makes"
 
 
 def test_results_of_the_callers_stay() -> None:
     """What the forward pass returns to the caller is there all through the backward pass; so is a loss's gradient."""
     forward = code([alloc("loss", 4), alloc("a", 100)], [], ["loss", "a"])
     backward = code([free("a1"), free("tangent"), alloc("g", 200)], ["a1", "tangent"], ["g"])
-    assert step_peak(forward, backward, [4], 1, nothing) == 4 + 4 + 200
+    assert peak(forward, backward, [4], 1) == 4 + 4 + 200
 
 
 def joint(update_twice: bool = False) -> fx.GraphModule:
@@ -117,3 +117,16 @@ def test_an_input_updated_twice_is_refused() -> None:
     """What the form of one update an input cannot hold is an error, not a silent choice."""
     with pytest.raises(CaptureError, match="updates"):
         joint_of(joint(update_twice=True), 1)
+
+
+def test_kernels_name_the_regions_that_run_in_them() -> None:
+    """Each allocation and call with its pass, its regions and the memory then; a node of no region names none."""
+    graph = fx.Graph()
+    first, second, none = (graph.placeholder(name) for name in ("first", "second", "none"))
+    first.meta[REGION], second.meta[REGION] = 3, 5
+    forward = code(
+        [Event("alloc", "a", size=100, origins=(first, second)), Event("alloc", "n", origins=(none,))], [], ["a"]
+    )
+    backward = code([Event("call", "k", node=second, origins=(second,))], ["a1", "tangent"], [])
+    _, kernels = step_memory(forward, backward, [16], 0, lambda _: 25)
+    assert kernels == [Kernel(False, frozenset({3, 5}), 100), Kernel(True, frozenset({5}), 100 + 16 + 25)]

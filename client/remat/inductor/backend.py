@@ -27,13 +27,14 @@ from .replan import Carried, Search
 
 log = logging.getLogger("remat")
 
-FORMAT = 1
+FORMAT = 2
 """Of the cache keys; another number for another way of carrying out plans."""
 
 NOT_WITH = {
     "cpp_wrapper": "the generated code's memory is read from Inductor's Python wrapper",
     "fallback_random": "random kernels of torch's own can be neither kept cheaply nor run again",
     "custom_partitioner_fn": "the plan takes its place",
+    "inductor_choices_class": "what is fused decides how much the plan's code holds",
 }
 """Options of Inductor that plans cannot be carried out with, and why."""
 
@@ -74,13 +75,14 @@ class InductorBackend(Backend):
         with _compat.only_real_tensors():
             return self.planner.plan(problem, **self.asking)  # type: ignore[arg-type]
 
-    def _agreed(self, peak: int) -> int:
-        """The highest of the peaks that ranks find who are asked in step; without others, this process's own."""
-        least = getattr(self.planner, "least", None)
-        if least is None:
-            return peak
+    def _agreed(self, found: Sequence[int]) -> list[int]:
+        """The most that any rank finds of each number, if they are asked in step; alone, what is found here."""
+        most = getattr(self.planner, "most", None)
+        if most is None:
+            return list(found)
         with _compat.only_real_tensors():
-            return -int(least(-peak))
+            agreed: list[int] = most(found)
+        return agreed
 
     def _seen(self, backward: bool, generated: _compat_inductor.Generated) -> None:
         if not self.carried:
@@ -116,7 +118,7 @@ class InductorBackend(Backend):
         budget = budget_bytes(self.budget, graph, self.slack)
         carried = Search(found, step, graph, num_fwd_outputs, budget, self._ask, self.table, self._agreed).run()
         self.answers.append(carried.answer)
-        self.graphs.append(graph)
+        self.graphs.append(carried.graph)
         self.carried.append(carried)
         return carried.forward, carried.backward
 

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
 from .._compat_inductor import Generated
 from ..capture.dataflow import tensors
+from .regions import REGION
 
 SCALAR_BYTES = 8
 
 Workspace = Callable[[fx.Node], int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of the generated code.
+
+    Attributes:
+        backward: whether it is in the backward pass.
+        regions: what runs in it.
+        peak_bytes: the memory while it runs, above the parameters, buffers and inputs.
+    """
+
+    backward: bool
+    regions: frozenset[int]
+    peak_bytes: int
 
 
 class _Memory:
@@ -24,6 +41,7 @@ class _Memory:
         self.of: dict[str, int] = {}
         self.items: dict[str, list[str]] = {}
         self.now = self.worst = 0
+        self.kernels: list[Kernel] = []
 
     def alloc(self, name: str, size: int) -> None:
         self.of[name] = len(self.sizes)
@@ -51,8 +69,9 @@ class _Memory:
         if name in self.of:
             self.let_go(self.of.pop(name))
 
-    def play(self, generated: Generated) -> None:
+    def play(self, generated: Generated, backward: bool) -> None:
         for event in generated.events:
+            work = 0
             if event.kind == "alloc":
                 self.alloc(event.name, event.size)
                 if event.source:
@@ -62,7 +81,10 @@ class _Memory:
             elif event.kind == "free":
                 self.free(event.name)
             elif event.kind == "call" and event.node is not None:
-                self.worst = max(self.worst, self.now + self.workspace(event.node))
+                work = self.workspace(event.node)
+                self.worst = max(self.worst, self.now + work)
+            if regions := frozenset(node.meta[REGION] for node in event.origins if REGION in node.meta):
+                self.kernels.append(Kernel(backward, regions, self.now + work))
 
     def leave(self, generated: Generated) -> list[int | None]:
         """The generated code returns: only its results stay. Returns the storage of each result."""
@@ -75,8 +97,10 @@ class _Memory:
         return found
 
 
-def step_peak(forward: Generated, backward: Generated, tangents: Sequence[int], results: int, work: Workspace) -> int:
-    """The peak in bytes above the parameters, buffers and inputs.
+def step_memory(
+    forward: Generated, backward: Generated, tangents: Sequence[int], results: int, work: Workspace
+) -> tuple[int, list[Kernel]]:
+    """The peak in bytes above the parameters, buffers and inputs, and the kernels that allocate, in order.
 
     Args:
         forward, backward: what Inductor generates for the two passes.
@@ -85,7 +109,7 @@ def step_peak(forward: Generated, backward: Generated, tangents: Sequence[int], 
         work: the bytes that a kernel of torch's own needs while it runs, beyond inputs and outputs.
     """
     memory = _Memory(work)
-    memory.play(forward)
+    memory.play(forward, backward=False)
     saved = memory.leave(forward)[results:]
     for name, storage in zip(backward.inputs, saved, strict=False):
         if storage is not None:
@@ -94,8 +118,8 @@ def step_peak(forward: Generated, backward: Generated, tangents: Sequence[int], 
         memory.alloc(name, size)
         if size <= SCALAR_BYTES:
             memory.hold(memory.of[name])  # a loss's own gradient, which backward() holds to its end
-    memory.play(backward)
-    return memory.worst
+    memory.play(backward, backward=True)
+    return memory.worst, memory.kernels
 
 
 def tangent_bytes(backward: fx.GraphModule, saved: int) -> list[int]:

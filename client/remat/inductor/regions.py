@@ -14,13 +14,21 @@ from ..capture.dataflow import Dataflow, is_random
 from ..capture.group import groups
 from ..capture.operations import Kind, Measured, Op, Operations, operations, to_graph
 
+REGION = "remat_region"
+"""Of a node: the number of its region, which the nodes that are lowered from it keep."""
+
 
 def regions(flow: Dataflow) -> Operations:
     """The step as fusion regions: what Inductor fuses is one op where no option is lost by it.
 
     Seeds are drawn once and kept; what is made of them can be made again, since it is a pure function of its seed.
     """
-    return operations(flow, groups(flow, cheap=_compat_inductor.is_fusible_node, fused=True), replayed=False)
+    step = operations(flow, groups(flow, cheap=_compat_inductor.is_fusible_node, fused=True), replayed=False)
+    for index, op in enumerate(step.ops):
+        if op.kind is Kind.KERNELS:
+            for node in op.nodes:
+                node.meta[REGION] = index
+    return step
 
 
 def region_graph(step: Operations, costs: Mapping[Op, Measured], fixed_bytes: int) -> Graph:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from remat_ir import Answer, Compute, Graph, Plan, Problem, verify
+from remat_ir import Answer, Compute, Graph, Plan, Problem, replay, verify
 
 from .. import _compat, _compat_inductor
 from ..capture.operations import Operations
@@ -18,12 +18,12 @@ from ..planning.budget import readable
 from ..planning.planner import plan_or_raise
 from ..profiling.profile import Table, profile_kernels, signature
 from .joint import Joint, with_updates
-from .memory import step_peak, tangent_bytes
+from .memory import Kernel, step_memory, tangent_bytes
 
 log = logging.getLogger("remat")
 
-TRIES = 5
-"""How many plans are asked for at most."""
+TRIES, MOST_TRIES = 5, 12
+"""How many plans are asked for at most, and at most while the code of none fits."""
 
 MOST_STEPS = 2.0
 """Computations for each op beyond which a plan is not lowered: Inductor compiles such plans for minutes."""
@@ -65,11 +65,12 @@ class Carried:
 
 @dataclass(eq=False)
 class Search:
-    """The search for a planning budget whose plan, as Inductor runs it, fits the real one.
+    """The search for a plan that, as Inductor runs it, fits the budget.
 
     Inductor's fusion holds some tensors longer than the plan, and never makes others; what its generated code allocates
-    decides. A plan over the budget is asked for again with that much less, one well under it with that much more.
-    Ranks that train in step go by the highest of their peaks, so that all of them ask the same.
+    decides. Where a plan's code exceeds the budget, what it holds there beyond the plan becomes a workspace, and the
+    planner is asked again: for a plan of a smaller budget where that leaves none, of a larger one where there is room.
+    Ranks that train in step go by the highest of what they find, so that all of them ask the same.
     """
 
     joint: Joint
@@ -79,12 +80,13 @@ class Search:
     budget: int
     ask: Callable[[Problem], Answer]
     table: Table | None
-    agreed: Callable[[int], int]
+    agreed: Callable[[Sequence[int]], list[int]]
     tries: list[tuple[int, int | None]] = field(default_factory=list)
     best: Carried | None = None
     workspaces: dict[str, int] = field(default_factory=dict)
     fits: int = 0
-    fails: int | None = None
+    over: tuple[int, int] | None = None
+    beyond: list[int] = field(default_factory=list)
 
     def run(self) -> Carried:
         """The cheapest plan found that fits.
@@ -92,21 +94,22 @@ class Search:
         Raises:
             BudgetTooSmall, NothingFound: there is none; the message says what would do.
         """
+        self._forget()
         planning: int | None = self.budget
-        least: int | None = None
-        while planning is not None and len(self.tries) < TRIES:
-            answer = self.ask(Problem(self.graph, planning))
-            peak = self._try(planning, answer)
+        while planning is not None and len(self.tries) < (TRIES if self.best else MOST_TRIES):
+            problem = Problem(self._charged(), planning)
+            answer = self.ask(problem)
+            peak, kernels = self._try(problem, answer)
             self.tries.append((planning, peak))
-            if peak is not None:
-                least = peak if least is None else min(least, peak)
-            planning = self._next(planning, answer, peak)
+            log.info("plan %d for %s: %s", len(self.tries), readable(planning), _needs(peak))
+            planning = self._next(planning, answer, peak, kernels)
         if self.best is not None:
             log.info("planned under Inductor: %s", _told(self.best, self.tries))
             return self._with_tries(self.best)
-        if least is None:
+        peaks = [peak for _, peak in self.tries if peak is not None]
+        if not peaks:
             plan_or_raise(answer)
-        over = f"the smallest of {len(self.tries)} plans needs {readable(least)}" if least else "its plans thrash"
+        over = f"the smallest of {len(self.tries)} plans needs {readable(min(peaks))}" if peaks else "its plans thrash"
         raise NothingFound(
             f"No plan's generated code fits {readable(self.budget)}: {over}; raise the budget, or use inner='eager'",
             answer,
@@ -115,13 +118,12 @@ class Search:
     def _with_tries(self, carried: Carried) -> Carried:
         return Carried(**{**vars(carried), "tries": tuple(self.tries)})
 
-    def _try(self, planning: int, answer: Answer) -> int | None:
-        """The peak of an answer's plan in the code generated for it; None without a plan worth lowering."""
+    def _try(self, problem: Problem, answer: Answer) -> tuple[int | None, list[Kernel]]:
+        """The peak of the code generated for an answer's plan, and its kernels; None without a plan worth lowering."""
         if answer.plan is None:
-            return None
+            return None, []
         if not isinstance(answer.plan, Plan):
             raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
-        problem = Problem(self.graph, planning)
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
         computes = sum(isinstance(s, Compute) for s in answer.plan.steps)
         if computes > MOST_STEPS * len(self.step.ops):
@@ -130,36 +132,77 @@ class Search:
                 computes,
                 len(self.step.ops),
             )
-            return None
+            return None, []
         forward, backward = with_updates(self.joint, lower(self.step, answer.plan))
         first, second = _compat_inductor.dry_run(forward, backward, self.results)
         saved = len(forward.graph.output_node().args[0]) - self.results  # type: ignore[arg-type]
-        above = step_peak(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
-        peak = self.agreed(self.graph.fixed_bytes + above)
+        above, kernels = step_memory(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
+        (peak,) = self.agreed([self.graph.fixed_bytes + above])
         carried = Carried(
-            self.graph, self.budget, answer, peak, (first.estimate_bytes, second.estimate_bytes), (), forward, backward
+            problem.graph,
+            self.budget,
+            answer,
+            peak,
+            (first.estimate_bytes, second.estimate_bytes),
+            (),
+            forward,
+            backward,
         )
         if peak <= self.budget and (self.best is None or (answer.cost_ns or 0) < (self.best.answer.cost_ns or 0)):
             self.best = carried
-        return peak
+        return peak, kernels
 
-    def _next(self, planning: int, answer: Answer, peak: int | None) -> int | None:
+    def _charged(self) -> Graph:
+        """The graph with what generated code was found to hold beyond the plan, as workspaces."""
+        own = self.graph.op_workspace_bytes
+        return replace(self.graph, op_workspace_bytes=tuple(map(sum, zip(own, self.beyond, strict=True))))
+
+    def _forget(self) -> None:
+        self.beyond = [0] * self.graph.ops
+
+    def _charge(self, kernels: Sequence[Kernel], plan: Plan, planning: int) -> bool:
+        """Charge the busiest region of each kernel over the budget with what is too much there; False: nothing new."""
+        planned: dict[tuple[bool, int], int] = {}
+        late = False
+        for moment in replay(self.graph, plan):
+            late |= moment.op == self.step.turn
+            if moment.op is not None:
+                planned[late, moment.op] = max(planned.get((late, moment.op), 0), moment.peak_bytes)
+        beyond = list(self.beyond)
+        for kernel in kernels:
+            excess = self.graph.fixed_bytes + kernel.peak_bytes - self.budget
+            known = [(planned[kernel.backward, r], r) for r in kernel.regions if (kernel.backward, r) in planned]
+            if excess > 0 and known:
+                most, region = max(known)
+                beyond[region] = max(beyond[region], planning + excess - most)
+        before, self.beyond = self.beyond, self.agreed(beyond)
+        return self.beyond != before
+
+    def _next(self, planning: int, answer: Answer, peak: int | None, kernels: Sequence[Kernel]) -> int | None:
         """The planning budget to try next, or None."""
+        if peak is None and self.over is not None and any(self.beyond):  # more than any plan can spare
+            self._forget()
+            return self._smaller(*self.over)
         if peak is None:
             # regions count more than fused code needs: what is infeasible for them may still fit
             least = answer.least_budget_bytes if answer.plan is None else None
             return least if least not in {tried for tried, _ in self.tries} else None
         reached = min(planning, answer.peak_bytes or planning)
         if peak > self.budget:
-            self.fails = reached if self.fails is None else min(self.fails, reached)
-            wanted = reached - (peak - self.budget)
-            return wanted if wanted > self.fits else (self.fits + self.fails) // 2
+            if not any(self.beyond):
+                self.over = reached, peak
+            assert isinstance(answer.plan, Plan)
+            return planning if self._charge(kernels, answer.plan, planning) else self._smaller(reached, peak)
         self.fits = max(self.fits, reached)
         room = self.budget - peak
-        if not answer.overhead or room < WORTH_A_TRY * (self.budget - self.graph.fixed_bytes):
+        better = self.best is not None and self.best.answer is answer
+        if not better or not answer.overhead or room < WORTH_A_TRY * (self.budget - self.graph.fixed_bytes):
             return None
-        wanted = max(planning, reached) + room
-        return wanted if self.fails is None or wanted < self.fails else (self.fits + self.fails) // 2
+        return max(planning, reached) + room
+
+    def _smaller(self, reached: int, peak: int) -> int:
+        wanted = reached - (peak - self.budget)
+        return wanted if wanted > self.fits else (self.fits + reached) // 2
 
     def _workspace(self, node: fx.Node) -> int:
         """Bytes that one of torch's own kernels needs while it runs in the generated code, in its layouts there."""
@@ -168,6 +211,10 @@ class Search:
             with _compat.only_real_tensors():
                 self.workspaces[key] = profile_kernels([node], self.table).kernels[node].workspace_bytes
         return self.workspaces[key]
+
+
+def _needs(peak: int | None) -> str:
+    return "none to lower" if peak is None else f"its code needs {readable(peak)}"
 
 
 def _told(carried: Carried, tries: list[tuple[int, int | None]]) -> str:

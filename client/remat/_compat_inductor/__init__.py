@@ -1,0 +1,34 @@
+"""Every private name of Inductor that the client uses, behind a self-test of its own; imported only when asked for."""
+
+from .code import Event, Generated, generated
+from .compiling import (
+    Partitioner,
+    compile_graph,
+    copied,
+    dry_run,
+    is_seed,
+    plain_layouts,
+    prefers_channels_last,
+    run,
+)
+from .operators import force_stride_order, materialized_copy, stored
+from .parts import config, is_fusible_node
+
+__all__ = [
+    "Event",
+    "Generated",
+    "Partitioner",
+    "compile_graph",
+    "config",
+    "copied",
+    "dry_run",
+    "force_stride_order",
+    "generated",
+    "is_fusible_node",
+    "is_seed",
+    "materialized_copy",
+    "plain_layouts",
+    "prefers_channels_last",
+    "run",
+    "stored",
+]

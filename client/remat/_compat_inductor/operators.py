@@ -1,0 +1,30 @@
+"""Operators by which a graph tells Inductor what to write to memory, and in which layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .parts import ExternKernel, get_stride_order, register_lowering
+
+force_stride_order: Any = torch.ops.prims.inductor_force_stride_order.default
+"""Stores a tensor in an order of strides, which is then that of its value, too."""
+
+materialized_copy: Any = torch.ops.aten.lift_fresh_copy.default
+"""A copy that Inductor's removal of what does nothing leaves alone, unlike `clone`; lowered as one."""
+
+
+_library: Any = torch.library.Library("remat", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("stored(Tensor x, int[] strides) -> Tensor")
+_library.impl("stored", lambda x, strides: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_fake("remat::stored", lambda x, strides: torch.empty_like(x), lib=_library)
+stored: Any = torch.ops.remat.stored.default
+"""Stores a tensor in an order of strides, of which its value says nothing: Inductor's own choices change none, either,
+and views of the value stay what they are."""
+
+
+@register_lowering(stored, type_promotion_kind=None)
+def _lower_stored(x: Any, strides: Sequence[int]) -> Any:
+    return ExternKernel.require_stride_order(x, get_stride_order(strides))

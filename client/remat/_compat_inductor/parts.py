@@ -1,0 +1,101 @@
+"""The parts of Inductor that plans under it rely on, and the self-test that they are there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    import torch._functorch.config as functorch_config
+    from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile_fx, config
+    from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen import wrapper
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.fusion_regions import is_fusible_node
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ComputedBuffer, ExternKernel, FixedLayout, get_stride_order
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.utils import get_dtype_size
+    from torch._inductor.virtualized import V
+except ImportError as error:
+    raise ImportError(
+        f"plans under Inductor need torch 2.13's Inductor, and torch {torch.__version__} lacks a part of it: {error}"
+    ) from error
+
+
+__all__ = [
+    "ComputedBuffer",
+    "CustomPartitionerFn",
+    "DebugContext",
+    "ExternKernel",
+    "FixedLayout",
+    "GraphLowering",
+    "InductorChoices",
+    "TracingContext",
+    "V",
+    "collect_bw_donated_buffer_idxs",
+    "compile_fx",
+    "config",
+    "functorch_config",
+    "get_dtype_size",
+    "get_stride_order",
+    "is_fusible_node",
+    "min_cut_rematerialization_partition",
+    "register_lowering",
+    "tracing",
+    "wrapper",
+]
+
+
+def missing() -> list[str]:
+    """What this torch lacks of what plans under Inductor rely on: the self-test, run at import."""
+    found: list[str] = []
+    wanted: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
+        (compile_fx.compile_fx, ("model_", "example_inputs_", "inner_compile", "config_patches")),
+        (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
+        (compile_fx.compile_fx_backward, ("gm", "compiler_config_extra", "inner_compile")),
+        (compile_fx._InProcessFxCompile.codegen_and_compile, ("gm", "inputs_to_check", "graph_kwargs")),
+        (collect_bw_donated_buffer_idxs, ("fw_module", "bw_module", "fw_metadata")),
+        (InductorChoices.can_fuse_horizontal, ("scheduler", "node1", "node2")),
+        (InductorChoices.can_fuse_vertical, ("scheduler", "node1", "node2")),
+    )
+    for function, names in wanted:
+        parameters = inspect.signature(function).parameters
+        found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
+    for owner, name in (
+        (config, "custom_partitioner_fn"),
+        (config, "inductor_choices_class"),
+        (V, "set_choices_handler"),
+        (functorch_config, "force_non_lazy_backward_lowering"),
+        (functorch_config, "enable_autograd_cache"),
+        (GraphLowering, "compile_to_module"),
+        (GraphLowering, "codegen"),
+        *((wrapper, name) for name in _LINES),
+    ):
+        if not hasattr(owner, name):
+            found.append(f"{getattr(owner, '__name__', owner)}.{name}")
+    return found
+
+
+_LINES = (
+    "AllocateLine",
+    "FreeIfNotReusedLine",
+    "FreeLine",
+    "ReuseLine",
+    "ReinterpretLine",
+    "ExternKernelAllocLine",
+    "ExternKernelOutLine",
+    "MultiOutputLine",
+)
+
+_MISSING = missing()
+if _MISSING:
+    raise ImportError(f"torch {torch.__version__} lacks what plans under Inductor rely on: {', '.join(_MISSING)}")
