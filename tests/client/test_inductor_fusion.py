@@ -1,15 +1,13 @@
-"""Fusion under plans: kernels run where the plan has them, and regions know the kernels that they run in."""
+"""Fusion under plans: kernels run where the plan has them."""
 
 from __future__ import annotations
 
 import torch
-from torch._guards import TracingContext, tracing
 from torch._inductor.choices import InductorChoices
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from remat._compat_inductor import Generated, dry_run
-from remat._compat_inductor.fusion import PlanOrder, fusing
+from client.dry import generated
+from remat._compat_inductor import Generated
+from remat._compat_inductor.fusion import PlanOrder
 
 
 def step(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,17 +15,6 @@ def step(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     early = (mask * 2).sum(0)
     awaited = x @ x @ x
     return early, (mask * awaited).sum(0)
-
-
-def generated(choices: InductorChoices) -> Generated:
-    """What Inductor makes of the step by these choices, as the forward pass of a partition."""
-    mode = FakeTensorMode()
-    with mode:
-        given = torch.empty(64, 64), torch.empty(64, 64)
-        forward = make_fx(step)(*given)
-        backward = make_fx(lambda a, b: (a + b,))(torch.empty(64), torch.empty(64))
-    with tracing(TracingContext(mode)), fusing(choices):
-        return dry_run(forward, backward, 2)[0]
 
 
 def order(code: Generated) -> list[str]:
@@ -38,5 +25,6 @@ def order(code: Generated) -> list[str]:
 
 def test_a_fusion_does_not_pull_others_out_of_the_plans_order() -> None:
     """Inductor itself would run both products first, and hold what is awaited in vain until then."""
-    assert order(generated(InductorChoices())) == ["mm", "mm", "sum", "sum"], "Inductor's own choice has changed"
-    assert order(generated(PlanOrder())) == ["sum", "mm", "mm", "sum"]
+    found = [order(generated(step, (64, 64), (64, 64), results=2, choices=c)) for c in (InductorChoices(), PlanOrder())]
+    assert found[0] == ["mm", "mm", "sum", "sum"], "Inductor's own choice has changed"
+    assert found[1] == ["sum", "mm", "mm", "sum"]

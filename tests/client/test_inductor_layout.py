@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from client.dry import generated
 from remat import CaptureError
+from remat._compat_inductor import alone, channels_last_cat, stored
+from remat._compat_inductor.code import input_strides
 from remat.inductor.layout import without_strides
 
 
@@ -43,3 +48,34 @@ def test_other_operators_that_know_no_layout_are_refused_too() -> None:
     joint = make_fx(step, tracing_mode="fake")(torch.randn(8, 16, 3, 3), torch.randn(32, 16, 3, 3))
     with pytest.raises(CaptureError, match="strides of its own"):
         without_strides(joint)
+
+
+SIZE = (2, 8, 16, 16)
+CHANNELS_LAST = [16 * 16 * 16, 1, 16 * 16, 16]
+
+
+@pytest.mark.parametrize(("cat", "largest"), [(torch.ops.aten.cat.default, 2), (channels_last_cat, 1)])
+def test_what_is_stored_side_by_side_in_channels_last_is_no_copy(cat: Any, largest: int) -> None:
+    """Inductor's own `cat` of what is not in memory yet is contiguous, and stored a second time."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(stored(cat([x.sin(), y.cos()], 1), CHANNELS_LAST), w)
+
+    sizes = [event.size for event in generated(step, SIZE, SIZE, (4, 16, 1, 1)).events if event.kind == "alloc"]
+    assert sizes.count(2 * 16 * 16 * 16 * 4) == largest
+
+
+def test_channels_last_cat_is_cat() -> None:
+    x, y = torch.randn(SIZE), torch.randn(SIZE)
+    assert torch.equal(channels_last_cat([x, y], 1), torch.cat([x, y], 1))
+
+
+def test_a_kernel_alone_reads_in_the_layouts_that_it_is_given() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w)
+
+    joint = make_fx(step, tracing_mode="fake")(torch.randn(SIZE), torch.randn(4, 8, 3, 3))
+    (kernel,) = (n for n in joint.graph.nodes if n.target is torch.ops.aten.convolution.default)
+    given = (8 * 16 * 16, 1, 16 * 8, 8)
+    assert input_strides(alone(kernel, (given, None))) == (given, (8 * 3 * 3, 3 * 3, 3, 1))
+    assert input_strides(kernel) == ((8 * 16 * 16, 16 * 16, 16, 1), (8 * 3 * 3, 3 * 3, 3, 1))

@@ -1,6 +1,6 @@
 """Every private name of Inductor that the client uses, behind a self-test of its own; imported only when asked for."""
 
-from .code import Event, Generated, generated
+from .code import Event, Generated, alone, generated
 from .compiling import (
     Partitioner,
     compile_graph,
@@ -11,13 +11,15 @@ from .compiling import (
     prefers_channels_last,
     run,
 )
-from .operators import force_stride_order, materialized_copy, stored
+from .operators import channels_last_cat, force_stride_order, materialized_copy, stored
 from .parts import config, is_fusible_node
 
 __all__ = [
     "Event",
     "Generated",
     "Partitioner",
+    "alone",
+    "channels_last_cat",
     "compile_graph",
     "config",
     "copied",

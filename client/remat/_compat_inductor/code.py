@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,28 +143,43 @@ def _as_run(kernel: Any) -> fx.Node | None:
     node = kernel.get_origin_node() or next((n for n in origins if n.target is overload), None)
     if node is None or not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return None
-    known = {id(a): a for a in node.all_input_nodes}
-    if any(not isinstance(a.meta.get("val"), torch.Tensor) for a in known.values()):
+    sources = _tensor_inputs(node)
+    if any(not isinstance(source.meta.get("val"), torch.Tensor) for source in sources):
         return None
-    graph = fx.Graph()
+    every: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), every.append)
     given = [i for i in kernel.inputs if hasattr(i, "get_size")]
-    tensors: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), tensors.append)
+    strides: dict[fx.Node, tuple[int, ...]] = {}
+    for source, chosen in zip(every, given, strict=True) if len(given) == len(every) else ():
+        with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
+            strides.setdefault(source, tuple(int(s) for s in chosen.get_stride()))
+    return alone(node, [strides.get(source) for source in sources])
+
+
+def alone(node: fx.Node, strides: Sequence[tuple[int, ...] | None]) -> fx.Node:
+    """A kernel in a graph of its own, each of its inputs in these strides, or in its own where there are none."""
+    graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for position, source in enumerate(tensors):
-        if source in env:
-            continue
+    for source, stride in zip(_tensor_inputs(node), strides, strict=True):
         value = source.meta["val"]
-        if len(given) == len(tensors):
-            with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
-                stride = tuple(int(s) for s in given[position].get_stride())
-                if len(stride) == value.dim():
-                    value = value.new_empty_strided(value.size(), stride)
+        if stride is not None and len(stride) == value.dim():
+            value = value.new_empty_strided(value.size(), stride)
         env[source] = graph.placeholder(source.name)
         env[source].meta["val"] = value
     made = graph.node_copy(node, env.__getitem__)
     made.meta = {"val": node.meta.get("val")}
     return made
+
+
+def input_strides(kernel: fx.Node) -> tuple[tuple[int, ...], ...]:
+    """The strides of the inputs of a kernel that is `alone`."""
+    return tuple(tuple(source.meta["val"].stride()) for source in _tensor_inputs(kernel))
+
+
+def _tensor_inputs(node: fx.Node) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return list(dict.fromkeys(found))
 
 
 def _indices(item: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from .. import _compat
-from .code import Generated, generated
+from .code import Generated, generated, input_strides
 from .fusion import PlanOrder, fusing
 from .parts import (
     CustomPartitionerFn,
@@ -102,11 +102,18 @@ def dry_run(forward: fx.GraphModule, backward: fx.GraphModule, forward_outputs: 
 
 
 class Plain(NamedTuple):
-    """Of plain Inductor's code, node → strides: what the forward pass saves, and what each pass writes to memory."""
+    """Of plain Inductor's code, by node.
+
+    Attributes:
+        saved: the strides of what the forward pass saves.
+        forward, backward: the strides of what each pass writes to memory.
+        reads: the strides of what each kernel of torch's own reads.
+    """
 
     saved: Mapping[str, tuple[int, ...]]
     forward: Mapping[str, tuple[int, ...]]
     backward: Mapping[str, tuple[int, ...]]
+    reads: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def plain_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> Plain:
@@ -122,7 +129,8 @@ def plain_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -
     nodes: Any = forward.graph.output_node().args[0]
     named = zip(nodes[forward_outputs:], first.strides[forward_outputs:], strict=False)
     saved = {n.name: s for n, s in named if isinstance(n, fx.Node) and n.op == "call_function" and s is not None}
-    return Plain(saved, first.stored, second.stored)
+    run = [event.node for event in (*first.events, *second.events) if event.node is not None]
+    return Plain(saved, first.stored, second.stored, {node.name: input_strides(node) for node in run})
 
 
 def _dry_forward(forward: fx.GraphModule, forward_outputs: int, extra: Any) -> Generated:

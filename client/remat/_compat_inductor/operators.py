@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
-from .parts import ExternKernel, get_stride_order, register_lowering
+from .parts import ExternKernel, FlexibleLayout, get_stride_order, lowerings, register_lowering
 
 force_stride_order: Any = torch.ops.prims.inductor_force_stride_order.default
 """Stores a tensor in an order of strides, which is then that of its value, too."""
@@ -28,3 +29,22 @@ and views of the value stay what they are."""
 @register_lowering(stored, type_promotion_kind=None)
 def _lower_stored(x: Any, strides: Sequence[int]) -> Any:
     return ExternKernel.require_stride_order(x, get_stride_order(strides))
+
+
+_library.define("channels_last_cat(Tensor[] tensors, int dim=0) -> Tensor")
+_library.impl("channels_last_cat", lambda tensors, dim=0: torch.cat(tensors, dim), "CompositeExplicitAutograd")
+torch.library.register_fake("remat::channels_last_cat", lambda tensors, dim=0: torch.cat(tensors, dim), lib=_library)
+channels_last_cat: Any = torch.ops.remat.channels_last_cat.default
+"""Tensors side by side in channels last. Inductor fixes the layout of a `cat` when it lowers it: by what it reads, if
+that is in memory already, else by the metadata. What is stored in another one later is a copy of it all."""
+
+
+@register_lowering(channels_last_cat, type_promotion_kind=None)
+def _lower_cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+    usual = FlexibleLayout.contiguous_strides
+
+    def channels_last(sizes: Sequence[Any]) -> Any:
+        return FlexibleLayout.stride_ordered(sizes, (3, 0, 2, 1)) if len(sizes) == 4 else usual(sizes)
+
+    with mock.patch.object(FlexibleLayout, "contiguous_strides", staticmethod(channels_last)):
+        return lowerings[torch.ops.aten.cat.default](list(tensors), dim)

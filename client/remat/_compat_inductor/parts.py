@@ -21,8 +21,8 @@ try:
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.ir import ComputedBuffer, ExternKernel, FixedLayout, get_stride_order
-    from torch._inductor.lowering import register_lowering
+    from torch._inductor.ir import ComputedBuffer, ExternKernel, FixedLayout, FlexibleLayout, get_stride_order
+    from torch._inductor.lowering import lowerings, register_lowering
     from torch._inductor.utils import get_dtype_size
     from torch._inductor.virtualized import V
 except ImportError as error:
@@ -37,6 +37,7 @@ __all__ = [
     "DebugContext",
     "ExternKernel",
     "FixedLayout",
+    "FlexibleLayout",
     "GraphLowering",
     "InductorChoices",
     "TracingContext",
@@ -48,6 +49,7 @@ __all__ = [
     "get_dtype_size",
     "get_stride_order",
     "is_fusible_node",
+    "lowerings",
     "min_cut_rematerialization_partition",
     "register_lowering",
     "tracing",
@@ -78,6 +80,7 @@ def missing() -> list[str]:
         (functorch_config, "enable_autograd_cache"),
         (GraphLowering, "compile_to_module"),
         (GraphLowering, "codegen"),
+        (FlexibleLayout, "contiguous_strides"),
         *((wrapper, name) for name in _LINES),
     ):
         if not hasattr(owner, name):

@@ -17,19 +17,22 @@ from ..capture.dataflow import Dataflow, tensors
 from ..capture.operations import Kind, Measured, Op, Operations, getitems
 from ..profiling.profile import Table, device_kind, materialize, profile_kernels
 from ..profiling.timing import times
+from .layout import RUN
 from .regions import fused
 
 
 def region_costs(step: Operations, table: Table | None) -> dict[Op, Measured]:
     """Time in ns and workspace in bytes of each region, looked up in the table first and measured if unknown.
 
-    A kernel that nothing is fused with runs as torch's own and is measured as such. A region is compiled alone, which
-    takes Inductor seconds for each signature that the table does not know yet.
+    A kernel that nothing is fused with runs as torch's own and is measured as such, in plain Inductor's layouts. A
+    region is compiled alone, which takes Inductor seconds for each signature that the table does not know yet.
     """
     ops = [op for op in step.ops if op.kind is Kind.KERNELS]
     alone = [op for op in ops if len(op.nodes) == 1 and not fused(op.nodes[0])]
     heavy = [n for op in ops for n in op.nodes if not fused(n)]
-    kernels = profile_kernels(heavy, table).kernels
+    as_run = {n: _compat_inductor.alone(n, n.meta[RUN]) if RUN in n.meta else n for n in heavy}
+    profiled = profile_kernels(as_run.values(), table).kernels
+    kernels = {n: profiled[run] for n, run in as_run.items()}
     graphs = {op: region_module(step.flow, op) for op in ops if op not in set(alone)}
     signatures = {op: signature(module) for op, module in graphs.items()}
     device = "inductor " + device_kind(n for op in ops for n in op.nodes)

@@ -34,6 +34,9 @@ READ = "remat_read"
 """Metadata of a joint graph's node: the strides in which it is written to memory wherever it is computed, since one of
 `AS_STRIDED` read it there."""
 
+RUN = "remat_run"
+"""Metadata of a kernel of torch's own: the strides of what plain Inductor gives it to read."""
+
 COMPUTED = "remat_computed"
 """Metadata of a joint graph's node: the strides of the loops that compute it, where those are not its value's own."""
 
@@ -85,6 +88,9 @@ def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) ->
                 node.meta[note] = alike[first[node]]
     for node, strides in computed.items():
         node.meta[COMPUTED] = strides
+    for node in joint.graph.nodes:
+        if node.name in plain.reads:
+            node.meta[RUN] = plain.reads[node.name]
     without_strides(joint)  # not before: what plain Inductor writes to memory for them has been noted
     return True
 
@@ -190,6 +196,8 @@ def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
 
 def _store(graph: fx.Graph, node: fx.Node, strides: Sequence[int]) -> None:
     """Let what reads a node read it from memory."""
+    if node.target is torch.ops.aten.cat.default and _order(strides, node.meta["val"].shape) == [0, 2, 3, 1]:
+        node.target = _compat_inductor.channels_last_cat
     first = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
         stored = graph.call_function(_compat_inductor.stored, (node, list(strides)))
