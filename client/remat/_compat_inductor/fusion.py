@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
+
 from .parts import InductorChoices, V
 
+CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default})
 
 class PlanOrder(InductorChoices):
     """Inductor's own choices, but for fusions that pull other kernels out of the plan's order.
@@ -14,13 +17,17 @@ class PlanOrder(InductorChoices):
     A fused kernel runs where the first of its parts stood. What the later part still waits for is run before, with all
     that this holds in memory: a recomputation fused with a kernel far ahead of it, by a mask that both read, is done by
     then. The order of the graph is the plan's.
+
+    Beside convolutions sums stay together: how much else is in their kernel decides whether the rest of a vector is
+    summed in vectors, too, and so how its sums round.
     """
 
     @staticmethod
     def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
         """Whether two kernels that read the same may become one."""
         allowed = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
-        return allowed and not _pulls_others(scheduler, node1, node2)
+        sums = node1.is_reduction() and node2.is_reduction() and _has_convolutions()
+        return allowed and (sums or not _pulls_others(scheduler, node1, node2))
 
     @staticmethod
     def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
@@ -31,6 +38,10 @@ class PlanOrder(InductorChoices):
     def uuid(self) -> str:
         """For the keys of Inductor's caches."""
         return "remat PlanOrder 1"
+
+
+def _has_convolutions() -> bool:
+    return any(node.target in CONVOLUTIONS for node in V.graph.module.graph.nodes)
 
 
 def _pulls_others(scheduler: Any, node1: Any, node2: Any) -> bool:

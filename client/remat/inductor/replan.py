@@ -87,6 +87,7 @@ class Search:
     fits: int = 0
     over: tuple[int, int] | None = None
     beyond: list[int] = field(default_factory=list)
+    halved: bool = False
 
     def run(self) -> Carried:
         """The cheapest plan found that fits.
@@ -158,7 +159,7 @@ class Search:
         return replace(self.graph, op_workspace_bytes=tuple(map(sum, zip(own, self.beyond, strict=True))))
 
     def _forget(self) -> None:
-        self.beyond = [0] * self.graph.ops
+        self.beyond, self.halved = [0] * self.graph.ops, False
 
     def _charge(self, kernels: Sequence[Kernel], plan: Plan, planning: int) -> bool:
         """Charge the busiest region of each kernel over the budget with what is too much there; False: nothing new."""
@@ -181,6 +182,9 @@ class Search:
     def _next(self, planning: int, answer: Answer, peak: int | None, kernels: Sequence[Kernel]) -> int | None:
         """The planning budget to try next, or None."""
         if peak is None and self.over is not None and any(self.beyond):  # more than any plan can spare
+            if not self.halved:
+                self.beyond, self.halved = [charge // 2 for charge in self.beyond], True
+                return planning
             self._forget()
             return self._smaller(*self.over)
         if peak is None:
