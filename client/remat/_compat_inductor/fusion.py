@@ -11,6 +11,7 @@ from .parts import InductorChoices, V
 
 CONVOLUTIONS = frozenset({torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default})
 
+
 class PlanOrder(InductorChoices):
     """Inductor's own choices, but for fusions that pull other kernels out of the plan's order.
 
