@@ -42,7 +42,8 @@ class PlanOrder(InductorChoices):
 
 
 def _has_convolutions() -> bool:
-    return any(node.target in CONVOLUTIONS for node in V.graph.module.graph.nodes)
+    lowered: Any = V.graph.module
+    return any(node.target in CONVOLUTIONS for node in lowered.graph.nodes)
 
 
 def _pulls_others(scheduler: Any, node1: Any, node2: Any) -> bool:
