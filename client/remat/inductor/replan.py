@@ -37,7 +37,7 @@ class Carried:
     """One training graph that was planned and compiled.
 
     Attributes:
-        graph: the graph of regions that was planned.
+        graph: the graph of regions that was planned; the code of earlier plans may have added to its workspaces.
         budget_bytes: what the step has to keep to.
         answer: the planner's answer, verified on `graph` for the planning budget that it carries.
         predicted_bytes: the peak of the code that Inductor generates for the plan, fixed bytes included.
