@@ -55,6 +55,7 @@ __all__ = [
     "forward_outputs",
     "frame_number",
     "joint_graph",
+    "lacking",
     "mark",
     "missing",
     "only_real_tensors",
@@ -74,24 +75,32 @@ class SideEffects(Exception):
     """The module's code changes Python state that lives on after the call; a graph would not."""
 
 
-def missing() -> list[str]:
-    """What this torch lacks of what the client relies on: the self-test, run at import."""
+def lacking(
+    wanted: Sequence[tuple[Callable[..., Any], tuple[str, ...]]], owned: Sequence[tuple[Any, str]]
+) -> list[str]:
+    """Which parameters of functions, and which attributes of their owners, this torch lacks."""
     found: list[str] = []
-    wanted: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
-        (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
-        (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
-        (dynamo_graph_capture_for_export, ("fn",)),
-    )
     for function, names in wanted:
         parameters = inspect.signature(function).parameters
         found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
-    for config, name in (
-        (_dynamo_config, "ignore_logging_functions"),
-        (_dynamo_config, "automatic_dynamic_shapes"),
-        (_functorch_config, "donated_buffer"),
-    ):
-        if not hasattr(config, name):
-            found.append(f"{config.__name__}.{name}")
+    found.extend(f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in owned if not hasattr(owner, name))
+    return found
+
+
+def missing() -> list[str]:
+    """What this torch lacks of what the client relies on: the self-test, run at import."""
+    found = lacking(
+        (
+            (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
+            (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
+            (dynamo_graph_capture_for_export, ("fn",)),
+        ),
+        (
+            (_dynamo_config, "ignore_logging_functions"),
+            (_dynamo_config, "automatic_dynamic_shapes"),
+            (_functorch_config, "donated_buffer"),
+        ),
+    )
     recorder = ("_enable_profiler_legacy", "_disable_profiler_legacy")
     found.extend(f"torch._C._autograd.{name}" for name in recorder if not hasattr(_autograd, name))
     if not hasattr(torch.ops.aten.add.Tensor, "_op"):

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import remat_solver
-from remat_ir import Problem, budget_at, graph_of
+from remat_ir import Problem, budget_at
 from remat_solver.search import local
+from solver.little import little_graph
 
 WATCHED = """
 import sys, types
@@ -28,10 +29,7 @@ sys.__class__ = Watched
 njit(lambda x: max(x, 1))(2)
 print(assigned)
 """
-LAYERS = 6
-INPUTS = [[i - 1] if i else [] for i in range(LAYERS)]
-INPUTS += [[LAYERS + i - 1, LAYERS - 1 - i] if i else [LAYERS - 1] for i in range(LAYERS)]
-GRAPH = graph_of([3] * 2 * LAYERS, [2] * 2 * LAYERS, INPUTS)
+GRAPH = little_graph(1, 12, rich=False)
 OURS = "from remat_solver._numba import njit"
 
 

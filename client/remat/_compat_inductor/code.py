@@ -138,29 +138,26 @@ def _origins(buffer: Any) -> tuple[fx.Node, ...]:
 
 def _as_run(kernel: Any) -> fx.Node | None:
     """The node that a kernel of torch's own was, its inputs in the layouts that Inductor has chosen for them."""
-    origins = sorted(kernel.get_origins(), key=lambda n: str(n.name))
     overload = getattr(kernel, "op_overload", None)
-    node = kernel.get_origin_node() or next((n for n in origins if n.target is overload), None)
+    node = kernel.get_origin_node() or next((n for n in _origins(kernel) if n.target is overload), None)
     if node is None or not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
         return None
-    sources = _tensor_inputs(node)
-    if any(not isinstance(source.meta.get("val"), torch.Tensor) for source in sources):
+    every = _read(node)
+    if any(not isinstance(source.meta.get("val"), torch.Tensor) for source in every):
         return None
-    every: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), every.append)
     given = [i for i in kernel.inputs if hasattr(i, "get_size")]
     strides: dict[fx.Node, tuple[int, ...]] = {}
     for source, chosen in zip(every, given, strict=True) if len(given) == len(every) else ():
         with contextlib.suppress(AttributeError, NotImplementedError, TypeError):
             strides.setdefault(source, tuple(int(s) for s in chosen.get_stride()))
-    return alone(node, [strides.get(source) for source in sources])
+    return alone(node, [strides.get(source) for source in dict.fromkeys(every)])
 
 
 def alone(node: fx.Node, strides: Sequence[tuple[int, ...] | None]) -> fx.Node:
     """A kernel in a graph of its own, each of its inputs in these strides, or in its own where there are none."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    for source, stride in zip(_tensor_inputs(node), strides, strict=True):
+    for source, stride in zip(dict.fromkeys(_read(node)), strides, strict=True):
         value = source.meta["val"]
         if stride is not None and len(stride) == value.dim():
             value = value.new_empty_strided(value.size(), stride)
@@ -173,13 +170,14 @@ def alone(node: fx.Node, strides: Sequence[tuple[int, ...] | None]) -> fx.Node:
 
 def input_strides(kernel: fx.Node) -> tuple[tuple[int, ...], ...]:
     """The strides of the inputs of a kernel that is `alone`."""
-    return tuple(tuple(source.meta["val"].stride()) for source in _tensor_inputs(kernel))
+    return tuple(tuple(source.meta["val"].stride()) for source in dict.fromkeys(_read(kernel)))
 
 
-def _tensor_inputs(node: fx.Node) -> list[fx.Node]:
+def _read(node: fx.Node) -> list[fx.Node]:
+    """What a node reads, in the order of its arguments, and as often as it stands there."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _indices(item: Any) -> str:

@@ -26,9 +26,10 @@ class PlanOrder(InductorChoices):
     @staticmethod
     def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
         """Whether two kernels that read the same may become one."""
-        allowed = InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
-        sums = node1.is_reduction() and node2.is_reduction() and _has_convolutions()
-        return allowed and (sums or not _pulls_others(scheduler, node1, node2))
+        if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
+            return False
+        sums = node1.is_reduction() and node2.is_reduction()
+        return (sums and _has_convolutions()) or not _pulls_others(scheduler, node1, node2)
 
     @staticmethod
     def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:

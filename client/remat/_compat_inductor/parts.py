@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import torch
+
+from .. import _compat
 
 try:
     import torch._functorch.config as functorch_config
@@ -59,33 +57,28 @@ __all__ = [
 
 def missing() -> list[str]:
     """What this torch lacks of what plans under Inductor rely on: the self-test, run at import."""
-    found: list[str] = []
-    wanted: tuple[tuple[Callable[..., Any], tuple[str, ...]], ...] = (
-        (compile_fx.compile_fx, ("model_", "example_inputs_", "inner_compile", "config_patches")),
-        (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
-        (compile_fx.compile_fx_backward, ("gm", "compiler_config_extra", "inner_compile")),
-        (compile_fx._InProcessFxCompile.codegen_and_compile, ("gm", "inputs_to_check", "graph_kwargs")),
-        (collect_bw_donated_buffer_idxs, ("fw_module", "bw_module", "fw_metadata")),
-        (InductorChoices.can_fuse_horizontal, ("scheduler", "node1", "node2")),
-        (InductorChoices.can_fuse_vertical, ("scheduler", "node1", "node2")),
+    return _compat.lacking(
+        (
+            (compile_fx.compile_fx, ("model_", "example_inputs_", "inner_compile", "config_patches")),
+            (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
+            (compile_fx.compile_fx_backward, ("gm", "compiler_config_extra", "inner_compile")),
+            (compile_fx._InProcessFxCompile.codegen_and_compile, ("gm", "inputs_to_check", "graph_kwargs")),
+            (collect_bw_donated_buffer_idxs, ("fw_module", "bw_module", "fw_metadata")),
+            (InductorChoices.can_fuse_horizontal, ("scheduler", "node1", "node2")),
+            (InductorChoices.can_fuse_vertical, ("scheduler", "node1", "node2")),
+        ),
+        (
+            (config, "custom_partitioner_fn"),
+            (config, "inductor_choices_class"),
+            (V, "set_choices_handler"),
+            (functorch_config, "force_non_lazy_backward_lowering"),
+            (functorch_config, "enable_autograd_cache"),
+            (GraphLowering, "compile_to_module"),
+            (GraphLowering, "codegen"),
+            (FlexibleLayout, "contiguous_strides"),
+            *((wrapper, name) for name in _LINES),
+        ),
     )
-    for function, names in wanted:
-        parameters = inspect.signature(function).parameters
-        found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
-    for owner, name in (
-        (config, "custom_partitioner_fn"),
-        (config, "inductor_choices_class"),
-        (V, "set_choices_handler"),
-        (functorch_config, "force_non_lazy_backward_lowering"),
-        (functorch_config, "enable_autograd_cache"),
-        (GraphLowering, "compile_to_module"),
-        (GraphLowering, "codegen"),
-        (FlexibleLayout, "contiguous_strides"),
-        *((wrapper, name) for name in _LINES),
-    ):
-        if not hasattr(owner, name):
-            found.append(f"{getattr(owner, '__name__', owner)}.{name}")
-    return found
 
 
 _LINES = (
