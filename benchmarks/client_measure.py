@@ -27,8 +27,9 @@ from remat.lowering.lower import lower
 from remat.planning.planner import Planner, planner_for, profile_table
 from remat.profiling.measure import Outcome, differences, loss_of, outcome, peak_memory, training_step
 from remat.settings import settings
-from remat.training.execute import Planned, Rematerialized
+from remat.training.module import Rematerialized
 from remat.training.optimize import carry_out
+from remat.training.planned import Planned
 from remat.training.step import TrainingStep
 from remat.training.step import training_step as captured_step
 from remat_ir import Plan, Problem, plain_peak

@@ -31,8 +31,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from benchmarks.client_models import Subject
 from remat import _compat
-from remat.capture.capture import _logging_functions
-from remat.training.kinds import Holders
+from remat.capture.guards import Holders
+from remat.capture.trace import _logging_functions
 from remat.training.step import TrainingStep
 
 AMB = (0.8, 0.6, 0.4, 0.2, 0.0)

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import torch
 
 from remat._compat import FakeTensorMode
-from remat.capture.capture import capture
 from remat.capture.dataflow import dataflow
 from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
+from remat.capture.trace import capture
 from remat.planning.budget import readable
 from remat.planning.greedy import greedy_answer, least_need
 from remat.planning.profiles import DiskProfiles

@@ -25,9 +25,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import remat
+from remat.batch.buckets import Buckets
 from remat.planning.budget import readable
 from remat.profiling import measure
-from remat.training.buckets import Buckets
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, budget_at
 

@@ -8,39 +8,40 @@ from typing import TYPE_CHECKING, Any
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 if TYPE_CHECKING:
+    from .batch.buckets import Buckets
+    from .batch.largest import LargestBatch, max_batch
     from .chains.join_training import optimize_join
     from .chains.training import checkpoint_sequential, optimize_chain
+    from .compile.backend import backend
+    from .distributed.ranks import RankPlanner, RanksDiffer
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
     from .planning.budget import ActivationBytes, Fraction, UnitBytes
     from .planning.planner import Planner, planner_for, profile_table
     from .planning.profiles import Profile, ProfileTable
     from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
     from .settings import Settings
-    from .training.backend import backend
-    from .training.batch import LargestBatch, max_batch
-    from .training.buckets import Buckets
-    from .training.execute import Planned, Rematerialized
-    from .training.inplace import disable, enable
+    from .training.enable import disable, enable
+    from .training.module import Rematerialized
     from .training.optimize import optimize
-    from .training.ranks import RankPlanner, RanksDiffer
+    from .training.planned import Planned
     from .training.report import explain
-    from .training.split import UnitPlans
-    from .training.units import optimize_units
+    from .units.split import UnitPlans
+    from .units.units import optimize_units
 
 _HOMES = {
     "BudgetTooSmall": "errors",
     "CaptureError": "errors",
     "NothingFound": "errors",
     "PlanningError": "errors",
-    "RanksDiffer": "training.ranks",
-    "RankPlanner": "training.ranks",
+    "RanksDiffer": "distributed.ranks",
+    "RankPlanner": "distributed.ranks",
     "RematError": "errors",
     "ServiceError": "errors",
     "ActivationBytes": "planning.budget",
     "UnitBytes": "planning.budget",
     "Fraction": "planning.budget",
-    "Planned": "training.execute",
-    "Rematerialized": "training.execute",
+    "Planned": "training.planned",
+    "Rematerialized": "training.module",
     "explain": "training.report",
     "optimize": "training.optimize",
     "GreedyPlanner": "planning.sources",
@@ -52,17 +53,17 @@ _HOMES = {
     "Profile": "planning.profiles",
     "ProfileTable": "planning.profiles",
     "Settings": "settings",
-    "backend": "training.backend",
+    "backend": "compile.backend",
     "checkpoint_sequential": "chains.training",
     "optimize_chain": "chains.training",
     "optimize_join": "chains.join_training",
-    "UnitPlans": "training.split",
-    "optimize_units": "training.units",
-    "LargestBatch": "training.batch",
-    "Buckets": "training.buckets",
-    "max_batch": "training.batch",
-    "disable": "training.inplace",
-    "enable": "training.inplace",
+    "UnitPlans": "units.split",
+    "optimize_units": "units.units",
+    "LargestBatch": "batch.largest",
+    "Buckets": "batch.buckets",
+    "max_batch": "batch.largest",
+    "disable": "training.enable",
+    "enable": "training.enable",
 }
 """Where each public name lives; loaded when first asked for, so that `import remat` needs no torch and stays quick.
 

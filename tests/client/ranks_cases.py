@@ -25,9 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat import _compat
+from remat.distributed.ranks import RankPlanner
 from remat.profiling import measure
-from remat.training.inplace import plans_of
-from remat.training.ranks import RankPlanner
+from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, Problem, RematError
 
 FRACTION = remat.Fraction(0.85)

@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import remat
-from remat.training.inplace import plans_of
+from remat.training.enable import plans_of
 
 
 class Block(nn.Module):
@@ -167,7 +167,7 @@ def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None
     planned(x).backward()
     planned.eval()(x)
     planned.train()(x).backward()
-    from remat.training.inplace import plans_of
+    from remat.training.enable import plans_of
 
     assert len(plans_of(planned).plans) == 1
 

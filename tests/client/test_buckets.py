@@ -16,8 +16,8 @@ from torch import nn
 
 import remat
 from remat import _compat
-from remat.training.buckets import Buckets
-from remat.training.inplace import plans_of
+from remat.batch.buckets import Buckets
+from remat.training.enable import plans_of
 from remat_ir import InvalidData
 
 

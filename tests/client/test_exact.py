@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from client.small_models import CASES, Case
+from remat.capture.guards import Holders
 from remat.planning.profiles import MemoryProfiles
 from remat.profiling import measure
-from remat.training.kinds import Holders
 from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
 

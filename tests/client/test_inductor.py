@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import remat
-from remat.inductor.backend import InductorBackend
+from remat.compile.inductor.backend import InductorBackend
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify

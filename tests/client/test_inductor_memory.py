@@ -8,10 +8,10 @@ from torch import fx
 
 from remat._compat_inductor import Event, Generated
 from remat.capture.operations import Measured, to_graph
+from remat.compile.inductor.joint import joint_of, with_updates
+from remat.compile.inductor.memory import Kernel, step_memory
+from remat.compile.inductor.regions import REGION, regions
 from remat.errors import CaptureError
-from remat.inductor.joint import joint_of, with_updates
-from remat.inductor.memory import Kernel, step_memory
-from remat.inductor.regions import REGION, regions
 from remat.lowering.lower import lower
 from remat_ir import plain_plan
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat.training.kinds import Holders, kind_of_call, parts, what_changed
+from remat.capture.guards import Holders, kind_of_call, parts, what_changed
 
 
 def network() -> nn.Module:

@@ -8,10 +8,10 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
+from remat.batch.affine import between
+from remat.batch.largest import Try
 from remat.errors import NothingFound, PlanningError
 from remat.profiling import measure
-from remat.training.affine import between
-from remat.training.batch import Try
 from remat.training.sizes import same_structure
 from remat.training.step import training_step
 from remat_ir import Graph, InvalidData, Problem, plain_peak, verify

@@ -13,8 +13,8 @@ from torch import nn
 import remat
 from client.small_models import Mlp, numbers
 from remat import _compat
-from remat.capture.capture import capture
 from remat.capture.dataflow import dataflow, tensors
+from remat.capture.trace import capture
 from remat.profiling import profile
 from remat.training.step import training_step
 

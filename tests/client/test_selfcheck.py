@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 import remat
 from client.small_models import numbers
 from client.test_training import Net
-from remat.training.execute import Planned, Rematerialized
+from remat.training.module import Rematerialized
+from remat.training.planned import Planned
 
 ARGS = (numbers(512, 64),)
 

@@ -18,7 +18,7 @@ from remat.planning.budget import budget_bytes, bytes_of, readable
 from remat.planning.greedy import greedy_answer
 from remat.profiling import measure
 from remat.profiling.optimizers import optimizer_state
-from remat.training.execute import Rematerialized
+from remat.training.module import Rematerialized
 from remat.training.optimize import _later, carry_out
 from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify

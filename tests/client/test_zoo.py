@@ -13,11 +13,11 @@ from client.small_models import Case
 from client.test_exact import callable_of, everything_again, outcome, peak, random_plan
 from client.zoo import ZOO, build
 from remat import _compat
+from remat.capture.guards import Holders
 from remat.planning.greedy import greedy_answer, least_plan
 from remat.planning.profiles import MemoryProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
-from remat.training.kinds import Holders
 from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_peak, plain_plan, verify
 

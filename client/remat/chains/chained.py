@@ -10,7 +10,7 @@ from torch import nn
 from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
 from remat_ir.chain_plan import Verb
 
-from ..capture.capture import untraced
+from ..capture.trace import untraced
 from .stages import Do, Schedule, Stage, StageStep, run_by_plan
 
 _TRANSFERS = {Verb.OFFLOAD: Do.OFFLOAD, Verb.WAIT: Do.WAIT, Verb.DROP: Do.DROP, Verb.PREFETCH: Do.PREFETCH}

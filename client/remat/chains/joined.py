@@ -9,7 +9,7 @@ from torch import nn
 
 from remat_ir import Answer, Plan
 
-from ..capture.capture import untraced
+from ..capture.trace import untraced
 from .join_profile import ProfiledJoin, backward_stages
 from .stages import Do, Schedule, Stage, StageStep, run_by_plan
 

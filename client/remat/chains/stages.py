@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..capture.parallel import refuse_searching_ddp
+from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from .circumstances import Circumstances
 from .shared import SharedGradients, shared_parameters

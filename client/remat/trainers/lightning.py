@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from ..planning.budget import Budget
-from ..training.inplace import disable, enable
+from ..training.enable import disable, enable
 
 
 class RematCallback(Callback):

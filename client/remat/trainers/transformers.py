@@ -8,7 +8,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from ..planning.budget import Budget
-from ..training.inplace import disable, enable
+from ..training.enable import disable, enable
 
 
 class RematCallback(TrainerCallback):

@@ -17,6 +17,7 @@ from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Pro
 from .._compat import SideEffects
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain
+from ..distributed.ranks import RankPlanner
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, device_budget
 from ..planning.planner import Planner, in_step, plan_or_raise, planner_for, profile_table
@@ -24,8 +25,8 @@ from ..planning.profiles import ProfileTable
 from ..planning.sources import GreedyPlanner
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import optimizer_state
-from .execute import MOST_PLANS, Later, OnFailure, Planned, Rematerialized
-from .ranks import RankPlanner
+from .module import MOST_PLANS, OnFailure, Rematerialized
+from .planned import Later, Planned
 from .sizes import plan_of_another_size
 from .step import Around, running_peak, training_step
 

@@ -14,8 +14,9 @@ from remat_ir.chain_plan import Verb
 from ..capture.operations import module_path
 from ..chains.chained import ChainedModule
 from ..planning.budget import Budget, readable
-from .execute import Planned, Rematerialized
+from .module import Rematerialized
 from .optimize import optimize
+from .planned import Planned
 from .selfcheck import summary
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,9 +13,7 @@ from ..capture.dataflow import tensors
 from ..capture.operations import Kind
 from ..planning.budget import readable
 from ..profiling.measure import Window
-
-if TYPE_CHECKING:
-    from .execute import Planned
+from .planned import Planned
 
 log = logging.getLogger("remat")
 

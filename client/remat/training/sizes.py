@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
 
-if TYPE_CHECKING:
-    from .execute import Planned
+from .planned import Planned
 
 MOST_TRIED = 8
 """Of the plans that a module has, the latest."""

@@ -11,10 +11,10 @@ from torch import nn
 from remat_ir import Graph, Plan
 
 from .. import _compat
-from ..capture.capture import Capture, capture
 from ..capture.dataflow import dataflow
 from ..capture.group import groups, groups_like
 from ..capture.operations import Operations, operations, to_graph
+from ..capture.trace import Capture, capture
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak

@@ -22,11 +22,12 @@ from ..planning.greedy import greedy_answer
 from ..planning.planner import Planner, profile_table
 from ..profiling.measure import peak_memory
 from ..profiling.measure import training_step as step_of
+from ..training.module import Rematerialized
+from ..training.optimize import carry_out
+from ..training.planned import Planned
+from ..training.sizes import same_structure
+from ..training.step import TrainingStep, training_step
 from .affine import between
-from .execute import Planned, Rematerialized
-from .optimize import carry_out
-from .sizes import same_structure
-from .step import TrainingStep, training_step
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from torch import fx
 
 from remat_ir import Answer, Compute, Graph, Plan, Problem, replay, verify
 
-from .. import _compat, _compat_inductor
-from ..capture.operations import Operations
-from ..errors import CaptureError, NothingFound
-from ..lowering.lower import lower
-from ..planning.budget import readable
-from ..planning.planner import plan_or_raise
-from ..profiling.profile import Table, profile_kernels, signature
+from ... import _compat, _compat_inductor
+from ...capture.operations import Operations
+from ...errors import CaptureError, NothingFound
+from ...lowering.lower import lower
+from ...planning.budget import readable
+from ...planning.planner import plan_or_raise
+from ...profiling.profile import Table, profile_kernels, signature
 from .joint import Joint, with_updates
 from .memory import Kernel, step_memory, tangent_bytes
 

@@ -14,11 +14,11 @@ from torch import fx
 
 from remat_ir import Answer, InvalidData, Problem
 
-from .. import _compat, _compat_inductor
-from ..lowering.dynamo import Backend, resident_bytes
-from ..planning.budget import Budget, budget_bytes, readable
-from ..planning.planner import FallbackPlanner, Planner, in_step
-from ..profiling.profile import device_kind
+from ... import _compat, _compat_inductor
+from ...planning.budget import Budget, budget_bytes, readable
+from ...planning.planner import FallbackPlanner, Planner, in_step
+from ...profiling.profile import device_kind
+from ..eager import Backend, resident_bytes
 from .cost import region_costs
 from .joint import joint_of
 from .layout import note_layouts

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _compat, _compat_inductor
-from ..capture.dataflow import is_random
-from ..errors import CaptureError
+from ... import _compat, _compat_inductor
+from ...capture.dataflow import is_random
+from ...errors import CaptureError
 
 SAVED, FORWARD, BACKWARD = "remat_saved", "remat_forward", "remat_backward"
 """Metadata of a joint graph's node: the strides in which plain Inductor saves it for the backward pass, and in which

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..lowering.dynamo import Backend
 from ..planning.budget import Budget
 from ..planning.planner import Planner, planner_for
+from .eager import Backend
 
 
 def backend(
@@ -34,7 +34,7 @@ def backend(
         ImportError: this torch lacks what plans under Inductor need; the message names it.
     """
     if inner == "inductor":
-        from ..inductor.backend import InductorBackend
+        from .inductor.backend import InductorBackend
 
         return InductorBackend(budget, planner_for(planner), options=options, **asking)
     if inner != "eager":

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _compat, _compat_inductor
-from ..capture.dataflow import Dataflow, tensors
-from ..capture.operations import Kind, Measured, Op, Operations, getitems
-from ..profiling.profile import Table, device_kind, materialize, profile_kernels
-from ..profiling.timing import times
+from ... import _compat, _compat_inductor
+from ...capture.dataflow import Dataflow, tensors
+from ...capture.operations import Kind, Measured, Op, Operations, getitems
+from ...profiling.profile import Table, device_kind, materialize, profile_kernels
+from ...profiling.timing import times
 from .layout import RUN
 from .regions import fused
 

@@ -17,13 +17,13 @@ from torch import nn
 
 from remat_ir import InvalidData
 
-from ..capture.capture import generator_states, restore_generators
+from ..capture.trace import generator_states, restore_generators
 from ..planning.budget import Budget
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
 from ..profiling.measure import training_step as step_of
 from ..profiling.optimizers import optimizer_state
-from .inplace import disable
+from ..training.enable import disable
 from .split import Split, UnitPlans
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from remat_ir import Answer, Graph, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
 
-from .budget import UnitBytes, bounded
-from .greedy import least_need
+from ..planning.budget import UnitBytes, bounded
+from ..planning.greedy import least_need
 
 LEVELS = 9
 """Bounds on what is held, from the least to what plain training holds."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
-from remat_ir import Answer
-
-from ..capture.capture import generator_states, restore_generators, untraced
+from ..capture.guards import kind_of_call, what_changed
+from ..capture.trace import generator_states, restore_generators, untraced
 from ..chains.chained import ChainedModule
 from ..errors import CaptureError
-from .kinds import Holders, kind_of_call, what_changed
+from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
-from .step import Around, TrainingStep
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 log = logging.getLogger("remat")
@@ -34,51 +30,6 @@ _SHARED = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-
-
-class Later(Protocol):
-    """A plan that is still being looked for, such as a future."""
-
-    def done(self) -> bool:
-        """Whether it has been found, or will not be; asked at the start of each step."""
-        ...
-
-    def result(self) -> Planned | None:
-        """The plan, or None: there is none that is better."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """One kind of training step that has its plan.
-
-    Attributes:
-        step: what was captured and profiled.
-        answer: the planner's answer, verified on `step.graph`.
-        run: the step by the plan, a function of (parameters, buffers, arguments).
-        predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
-        better: the plan that is still being looked for, where training started on a quick one; None in it: there is
-            none that is better.
-        around: what is called once in place of the next backward function: see `TrainingStep.compile`.
-    """
-
-    step: TrainingStep
-    answer: Answer
-    run: Callable[..., Any] = field(repr=False)
-    predicted_bytes: int
-    better: Later | None = field(default=None, repr=False)
-    around: list[Around] = field(default_factory=list, repr=False)
-
-    @cached_property
-    def holders(self) -> Holders:
-        """Where the tensors are that `run` takes first."""
-        captured = self.step.captured
-        return Holders((*captured.params, *captured.buffers), captured.constants)
-
-    @property
-    def activation_bytes(self) -> int:
-        """The predicted peak above the fixed bytes: what a measurement of the step sees."""
-        return self.predicted_bytes - self.step.graph.fixed_bytes
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

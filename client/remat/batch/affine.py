@@ -8,7 +8,7 @@ from dataclasses import replace
 from remat_ir import Graph
 
 from ..profiling.fitted import affine
-from .sizes import same_structure
+from ..training.sizes import same_structure
 
 
 def between(one: tuple[int, Graph], other: tuple[int, Graph], size: int) -> Graph:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..capture.capture import untraced
-from ..capture.parallel import fsdp_module
+from ..capture.trace import untraced
+from ..distributed.refused import fsdp_module
 from ..planning.budget import Budget
-from .execute import Rematerialized
+from .module import Rematerialized
 from .optimize import planned_module
 
 M = TypeVar("M", bound=nn.Module)

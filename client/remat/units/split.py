@@ -14,18 +14,19 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Status, plain_plan, problem_digest, replay
 
+from ..distributed.ranks import RankPlanner
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..lowering.peak import kernel_phases
-from ..planning.allot import Option, Place, allot, least_budget, peak_of
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
-from ..planning.curve import curve_problems, judged
 from ..planning.greedy import checkpointed, greedy_answer
 from ..planning.planner import Planner, profile_table
-from .execute import Planned, Rematerialized
-from .inplace import disable, install, refuse_enabled, twin_of
-from .optimize import BUSY, carry_out, plan_step
-from .ranks import RankPlanner
-from .step import TrainingStep, training_step
+from ..training.enable import disable, install, refuse_enabled, twin_of
+from ..training.module import Rematerialized
+from ..training.optimize import BUSY, carry_out, plan_step
+from ..training.planned import Planned
+from ..training.step import TrainingStep, training_step
+from .allot import Option, Place, allot, least_budget, peak_of
+from .curve import curve_problems, judged
 from .trial import Rest, Trace, rest_of
 
 log = logging.getLogger("remat")

@@ -13,8 +13,8 @@ import torch
 from torch import fx, nn
 
 from .. import _compat
+from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
-from .parallel import refuse_sharded
 
 F = TypeVar("F", bound=Callable[..., Any])
 

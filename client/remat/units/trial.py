@@ -10,9 +10,9 @@ import torch
 
 from .. import _compat
 from ..errors import CaptureError
-from ..planning.allot import Option, Place
 from ..profiling.measure import Window
-from .execute import Planned
+from ..training.planned import Planned
+from .allot import Option, Place
 
 Pass: TypeAlias = Literal["forward", "backward", "between"]
 

@@ -20,7 +20,7 @@ from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, readable
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..profiling.optimizers import optimizer_state
-from .batch_search import BatchSearch, Try
+from .search import BatchSearch, Try
 
 log = logging.getLogger("remat")
 

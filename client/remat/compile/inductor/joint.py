@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from .. import _compat_inductor
-from ..capture.capture import refuse
-from ..capture.dataflow import Dataflow, dataflow, is_random, tensors
-from ..errors import CaptureError
-from ..lowering.lower import Lowered
+from ... import _compat_inductor
+from ...capture.dataflow import Dataflow, dataflow, is_random, tensors
+from ...capture.trace import refuse
+from ...errors import CaptureError
+from ...lowering.lower import Lowered
 from .layout import keep_layouts
 
 copy_ = torch.ops.aten.copy_.default

@@ -11,17 +11,17 @@ from torch import fx
 from remat_ir import Answer, Graph, Plan, Problem, Progress, verify
 
 from .. import _compat
-from ..capture.capture import refuse
 from ..capture.dataflow import Dataflow, dataflow
 from ..capture.group import groups
 from ..capture.operations import operations, to_graph
-from ..capture.parallel import refuse_split_by_ddp
+from ..capture.trace import refuse
+from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
+from ..lowering.codegen import boxed_function
+from ..lowering.lower import lower
 from ..planning.budget import Budget, budget_bytes
 from ..planning.planner import Planner, plan_or_raise, profile_table
 from ..profiling.profile import profile_kernels
-from .codegen import boxed_function
-from .lower import lower
 
 log = logging.getLogger("remat")
 

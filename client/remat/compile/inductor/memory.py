@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from .._compat_inductor import Generated
-from ..capture.dataflow import tensors
+from ..._compat_inductor import Generated
+from ...capture.dataflow import tensors
 from .regions import REGION
 
 SCALAR_BYTES = 8

@@ -9,10 +9,10 @@ from torch import fx
 
 from remat_ir import Graph
 
-from .. import _compat_inductor
-from ..capture.dataflow import Dataflow, is_random
-from ..capture.group import groups
-from ..capture.operations import Kind, Measured, Op, Operations, operations, to_graph
+from ... import _compat_inductor
+from ...capture.dataflow import Dataflow, is_random
+from ...capture.group import groups
+from ...capture.operations import Kind, Measured, Op, Operations, operations, to_graph
 
 REGION = "remat_region"
 """Of a node: the number of its region, which the nodes that are lowered from it keep."""

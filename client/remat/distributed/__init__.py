@@ -1,0 +1,1 @@
+"""Several ranks that train one model: what they agree on before they train by plans, and what is refused."""

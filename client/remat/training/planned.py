@@ -1,0 +1,58 @@
+"""One kind of training step with its plan: what was captured, what was answered, and the function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from remat_ir import Answer
+
+from ..capture.guards import Holders
+from .step import Around, TrainingStep
+
+
+class Later(Protocol):
+    """A plan that is still being looked for, such as a future."""
+
+    def done(self) -> bool:
+        """Whether it has been found, or will not be; asked at the start of each step."""
+        ...
+
+    def result(self) -> Planned | None:
+        """The plan, or None: there is none that is better."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One kind of training step that has its plan.
+
+    Attributes:
+        step: what was captured and profiled.
+        answer: the planner's answer, verified on `step.graph`.
+        run: the step by the plan, a function of (parameters, buffers, arguments).
+        predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
+        better: the plan that is still being looked for, where training started on a quick one; None in it: there is
+            none that is better.
+        around: what is called once in place of the next backward function: see `TrainingStep.compile`.
+    """
+
+    step: TrainingStep
+    answer: Answer
+    run: Callable[..., Any] = field(repr=False)
+    predicted_bytes: int
+    better: Later | None = field(default=None, repr=False)
+    around: list[Around] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Where the tensors are that `run` takes first."""
+        captured = self.step.captured
+        return Holders((*captured.params, *captured.buffers), captured.constants)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The predicted peak above the fixed bytes: what a measurement of the step sees."""
+        return self.predicted_bytes - self.step.graph.fixed_bytes

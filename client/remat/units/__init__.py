@@ -1,0 +1,1 @@
+"""A model planned in parts: one budget for units that run one after the other, an exact choice of plans."""
