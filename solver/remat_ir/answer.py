@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from .digest import problem_digest
 from .errors import InvalidData
+from .problem import Problem
 from .read import kind, members, parse
 from .subject import AnyPlan, read_plan
+from .verify import verify
 
 _INTEGERS = ("cost_ns", "bound_ns", "peak_bytes", "budget_bytes", "least_budget_bytes", "least_budget_bound_bytes")
 
@@ -83,6 +86,74 @@ class Answer:
     id: str | None = None
     cache: str | None = None
     plan: AnyPlan | None = None
+
+    @classmethod
+    def of_plan(
+        cls,
+        problem: Problem,
+        plan: AnyPlan,
+        *,
+        method: str,
+        bound_ns: int | None = None,
+        seconds: float = 0.0,
+        limit: str | None = None,
+        restricted_to: tuple[str, ...] = (),
+        least_budget_bytes: int | None = None,
+        least_budget_bound_bytes: int | None = None,
+        message: str = "",
+        cache: str | None = None,
+    ) -> Answer:
+        """A verified plan as an answer: optimal within `restricted_to` where its cost is the bound, else feasible.
+
+        Args:
+            bound_ns: a proved lower bound on the cost within `restricted_to`; each op once where there is none.
+
+        Raises:
+            InvalidPlan: the plan is wrong, or over the budget.
+            InvalidData: the bound is above the cost.
+
+        >>> from remat_ir import Problem, graph_of, plain_plan
+        >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
+        >>> answer = Answer.of_plan(Problem(graph, 15), plain_plan(graph), method="greedy")
+        >>> answer.status.value, answer.cost_ns, answer.overhead, answer.gap
+        ('optimal', 6, 0.0, 0.0)
+        """
+        cost, peak = verify(problem, plan)
+        total = problem.subject.total_cost_ns
+        bound = total if bound_ns is None else bound_ns
+        if bound > cost:
+            raise InvalidData(f"the bound of {bound} ns is above the cost of the plan, {cost} ns", "/bound_ns")
+        return cls(
+            status=Status.OPTIMAL if bound == cost else Status.FEASIBLE,
+            method=method,
+            budget_bytes=problem.budget_bytes,
+            seconds=seconds,
+            limit=limit,
+            restricted_to=restricted_to,
+            least_budget_bytes=least_budget_bytes,
+            least_budget_bound_bytes=least_budget_bound_bytes,
+            digest=problem_digest(problem),
+            message=message,
+            cache=cache,
+            plan=plan,
+        ).priced(total, cost, bound, peak)
+
+    def priced(
+        self, total_cost_ns: int | None, cost_ns: int | None, bound_ns: int | None, peak_bytes: int | None
+    ) -> Answer:
+        """This answer with the cost, bound and peak of its plan, and the overhead and gap that follow from them.
+
+        Args:
+            total_cost_ns: the sum of each op once, in ns; without it there is no overhead.
+        """
+        return replace(
+            self,
+            cost_ns=cost_ns,
+            bound_ns=bound_ns,
+            overhead=None if cost_ns is None or total_cost_ns is None else overhead_of(cost_ns, total_cost_ns),
+            gap=None if cost_ns is None or bound_ns is None else gap_of(cost_ns, bound_ns),
+            peak_bytes=peak_bytes,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from remat_ir import Answer, AnyPlan, Problem, Progress, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Answer, AnyPlan, Problem, Progress, Status, gap_of, problem_digest, verify
 
 from .deadline import Deadline
 
@@ -159,19 +159,14 @@ class Incumbent:
     def answer(self, method: str) -> Answer:
         """What there is to say now, as the final answer of a solve."""
         with self._lock:
-            subject, bound_and_within = self.problem.subject, self.best_bound()
-            bound, within = bound_and_within
+            total = self.problem.subject.total_cost_ns
+            bound, within = self.best_bound()
             gap = None if self.cost_ns is None else gap_of(self.cost_ns, bound)
             status, limit = self._ending(bound)
             return Answer(
                 status=status,
                 method=method,
                 budget_bytes=self.problem.budget_bytes,
-                cost_ns=self.cost_ns,
-                bound_ns=None if self.infeasible else bound,
-                overhead=None if self.cost_ns is None else overhead_of(self.cost_ns, subject.total_cost_ns),
-                gap=gap,
-                peak_bytes=self.peak_bytes,
                 seconds=round(self.deadline.elapsed(), 6),
                 limit=limit,
                 restricted_to=within if self._exhausted is None else self._exhausted,
@@ -180,7 +175,7 @@ class Incumbent:
                 digest=problem_digest(self.problem),
                 message=" ".join([self._message(status, limit, gap), *self._notes]),
                 plan=self.plan,
-            )
+            ).priced(total, self.cost_ns, None if self.infeasible else bound, self.peak_bytes)
 
     def _ending(self, bound_ns: int) -> tuple[Status, str | None]:
         if self.infeasible:

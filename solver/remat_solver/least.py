@@ -5,19 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from remat_ir import (
-    Answer,
-    Graph,
-    Plan,
-    Problem,
-    Progress,
-    Status,
-    gap_of,
-    overhead_of,
-    plain_plan,
-    problem_digest,
-    verify,
-)
+from remat_ir import Answer, Graph, Plan, Problem, Progress, Status, plain_plan, verify
 
 from .backends import Engine
 from .deadline import Deadline
@@ -159,27 +147,18 @@ class _Look:
     def answer(self) -> Answer:
         """What was found and proved."""
         problem = Problem(self.graph, self.high)
-        cost, peak = verify(problem, self.plan)
-        total = self.graph.total_cost_ns
         limit = "cancel" if self.cancelled() else "time" if self.low < self.high else None
         if self.low >= self.high:
             message = f"{self.high} bytes suffice, and no smaller budget does."
         else:
             message = f"{self.high} bytes suffice; any budget below {self.low} bytes is proved too small."
-        return Answer(
-            status=Status.FEASIBLE if cost > total else Status.OPTIMAL,
+        return Answer.of_plan(
+            problem,
+            self.plan,
             method=METHOD,
-            budget_bytes=self.high,
-            cost_ns=cost,
-            bound_ns=total,
-            overhead=overhead_of(cost, total),
-            gap=gap_of(cost, total),
-            peak_bytes=peak,
             seconds=round(self.deadline.elapsed(), 6),
             limit=limit,
             least_budget_bytes=self.high,
             least_budget_bound_bytes=min(self.low, self.high),
-            digest=problem_digest(problem),
             message=message,
-            plan=self.plan,
         )

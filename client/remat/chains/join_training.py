@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidPlan, Join, JoinPlan, Plan, Problem, Status, problem_digest, verify
+from remat_ir import Answer, Graph, InvalidPlan, Join, JoinPlan, Plan, Problem, Status, verify
 from remat_ir.branches import backward_order, branches_of
 
 from ..errors import CaptureError, RematError
@@ -97,7 +97,7 @@ def _join_plan(
     while low <= high:
         slots = (low + high) // 2
         found = _in_slots(profiled, slots, planner, time_limit_s)
-        answer = None if found is None else _judged(*found, budget_bytes)
+        answer = None if found is None else _verified(*found[1:], budget_bytes)
         if found is not None and answer is not None:
             best, low = (found[0], answer), slots + 1
         elif found is None:
@@ -130,23 +130,10 @@ def _in_slots(
     return order, graph, again.plan(steps)
 
 
-def _judged(order: list[int], graph: Graph, plan: Plan, budget_bytes: int) -> Answer | None:
-    problem = Problem(graph, budget_bytes)
+def _verified(graph: Graph, plan: Plan, budget_bytes: int) -> Answer | None:
+    """The plan as an answer, or None where it is over the budget."""
+    message = "The optimal plan of the join of equal steps, in as many slots as fit in bytes."
     try:
-        verdict = verify(problem, plan)
+        return Answer.of_plan(Problem(graph, budget_bytes), plan, method="join", message=message)
     except InvalidPlan:
         return None
-    total = graph.total_cost_ns
-    return Answer(
-        Status.FEASIBLE,
-        "join",
-        budget_bytes,
-        cost_ns=verdict.cost_ns,
-        bound_ns=total,
-        overhead=verdict.cost_ns / total - 1 if total else 0.0,
-        gap=1 - total / verdict.cost_ns if verdict.cost_ns else 0.0,
-        peak_bytes=verdict.peak_bytes,
-        digest=problem_digest(problem),
-        message="The optimal plan of the join of equal steps, in as many slots as fit in bytes.",
-        plan=plan,
-    )

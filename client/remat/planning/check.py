@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from remat_ir import Answer, InvalidPlan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Answer, InvalidPlan, Problem, Status, problem_digest, verify
 
 from ..errors import BadAnswer
 from .greedy import greedy_answer
@@ -41,15 +41,8 @@ def checked(problem: Problem, answer: Any) -> Answer:
         raise BadAnswer(f"the bound of {bound} ns is above the cost of the plan, {verdict.cost_ns} ns")
     if answer.status is Status.OPTIMAL and bound != verdict.cost_ns:
         raise BadAnswer(f"the answer says optimal, but its bound is {bound} ns and its cost {verdict.cost_ns} ns")
-    return replace(
-        answer,
-        cost_ns=verdict.cost_ns,
-        bound_ns=bound,
-        peak_bytes=verdict.peak_bytes,
-        overhead=overhead_of(verdict.cost_ns, problem.subject.total_cost_ns),
-        gap=gap_of(verdict.cost_ns, bound),
-        digest=problem_digest(problem),
-    )
+    priced = answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)
+    return replace(priced, digest=problem_digest(problem))
 
 
 def _without_plan(problem: Problem, answer: Answer) -> Answer:

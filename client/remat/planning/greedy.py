@@ -29,7 +29,6 @@ from remat_ir import (
     Status,
     gap_of,
     lowered_plan,
-    overhead_of,
     plain_peak,
     plain_plan,
     plain_plan_of,
@@ -87,13 +86,8 @@ def greedy_answer(
     status = Status.OPTIMAL if done else Status.FEASIBLE
     return replace(
         _answer(problem, status, start, why, least=best.peak_bytes, floor=looked.floor),
-        cost_ns=best.cost_ns,
-        bound_ns=subject.total_cost_ns,
-        overhead=overhead_of(best.cost_ns, subject.total_cost_ns),
-        gap=gap_of(best.cost_ns, subject.total_cost_ns),
-        peak_bytes=best.peak_bytes,
         plan=best.plan,
-    )
+    ).priced(subject.total_cost_ns, best.cost_ns, subject.total_cost_ns, best.peak_bytes)
 
 
 class Found(NamedTuple):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, problem_digest, verify
 from remat_ir.read import members, parse
 
 FORMAT = "remat-memo/1"
@@ -169,9 +169,4 @@ def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) ->
         return answer
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns)
     bound = min(answer.bound_ns or 0, verdict.cost_ns)
-    return replace(
-        answer,
-        peak_bytes=verdict.peak_bytes,
-        overhead=overhead_of(verdict.cost_ns, problem.subject.total_cost_ns),
-        gap=gap_of(verdict.cost_ns, bound),
-    )
+    return answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)

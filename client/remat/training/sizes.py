@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem
 
 from .planned import Planned
 
@@ -31,31 +30,17 @@ def plan_of_another_size(problem: Problem, known: Sequence[Planned]) -> Answer |
         if not isinstance(plan, Plan) or not same_structure(graph, planned.step.graph):
             continue
         try:
-            verdict = verify(problem, plan)
+            found = Answer.of_plan(
+                problem,
+                plan,
+                method=planned.answer.method,
+                cache="near",
+                message="The plan of another size of this step, verified on this one.",
+            )
         except InvalidPlan:  # over the budget at this size
             continue
-        if best is not None and (best.cost_ns or 0) <= verdict.cost_ns:
-            continue
-        free = verdict.cost_ns == graph.total_cost_ns
-        best = replace(
-            planned.answer,
-            status=Status.OPTIMAL if free else Status.FEASIBLE,
-            budget_bytes=problem.budget_bytes,
-            cost_ns=verdict.cost_ns,
-            bound_ns=graph.total_cost_ns,
-            overhead=overhead_of(verdict.cost_ns, graph.total_cost_ns),
-            gap=gap_of(verdict.cost_ns, graph.total_cost_ns),
-            peak_bytes=verdict.peak_bytes,
-            seconds=0.0,
-            limit=None,
-            restricted_to=(),
-            least_budget_bytes=None,
-            least_budget_bound_bytes=None,
-            digest=problem_digest(problem),
-            cache="near",
-            id=None,
-            message="The plan of another size of this step, verified on this one.",
-        )
+        if best is None or (found.cost_ns or 0) < (best.cost_ns or 0):
+            best = found
     return best
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remat_ir import Answer, Graph, Plan, Problem, Status, gap_of, overhead_of, problem_digest, verify
+from remat_ir import Graph, Problem
 
 from ..planning.budget import UnitBytes, bounded
 from ..planning.greedy import least_need
@@ -27,25 +27,3 @@ def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int])
             if held <= peak:
                 size = UnitBytes(peak, held)
                 yield size, Problem(bounded(graph, size), graph.fixed_bytes + peak)
-
-
-def judged(problem: Problem, plan: Plan) -> Answer:
-    """A plan that the judge passes, as an answer.
-
-    Raises:
-        InvalidPlan: it does not.
-    """
-    verdict = verify(problem, plan)
-    total = problem.graph.total_cost_ns
-    return Answer(
-        status=Status.OPTIMAL if verdict.cost_ns == total else Status.FEASIBLE,
-        method="greedy",
-        budget_bytes=problem.budget_bytes,
-        cost_ns=verdict.cost_ns,
-        bound_ns=total,
-        overhead=overhead_of(verdict.cost_ns, total),
-        gap=gap_of(verdict.cost_ns, total),
-        peak_bytes=verdict.peak_bytes,
-        digest=problem_digest(problem),
-        plan=plan,
-    )

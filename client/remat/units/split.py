@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Status, plain_plan, problem_digest, replay
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Plan,
+    Problem,
+    Status,
+    plain_plan,
+    problem_digest,
+    replay,
+    verify,
+)
 
 from ..distributed.ranks import RankPlanner
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
@@ -26,7 +38,7 @@ from ..training.optimize import BUSY, carry_out, plan_step
 from ..training.planned import Planned
 from ..training.step import TrainingStep, training_step
 from .allot import Option, Place, allot, least_budget, peak_of
-from .curve import curve_problems, judged
+from .curve import curve_problems
 from .trial import Rest, Trace, rest_of
 
 log = logging.getLogger("remat")
@@ -113,7 +125,7 @@ class Unit:
         """A plan of this unit within its bounds, verified and compiled."""
         assert self.step is not None
         problem = _problem(self.step.graph, size)
-        return carry_out(self.step, problem, judged(problem, plan))
+        return carry_out(self.step, problem, Answer.of_plan(problem, plan, method="greedy"))
 
     def run_by(self, planned: Planned) -> None:
         """Let calls of the kind of the trial run by a plan.
@@ -272,7 +284,7 @@ class Split:
 
         def greedy() -> Answer:
             assert self.curves is not None
-            return judged(problem, self.curves[pick.graph][pick.point].plan)
+            return Answer.of_plan(problem, self.curves[pick.graph][pick.point].plan, method="greedy")
 
         found = [greedy() if self.ranks is None else self.ranks.agreed(problem, greedy)]
         if found[0].cost_ns != step.graph.total_cost_ns:
@@ -326,7 +338,7 @@ def _problem(graph: Graph, size: UnitBytes) -> Problem:
 
 def _passes(problem: Problem, plan: Plan) -> bool:
     with suppress(InvalidPlan):
-        judged(problem, plan)
+        verify(problem, plan)
         return True
     return False
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, Status, gap_of, overhead_of
+from remat_ir import Answer, Status
 
 from ..context import Context
 from ..storage.answers import document, sentence
@@ -21,7 +21,6 @@ _QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
 
 def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, status: Status | None = None) -> Answer:
     """The answer so far of a request that has not ended, in net bytes."""
-    cost, bound = row.cost_ns, row.bound_ns
     running = row.state == _RUNNING
     seconds = row.spent_s
     if running and row.started_at is not None:
@@ -30,16 +29,11 @@ def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, 
         status=status or (Status.RUNNING if running else Status.QUEUED),
         method=row.method,
         budget_bytes=row.budget_bytes,
-        cost_ns=cost,
-        bound_ns=bound,
-        overhead=None if cost is None or total_cost_ns is None else overhead_of(cost, total_cost_ns),
-        gap=None if cost is None or bound is None else gap_of(cost, bound),
-        peak_bytes=peak_bytes,
         seconds=round(seconds, 3),
         restricted_to=names(row.restricted_to or ""),
         digest=row.digest,
         message="" if status else ("Solving." if running else "Waiting for a free solver."),
-    )
+    ).priced(total_cost_ns, row.cost_ns, row.bound_ns, peak_bytes)
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
 
 

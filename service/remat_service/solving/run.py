@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from remat_ir import Answer, Status, gap_of, overhead_of
+from remat_ir import Answer, Status
 
 from ..context import Context
 from ..processes.supervisor import ChildRun
@@ -170,7 +170,6 @@ class SolveRun:
         if cost is None or known.plan is None:
             return answer
         bound, within = best_bound(known, net, gap)
-        gap_now = gap_of(cost, bound)
         status, limit = answer.status, answer.limit
         if bound >= cost:
             status, limit = Status.OPTIMAL, None
@@ -181,13 +180,8 @@ class SolveRun:
             status=status,
             limit=limit,
             message=answer.message if cost == answer.cost_ns and bound == answer.bound_ns else "",
-            cost_ns=cost,
-            bound_ns=bound,
-            gap=gap_now,
-            overhead=overhead_of(cost, net.subject.total_cost_ns),
-            peak_bytes=known.plan.peak_bytes,
             restricted_to=within,
-        )
+        ).priced(net.subject.total_cost_ns, cost, bound, known.plan.peak_bytes)
 
     async def _known_outcome(self, message: str) -> Answer:
         failed = Answer(Status.FAILED, self.claim.row.method, self.claim.net.budget_bytes, message=message)

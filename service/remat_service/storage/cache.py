@@ -32,7 +32,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, overhead_of
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of
 
 from ..identity import Caller
 from ..subjects import costs_of
@@ -199,7 +199,7 @@ def is_final(known: Known, problem: Problem, max_gap: float, time_limit_s: float
 
 def answer_of(known: Known, problem: Problem, method: str, max_gap: float, digest: str) -> Answer:
     """What is known as an answer, in net bytes, without its plan."""
-    subject, budget = problem.subject, problem.budget_bytes
+    budget = problem.budget_bytes
     effort = known.effort
     seconds = 0.0 if effort is None else effort.seconds
     common: dict[str, Any] = {
@@ -230,12 +230,7 @@ def answer_of(known: Known, problem: Problem, method: str, max_gap: float, diges
     peak = near[1].peak_bytes if near is not None and known.uses_near else known.plan.peak_bytes if known.plan else 0
     return Answer(
         status,
-        cost_ns=cost,
-        bound_ns=bound,
-        overhead=overhead_of(cost, subject.total_cost_ns),
-        gap=gap,
-        peak_bytes=peak,
         limit=limit,
         restricted_to=within,
         **common,
-    )
+    ).priced(problem.subject.total_cost_ns, cost, bound, peak)
