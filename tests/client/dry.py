@@ -11,8 +11,8 @@ from torch._inductor.choices import InductorChoices
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from remat._compat_inductor import Generated, dry_run
-from remat._compat_inductor.fusion import PlanOrder, fusing
+from remat._compat.inductor import Generated, dry_run
+from remat._compat.inductor.fusion import PlanOrder, fusing
 
 
 def generated(

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch._inductor.choices import InductorChoices
 
 from client.dry import generated
-from remat._compat_inductor import Generated
-from remat._compat_inductor.fusion import PlanOrder
+from remat._compat.inductor import Generated
+from remat._compat.inductor.fusion import PlanOrder
 
 
 def step(mask: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

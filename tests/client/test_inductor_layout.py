@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from client.dry import generated
 from remat import CaptureError
-from remat._compat_inductor import alone, channels_last_cat, stored
-from remat._compat_inductor.code import input_strides
+from remat._compat.inductor import alone, channels_last_cat, stored
+from remat._compat.inductor.code import input_strides
 from remat.compile.inductor.layout import without_strides
 
 

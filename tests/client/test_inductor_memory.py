@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from remat._compat_inductor import Event, Generated
+from remat._compat.inductor import Event, Generated
 from remat.capture.operations import Measured, to_graph
 from remat.compile.inductor.joint import joint_of, with_updates
 from remat.compile.inductor.memory import Kernel, step_memory

@@ -71,16 +71,16 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator: attention with a dropout of 0 does not."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(target, _compat.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    for position, argument in enumerate(target._schema.arguments):
-        if argument.name == "dropout_p":
+    for position, name in enumerate(_compat.parameter_names(target)):
+        if name == "dropout_p":
             given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
             return bool(given != 0.0)
-        if argument.name in ("train", "training"):
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, True)
+        if name in ("train", "training"):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(name, True)
             if given is False:
                 return False
     return True
@@ -91,8 +91,8 @@ def stateless(node: fx.Node) -> tuple[Any, tuple[int, ...]] | None:
 
     Batch normalization in training normalizes by the batch; the running statistics only go into their own new values.
     """
-    if node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5] is True:
-        return torch.ops.aten._native_batch_norm_legit.no_stats, (0, 1, 2, 5, 6, 7)
+    if node.target is _compat.BATCH_NORM and node.args[5] is True:
+        return _compat.BATCH_NORM_WITHOUT_STATISTICS, (0, 1, 2, 5, 6, 7)
     return None
 
 
@@ -120,7 +120,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
         makes = book.enter(node)
         if node.op == "call_function" and node.target is not operator.getitem and (makes or is_random(node)):
             kernels.append(node)
-    tangents = tuple(n for n in placeholders if str(n.target).startswith("tangents"))
+    tangents = tuple(n for n in placeholders if _compat.is_tangent(n))
     if not tangents or not any(isinstance(n, fx.Node) for n in backward_results):
         raise CaptureError("nothing to train: no output depends on a parameter or input that requires gradients")
     needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)])
@@ -138,7 +138,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
         tangents=tangents,
         forward_results=forward_results,
         backward_results=backward_results,
-        mutated=_mutated(joint, placeholders, forward_results),
+        mutated=_mutated(joint, forward_results),
         storages_of={n: tuple(s) for n, s in book.of.items()},
     )
 
@@ -220,14 +220,6 @@ def _ancestors(roots: list[fx.Node]) -> frozenset[fx.Node]:
     return frozenset(seen)
 
 
-def _mutated(
-    joint: fx.GraphModule, placeholders: list[fx.Node], forward_results: tuple[Any, ...]
-) -> dict[fx.Node, fx.Node]:
-    by_descriptor = {n.meta["desc"]: n for n in placeholders if "desc" in n.meta}
-    found: dict[fx.Node, fx.Node] = {}
-    descriptors = joint.graph.output_node().meta.get("desc") or ()
-    for result, descriptor in zip(forward_results, descriptors, strict=False):
-        source = getattr(descriptor, "mutated_input", None)
-        if source is not None and isinstance(result, fx.Node):
-            found[by_descriptor[source]] = result
-    return found
+def _mutated(joint: fx.GraphModule, forward_results: tuple[Any, ...]) -> dict[fx.Node, fx.Node]:
+    updated = _compat.updated_inputs(joint.graph)
+    return {updated[i]: r for i, r in enumerate(forward_results) if i in updated and isinstance(r, fx.Node)}

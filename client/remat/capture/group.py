@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .. import _compat
 from .dataflow import Dataflow, is_random
 from .operations import Kind, Operations
 
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 CHEAP = frozenset(
     {
         aten.clone.default,
-        aten._to_copy.default,
+        _compat.TO_COPY,
         aten.copy.default,
         aten.full.default,
         aten.full_like.default,
@@ -205,4 +206,4 @@ class _Grouping:
 
 def _is_cheap(node: fx.Node) -> bool:
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in CHEAP)
+    return isinstance(target, _compat.OpOverload) and (torch.Tag.pointwise in target.tags or target in CHEAP)

@@ -8,6 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._compat.module_state import (
+    BUFFERS,
+    FORWARD_HOOKS,
+    FORWARD_PRE_HOOKS,
+    MODULES,
+    PARAMETERS,
+    buffers_of,
+    modules_of,
+    parameters_of,
+)
+
 ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
 OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of them are one tensor")
 """In the order of `_describe`. A tensor that is passed twice is told from two: some modules, such as
@@ -27,13 +38,13 @@ def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
     for part in parts(module):
         state = part.__dict__
         training.append(state["training"])
-        for p in state["_parameters"].values():
+        for p in state[PARAMETERS].values():
             if p is not None:
                 parameters += (p.requires_grad, p.dtype, p.device, p.shape)
-        for b in state["_buffers"].values():
+        for b in state[BUFFERS].values():
             if b is not None:
                 buffers += (b.dtype, b.device, b.shape)
-        hooks += len(state["_forward_hooks"]) + len(state["_forward_pre_hooks"])
+        hooks += len(state[FORWARD_HOOKS]) + len(state[FORWARD_PRE_HOOKS])
     autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
     return tuple(leaves), tuple(training), tuple(parameters), tuple(buffers), autocast, hooks
 
@@ -68,7 +79,7 @@ def parts(module: nn.Module) -> Iterator[nn.Module]:
         if part is not None and part not in seen:
             seen.add(part)
             yield part
-            stack.extend(part.__dict__["_modules"].values())
+            stack.extend(part.__dict__[MODULES].values())
 
 
 class Holders:
@@ -96,8 +107,9 @@ class Holders:
             return self.constants, path
         *parents, name = path.split(".")
         for parent in parents:
-            module = module._modules[parent]  # type: ignore[assignment]
-        return (module._buffers if module._parameters.get(name) is None else module._parameters), name
+            module = modules_of(module)[parent]  # type: ignore[assignment]
+        own = parameters_of(module)
+        return (buffers_of(module) if own.get(name) is None else own), name
 
 
 def _describe(thing: Any, leaves: list[Any], seen: dict[int, int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +13,7 @@ from torch import fx
 
 from remat_ir import Graph
 
+from .. import _compat
 from .dataflow import Dataflow, is_random, stateless, tensors
 
 CPU_GENERATOR_BYTES = 5056
@@ -142,24 +142,15 @@ def op_name(op: Op) -> str:
     """What to call an op: the module path of its first kernel, and the operators that it runs."""
     if op.kind is Kind.TURN:
         return "turn"
-    what = "+".join(operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
-    where = module_path(op.nodes[0])
+    what = "+".join(_operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
+    where = _compat.module_path(op.nodes[0])
     return f"{where}:{what}" if where else what
 
 
-def operator_name(node: fx.Node) -> str:
+def _operator_name(node: fx.Node) -> str:
     """The bare name of a node's operator."""
     target = node.target
-    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(node.name)
-
-
-def module_path(node: fx.Node) -> str:
-    """The path of the module whose forward made this node, or whose forward made what this node differentiates."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    if not stack:
-        return ""
-    path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", str(list(stack.values())[-1][0]))
-    return re.sub(r"^L\.\w+\.?", "", path.replace("_modules.", ""))
+    return _compat.operator_name(target) if isinstance(target, _compat.OpOverload) else str(node.name)
 
 
 def on_cpu(node: fx.Node) -> bool:

@@ -72,13 +72,13 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = dict(graph.named_parameters(remove_duplicate=False)) | dict(graph.named_buffers(remove_duplicate=False))
-    named = (*descriptor.params_spec, *descriptor.buffers_spec)
+    params, buffers = _compat.state_names(descriptor)
     return Capture(
         joint=joint,
         forward_outputs=_compat.forward_outputs(descriptor),
-        params=tuple(descriptor.params_spec),
-        buffers=tuple(descriptor.buffers_spec),
-        constants={name: tensors[name] for name in named if name not in known},
+        params=params,
+        buffers=buffers,
+        constants={name: tensors[name] for name in (*params, *buffers) if name not in known},
         descriptor=descriptor,
     )
 
@@ -95,12 +95,12 @@ def refuse(joint: fx.GraphModule) -> None:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}")
-        if node.op == "call_function" and isinstance(node.target, torch._ops.HigherOrderOperator):
+        if node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator):
             raise CaptureError(f"{node.name} is the higher-order operator {node.target}, which cannot be planned yet")
         if (
             node.op == "call_function"
-            and isinstance(node.target, torch._ops.OpOverload)
-            and node.target._schema.is_mutable
+            and isinstance(node.target, _compat.OpOverload)
+            and _compat.is_mutable(node.target)
         ):
             raise CaptureError(f"{node.name} mutates its inputs: {node.target}")
         if node.op in ("call_module", "call_method"):

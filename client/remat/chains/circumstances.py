@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .._compat import buffers_of
+
 
 class Circumstances:
     """The generators' states and the buffers before a stage first runs."""
@@ -16,24 +18,24 @@ class Circumstances:
         self.device = device
         self.cpu = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        self.buffers = [(m, n, b.clone()) for m in module.modules() for n, b in m._buffers.items() if b is not None]
+        self.buffers = [(m, n, b.clone()) for m in module.modules() for n, b in buffers_of(m).items() if b is not None]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Everything as it was; afterwards, everything as it is now."""
         cpu = torch.get_rng_state()
         cuda = torch.cuda.get_rng_state(self.device) if self.cuda is not None else None
-        now = [(m, n, m._buffers[n]) for m, n, _ in self.buffers]
+        now = [(m, n, buffers_of(m)[n]) for m, n, _ in self.buffers]
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)
         for module, name, value in self.buffers:
-            module._buffers[name] = value.clone()
+            buffers_of(module)[name] = value.clone()
         try:
             yield
         finally:
             for module, name, buffer in now:
-                module._buffers[name] = buffer
+                buffers_of(module)[name] = buffer
             torch.set_rng_state(cpu)
             if cuda is not None:
                 torch.cuda.set_rng_state(cuda, self.device)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._compat import version_counter
 from ..errors import CaptureError
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
@@ -112,12 +113,12 @@ def _output(stage: nn.Module, given: Sequence[torch.Tensor], what: str) -> torch
     Raises:
         CaptureError: not one tensor, or its input is not what it was.
     """
-    versions = [x._version for x in given]
+    versions = [version_counter(x) for x in given]
     with torch.no_grad():
         y: torch.Tensor = stage(*given)
     if not isinstance(y, torch.Tensor):
         raise CaptureError(f"{what} gives {type(y).__name__}, not one tensor")
-    if [x._version for x in given] != versions:
+    if [version_counter(x) for x in given] != versions:
         raise CaptureError(f"{what} overwrites its input: use inplace=False")
     return y
 

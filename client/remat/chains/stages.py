@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .._compat import boxed_gradients, version_counter
 from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from .circumstances import Circumstances
@@ -143,7 +144,7 @@ class Pass:
         """A forward step of stage n, with or without a tape."""
         stage = self.schedule.stages[n]
         inputs = [self.at(cut) for cut in stage.reads]
-        versions = [x._version for x in inputs]
+        versions = [version_counter(x) for x in inputs]
         again = n in self._first
         if not again and self.schedule.times[n] > 1:
             self._first[n] = Circumstances(stage.module, self.device)
@@ -155,7 +156,7 @@ class Pass:
             else:
                 with torch.no_grad():
                     self.held[stage.makes] = Held(stage.module(*inputs).detach())
-        if [x._version for x in inputs] != versions:
+        if [version_counter(x) for x in inputs] != versions:
             raise CaptureError(f"stage {n + 1} ({type(stage.module).__name__}) overwrites its input: use inplace=False")
 
     def _record(self, n: int, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Tape]:
@@ -220,9 +221,8 @@ def _autocast(device: torch.device) -> Any:
     return lambda: torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cached)
 
 
+@boxed_gradients  # so that the incoming gradient can be freed on the way
 class _Staged(torch.autograd.Function):
-    boxed_grads_call = True  # where torch knows it, the incoming gradient comes in a list, and can be freed on the way
-
     @staticmethod
     def forward(ctx: Any, schedule: Schedule, cuts: Sequence[int], anchor: torch.Tensor, *xs: torch.Tensor) -> Any:
         state = Pass(

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from .._compat import version_counter
+
 
 class Place(NamedTuple):
     """How a tensor lies in its storage."""
@@ -81,7 +83,7 @@ class Packing:
 
     def pack(self, tensor: torch.Tensor) -> _Saved:
         """What autograd is to hold in place of a tensor that it saves."""
-        saved = _Saved(tensor._version)
+        saved = _Saved(version_counter(tensor))
         address = _address(tensor) if _plain(tensor) else 0
         if address in self._cuts:
             saved.cut = self._cuts[address]
@@ -101,7 +103,7 @@ class Packing:
     def recorded(self) -> None:
         """The stage has run: from here on nobody else refers to what it saved."""
         for tensor, saved in self._watched:
-            saved.overwritten = tensor._version != saved.version
+            saved.overwritten = version_counter(tensor) != saved.version
         self._watched.clear()
 
     def unpack(self, saved: _Saved) -> torch.Tensor:
@@ -110,7 +112,7 @@ class Packing:
         Raises:
             RuntimeError: it was overwritten after it was saved, as autograd itself would say.
         """
-        if saved.overwritten or (saved.tensor is not None and saved.tensor._version != saved.version):
+        if saved.overwritten or (saved.tensor is not None and version_counter(saved.tensor) != saved.version):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
             )

@@ -75,7 +75,7 @@ def fsdp_module() -> tuple[type, ...]:
 def _flattened(module: nn.Module) -> bool:
     """Whether the older FSDP has put views of its flat parameter in the places of parameters."""
     views = any(not parameter.is_leaf for parameter in module.parameters())
-    return views or any(part.__dict__.get("_fsdp_use_orig_params") is False for part in module.modules())
+    return views or any(_compat.flattened_by_fsdp(part) for part in module.modules())
 
 
 def _class(module: str, name: str) -> tuple[type, ...]:

@@ -13,6 +13,7 @@ from torch import fx
 
 from remat_ir import Compute, Free, Plan
 
+from .. import _compat
 from ..capture.dataflow import is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 
@@ -89,7 +90,7 @@ class _Lowering:
         return self._finish(results, gradients)
 
     def _finish(self, results: list[Any], gradients: list[Any]) -> Lowered:
-        descriptors = list(self.flow.joint.graph.output_node().meta.get("desc") or ())
+        descriptors = _compat.descriptors(self.flow.joint.graph)
         first = len(self.flow.forward_results)
         backward = self.backward.close(gradients, descriptors[first:])
         # only what the backward graph still reads is saved; placeholders come in the order of the saved results
@@ -98,8 +99,8 @@ class _Lowering:
             if not kept.users:
                 backward.erase_node(kept)
                 del self.saved_as[source]
-        checked = [(k, s) for k, s in pairs if not k.meta.get("saved_tensor_with_no_vc_check")]
-        unchecked = [(k, s) for k, s in pairs if k.meta.get("saved_tensor_with_no_vc_check")]
+        checked = [(k, s) for k, s in pairs if not _compat.saved_unchecked(k)]
+        unchecked = [(k, s) for k, s in pairs if _compat.saved_unchecked(k)]
         tangents = [n for n in backward.nodes if n.op == "placeholder" and n not in {k for k, _ in pairs}]
         _reorder_placeholders(backward, [k for k, _ in checked + unchecked] + tangents)
         saved = [source for _, source in checked + unchecked]
@@ -253,8 +254,8 @@ class _Pass:
                 self.env.pop(view, None)
 
     def close(self, results: list[Any], descriptors: list[Any]) -> fx.Graph:
-        output = self.graph.output(tuple(results))
-        output.meta["desc"] = descriptors
+        self.graph.output(tuple(results))
+        _compat.set_descriptors(self.graph, descriptors)
         for node in reversed(list(self.graph.nodes)):
             if node.op in ("call_function", "get_attr") and not node.users and node not in self.pinned:
                 self.graph.erase_node(node)

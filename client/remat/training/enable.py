@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from .._compat.module_state import CALL_HOOKS
 from ..capture.trace import untraced
 from ..distributed.refused import fsdp_module
 from ..planning.budget import Budget
@@ -99,7 +100,7 @@ def twin_of(model: nn.Module) -> nn.Module:
         twin.__dict__.update(model.__dict__)
     else:
         twin = copy.copy(model)
-    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+    for name in CALL_HOOKS:
         twin.__dict__[name] = OrderedDict()
     made: nn.Module = twin
     return made

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from .._compat.module_state import SHARED
 from ..capture.guards import kind_of_call, what_changed
 from ..capture.trace import generator_states, restore_generators, untraced
 from ..chains.chained import ChainedModule
@@ -19,17 +20,6 @@ from .selfcheck import SelfCheck, StepPeak
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 log = logging.getLogger("remat")
-
-_SHARED = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_non_persistent_buffers_set",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -70,7 +60,7 @@ class Rematerialized(nn.Module):
         most_plans: int = MOST_PLANS,
     ) -> None:
         super().__init__()
-        for name in _SHARED:
+        for name in SHARED:
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["original"] = module
         self.__dict__["_plans"] = OrderedDict()

@@ -11,7 +11,7 @@ from torch import nn
 from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
 from remat_ir.chain_plan import Verb
 
-from ..capture.operations import module_path
+from .. import _compat
 from ..chains.chained import ChainedModule
 from ..planning.budget import Budget, readable
 from .module import Rematerialized
@@ -149,7 +149,7 @@ def _resident_at_turn(graph: Graph, plan: Plan) -> frozenset[int]:
 
 def _module(planned: Planned, op: int, depth: int) -> str:
     nodes = planned.step.operations.ops[op].nodes
-    path = module_path(nodes[0]) if nodes else ""
+    path = _compat.module_path(nodes[0]) if nodes else ""
     return ".".join(path.split(".")[:depth]) or "(no module)"
 
 

@@ -14,7 +14,8 @@ from torch import fx
 
 from remat_ir import Answer, InvalidData, Problem
 
-from ... import _compat, _compat_inductor
+from ... import _compat
+from ..._compat import inductor
 from ...planning.budget import Budget, budget_bytes, readable
 from ...planning.planner import FallbackPlanner, Planner, in_step
 from ...profiling.profile import device_kind
@@ -60,7 +61,7 @@ class InductorBackend(Backend):
             PlanningError: there is no plan whose generated code fits.
         """
         self.note_frame()
-        return _compat_inductor.compile_graph(
+        return inductor.compile_graph(
             # a rank that took its code from a cache would leave the others waiting for its word
             module,
             example_inputs,
@@ -84,7 +85,7 @@ class InductorBackend(Backend):
             agreed: list[int] = most(found)
         return agreed
 
-    def _seen(self, backward: bool, generated: _compat_inductor.Generated) -> None:
+    def _seen(self, backward: bool, generated: inductor.Generated) -> None:
         if not self.carried:
             return
         carried = self.carried[-1]
@@ -132,7 +133,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, reason in NOT_WITH.items():
         if options.get(name):
             raise InvalidData(f"the option {name} does not go with inner='inductor': {reason}")
-        if name not in options and name != "custom_partitioner_fn" and getattr(_compat_inductor.config, name):
+        if name not in options and name != "custom_partitioner_fn" and getattr(inductor.config, name):
             raise InvalidData(f"torch._inductor.config.{name} does not go with inner='inductor': {reason}")
     return dict(options)
 

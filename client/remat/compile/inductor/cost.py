@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ... import _compat, _compat_inductor
+from ... import _compat
+from ..._compat import inductor
 from ...capture.dataflow import Dataflow, tensors
 from ...capture.operations import Kind, Measured, Op, Operations, getitems
 from ...profiling.profile import Table, device_kind, materialize, profile_kernels
@@ -30,7 +31,7 @@ def region_costs(step: Operations, table: Table | None) -> dict[Op, Measured]:
     ops = [op for op in step.ops if op.kind is Kind.KERNELS]
     alone = [op for op in ops if len(op.nodes) == 1 and not fused(op.nodes[0])]
     heavy = [n for op in ops for n in op.nodes if not fused(n)]
-    as_run = {n: _compat_inductor.alone(n, n.meta[RUN]) if RUN in n.meta else n for n in heavy}
+    as_run = {n: inductor.alone(n, n.meta[RUN]) if RUN in n.meta else n for n in heavy}
     profiled = profile_kernels(as_run.values(), table).kernels
     kernels = {n: profiled[run] for n, run in as_run.items()}
     graphs = {op: region_module(step.flow, op) for op in ops if op not in set(alone)}
@@ -122,7 +123,7 @@ def _times(modules: Mapping[str, fx.GraphModule]) -> dict[str, int]:
     inputs = {text: [n for n in module.graph.nodes if n.op == "placeholder"] for text, module in modules.items()}
     with _compat.only_real_tensors(), torch.no_grad():
         functions = {
-            text: _compat_inductor.run(module, [materialize(n) for n in inputs[text]])
+            text: inductor.run(module, [materialize(n) for n in inputs[text]])
             for text, module in sorted(modules.items())
         }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from ... import _compat_inductor
+from ... import _compat
+from ..._compat import inductor
 from ...capture.dataflow import Dataflow, dataflow, is_random, tensors
 from ...capture.trace import refuse
 from ...errors import CaptureError
@@ -40,7 +41,7 @@ def joint_of(module: fx.GraphModule, forward_outputs: int, layouts_noted: bool =
     Raises:
         CaptureError: the graph cannot be planned under Inductor; the message says why.
     """
-    module = _compat_inductor.copied(module)
+    module = inductor.copied(module)
     graph = module.graph
     output = graph.output_node()
     results = tuple(output.args[0])  # type: ignore[arg-type]
@@ -57,9 +58,9 @@ def joint_of(module: fx.GraphModule, forward_outputs: int, layouts_noted: bool =
         results = tuple(new if r is node else r for r in results)
         updates[target] = new
         graph.erase_node(node)
-    descriptors = list(output.meta.get("desc") or [None] * len(results))
+    descriptors = _compat.descriptors(graph) or [None] * len(results)
     output.args = ((*updates.values(), *results),)
-    output.meta["desc"] = [None] * len(updates) + descriptors
+    _compat.set_descriptors(graph, [None] * len(updates) + descriptors)
     _refuse(module)
     flow = dataflow(module, forward_outputs + len(updates))
     return Joint(replace(flow, mutated=updates), tuple(updates), layouts_noted)
@@ -77,7 +78,7 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
             update = graph.call_function(copy_, (inputs[str(placeholder.target)], new))
             update.meta["val"] = placeholder.meta["val"]
     output.args = (tuple(results[count:]),)
-    output.meta["desc"] = list(output.meta["desc"])[count:]
+    _compat.set_descriptors(graph, _compat.descriptors(graph)[count:])
     if joint.layouts_noted:
         keep_layouts(lowered.forward, lowered.backward, len(results) - count - lowered.saved)
     lowered.forward.recompile()
@@ -87,7 +88,7 @@ def with_updates(joint: Joint, lowered: Lowered) -> tuple[fx.GraphModule, fx.Gra
 def _refuse(module: fx.GraphModule) -> None:
     refuse(module)
     for node in module.graph.nodes:
-        if is_random(node) and not _compat_inductor.is_seed(node) and not _small(node):
+        if is_random(node) and not inductor.is_seed(node) and not _small(node):
             raise CaptureError(
                 f"{node.name} ({node.target}) draws from the generator itself, so it could be neither kept cheaply nor "
                 "run again: leave fallback_random off under inner='inductor'"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ... import _compat, _compat_inductor
+from ... import _compat
+from ..._compat import inductor
 from ...capture.dataflow import is_random
 from ...errors import CaptureError
 
@@ -76,9 +77,9 @@ def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) ->
     Raises:
         CaptureError: as `without_strides`.
     """
-    if not _compat_inductor.prefers_channels_last(joint):
+    if not inductor.prefers_channels_last(joint):
         return False
-    plain = _compat_inductor.plain_layouts(joint, forward_outputs, **options)
+    plain = inductor.plain_layouts(joint, forward_outputs, **options)
     computed = _computed(joint)
     first = _first_alike(joint)
     for note, known in ((SAVED, plain.saved), (FORWARD, plain.forward), (BACKWARD, plain.backward)):
@@ -122,7 +123,7 @@ def _computed(joint: fx.GraphModule) -> dict[fx.Node, tuple[int, ...]]:
             continue
         if node.target is torch.ops.aten.convolution.default and own.dim() == 4:
             values[node] = own.contiguous(memory_format=torch.channels_last)
-        elif _compat_inductor.is_fusible_node(node) and any(n in values for n in node.all_input_nodes):
+        elif inductor.is_fusible_node(node) and any(n in values for n in node.all_input_nodes):
             made = _again(node, values)
             if isinstance(made, torch.Tensor) and made.shape == own.shape:
                 values[node] = made
@@ -178,7 +179,7 @@ def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
     """The strides in which a node has to be written to memory, or None."""
     if READ in node.meta:
         return node.meta[READ]  # type: ignore[no-any-return]
-    if node.op != "call_function" or not _compat_inductor.is_fusible_node(node):
+    if node.op != "call_function" or not inductor.is_fusible_node(node):
         return None
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -197,10 +198,10 @@ def _to_store(node: fx.Node, written: str) -> tuple[int, ...] | None:
 def _store(graph: fx.Graph, node: fx.Node, strides: Sequence[int]) -> None:
     """Let what reads a node read it from memory."""
     if node.target is torch.ops.aten.cat.default and _order(strides, node.meta["val"].shape) == [0, 2, 3, 1]:
-        node.target = _compat_inductor.channels_last_cat
+        node.target = inductor.channels_last_cat
     first = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(first) if node.op == "placeholder" else graph.inserting_after(node):
-        stored = graph.call_function(_compat_inductor.stored, (node, list(strides)))
+        stored = graph.call_function(inductor.stored, (node, list(strides)))
     node.replace_all_uses_with(stored, delete_user_cb=lambda user: user is not stored)
     stored.meta = dict(node.meta)
 
@@ -209,16 +210,16 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """What is saved in place of a node."""
     value = node.meta.get("val")
     known = SAVED in node.meta or not isinstance(value, torch.Tensor) or value.dim() < 3
-    if READ not in node.meta and (known or node.op != "call_function" or not _compat_inductor.is_fusible_node(node)):
+    if READ not in node.meta and (known or node.op != "call_function" or not inductor.is_fusible_node(node)):
         return node
     strides = node.meta.get(COMPUTED)
     with graph.inserting_before(graph.output_node()):
-        made = graph.call_function(_compat_inductor.materialized_copy, (node,))
+        made = graph.call_function(inductor.materialized_copy, (node,))
         made.meta = dict(node.meta)
         if strides is None:
             return made
         # Inductor derives values anew after its passes: the layout has to be an operator's
-        ordered = graph.call_function(_compat_inductor.force_stride_order, (made, list(strides)))
+        ordered = graph.call_function(inductor.force_stride_order, (made, list(strides)))
         ordered.meta = _meta(node, strides)
     return ordered
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from ..._compat_inductor import Generated
+from ..._compat.inductor import Generated
 from ...capture.dataflow import tensors
 from .regions import REGION
 

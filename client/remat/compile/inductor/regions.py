@@ -9,7 +9,7 @@ from torch import fx
 
 from remat_ir import Graph
 
-from ... import _compat_inductor
+from ..._compat import inductor
 from ...capture.dataflow import Dataflow, is_random
 from ...capture.group import groups
 from ...capture.operations import Kind, Measured, Op, Operations, operations, to_graph
@@ -23,7 +23,7 @@ def regions(flow: Dataflow) -> Operations:
 
     Seeds are drawn once and kept; what is made of them can be made again, since it is a pure function of its seed.
     """
-    step = operations(flow, groups(flow, cheap=_compat_inductor.is_fusible_node, fused=True), replayed=False)
+    step = operations(flow, groups(flow, cheap=inductor.is_fusible_node, fused=True), replayed=False)
     for index, op in enumerate(step.ops):
         if op.kind is Kind.KERNELS:
             for node in op.nodes:
@@ -51,7 +51,7 @@ def region_graph(step: Operations, costs: Mapping[Op, Measured], fixed_bytes: in
 
 def fused(node: fx.Node) -> bool:
     """Whether a kernel may be fused with others."""
-    return _compat_inductor.is_fusible_node(node)
+    return inductor.is_fusible_node(node)
 
 
 def _inside(step: Operations, op: Op) -> int:

@@ -10,7 +10,8 @@ from torch import fx
 
 from remat_ir import Answer, Compute, Graph, Plan, Problem, replay, verify
 
-from ... import _compat, _compat_inductor
+from ... import _compat
+from ..._compat import inductor
 from ...capture.operations import Operations
 from ...errors import CaptureError, NothingFound
 from ...lowering.lower import lower
@@ -55,7 +56,7 @@ class Carried:
     tries: tuple[tuple[int, int | None], ...]
     forward: fx.GraphModule = field(repr=False)
     backward: fx.GraphModule = field(repr=False)
-    compiled: dict[bool, _compat_inductor.Generated] = field(default_factory=dict, repr=False)
+    compiled: dict[bool, inductor.Generated] = field(default_factory=dict, repr=False)
 
     @property
     def activation_bytes(self) -> int:
@@ -135,7 +136,7 @@ class Search:
             )
             return None, []
         forward, backward = with_updates(self.joint, lower(self.step, answer.plan))
-        first, second = _compat_inductor.dry_run(forward, backward, self.results)
+        first, second = inductor.dry_run(forward, backward, self.results)
         saved = len(forward.graph.output_node().args[0]) - self.results  # type: ignore[arg-type]
         above, kernels = step_memory(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
         (peak,) = self.agreed([self.graph.fixed_bytes + above])

@@ -1,95 +1,53 @@
-"""Every private name of torch that the client uses, behind one version gate and one self-test."""
+"""Tracing: Dynamo's and AOTAutograd's entries, their fake tensors, and what they leave on the graphs that they make."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
-import sys
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo.config as _dynamo_config
+import torch._functorch.config as _functorch_config
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+from torch._guards import CompileContext, TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
-OLDEST = (2, 11)
-MARK = "remat: "
-TRIED = ("2.13",)
-
-
-def version() -> tuple[int, int]:
-    """The torch found here, as (major, minor)."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
-
-
-if version() < OLDEST:
-    raise ImportError(f"remat needs torch {OLDEST[0]}.{OLDEST[1]} or later, and {torch.__version__} is installed")
-
-import torch._C._autograd as _autograd  # noqa: E402
-import torch._C._profiler as _profiler  # noqa: E402
-import torch._dynamo.config as _dynamo_config  # noqa: E402
-import torch._functorch.config as _functorch_config  # noqa: E402
-from torch._dispatch.python import no_python_dispatcher  # noqa: E402
-from torch._dynamo.backends.common import aot_autograd  # noqa: E402
-from torch._dynamo.functional_export import dynamo_graph_capture_for_export  # noqa: E402
-from torch._functorch.aot_autograd import (  # noqa: E402
-    aot_compile_joint_with_descriptors,
-    aot_export_joint_with_descriptors,
-)
-from torch._guards import CompileContext, TracingContext, detect_fake_mode  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
-from torch.utils._python_dispatch import _disable_current_modes  # noqa: E402
+from .versions import lacking, require
 
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "SideEffects",
-    "active_ddp",
     "aot_backend",
-    "boxed",
     "compile_joint",
+    "descriptors",
     "detect_fake_mode",
     "export_joint",
     "forward_outputs",
     "frame_number",
+    "is_tangent",
     "joint_graph",
-    "lacking",
-    "mark",
-    "missing",
+    "module_path",
     "only_real_tensors",
-    "raw_call",
-    "recording",
+    "saved_unchecked",
+    "set_descriptors",
     "split_by_ddp",
-    "start_recording",
-    "stop_marked_recording",
-    "stop_recording",
-    "storage_key",
+    "state_names",
     "strict_graph",
-    "version",
+    "updated_inputs",
 ]
 
-
-class SideEffects(Exception):
-    """The module's code changes Python state that lives on after the call; a graph would not."""
-
-
-def lacking(
-    wanted: Sequence[tuple[Callable[..., Any], tuple[str, ...]]], owned: Sequence[tuple[Any, str]]
-) -> list[str]:
-    """Which parameters of functions, and which attributes of their owners, this torch lacks."""
-    found: list[str] = []
-    for function, names in wanted:
-        parameters = inspect.signature(function).parameters
-        found.extend(f"{function.__name__}({name}=…)" for name in names if name not in parameters)
-    found.extend(f"{getattr(owner, '__name__', owner)}.{name}" for owner, name in owned if not hasattr(owner, name))
-    return found
-
-
-def missing() -> list[str]:
-    """What this torch lacks of what the client relies on: the self-test, run at import."""
-    found = lacking(
+require(
+    lacking(
         (
             (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
             (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
@@ -101,16 +59,11 @@ def missing() -> list[str]:
             (_functorch_config, "donated_buffer"),
         ),
     )
-    recorder = ("_enable_profiler_legacy", "_disable_profiler_legacy")
-    found.extend(f"torch._C._autograd.{name}" for name in recorder if not hasattr(_autograd, name))
-    if not hasattr(torch.ops.aten.add.Tensor, "_op"):
-        found.append("OpOverload._op")
-    return found
+)
 
 
-_MISSING = missing()
-if _MISSING:
-    raise ImportError(f"torch {torch.__version__} lacks what remat relies on: {', '.join(_MISSING)}")
+class SideEffects(Exception):
+    """The module's code changes Python state that lives on after the call; a graph would not."""
 
 
 def strict_graph(
@@ -149,6 +102,11 @@ def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any
 def joint_graph(descriptor: Any) -> fx.GraphModule:
     """The graph of an exported joint."""
     return descriptor.graph_module  # type: ignore[no-any-return]
+
+
+def state_names(descriptor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the parameters and of the buffers that an exported joint takes, each in their order."""
+    return tuple(descriptor.params_spec), tuple(descriptor.buffers_spec)
 
 
 def forward_outputs(descriptor: Any) -> int:
@@ -190,12 +148,6 @@ def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., A
     return run
 
 
-def active_ddp() -> Any:
-    """The DistributedDataParallel in whose forward pass this code runs, or None."""
-    module = sys.modules.get("torch.nn.parallel.distributed")
-    return None if module is None else module.DistributedDataParallel._get_active_ddp_module()
-
-
 def split_by_ddp() -> bool:
     """Whether Dynamo compiles a graph that DistributedDataParallel's optimizer has cut at its buckets."""
     context = TracingContext.try_get()
@@ -206,22 +158,6 @@ def frame_number() -> int | None:
     """Which frame of the user's code Dynamo is compiling: parts of a split model have different ones."""
     compiling = CompileContext.current_compile_id()
     return None if compiling is None else compiling.frame_id
-
-
-def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark a function as one that takes its arguments in a list, which it empties."""
-    function._boxed_call = True  # type: ignore[attr-defined]
-    return function
-
-
-def raw_call(target: Any) -> Callable[..., Any]:
-    """An operator's own entry, without the Python wrapper around it."""
-    return target._op if isinstance(target, torch._ops.OpOverload) else target
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """What two tensors share exactly when one storage holds both."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager
@@ -235,40 +171,37 @@ def only_real_tensors() -> Iterator[None]:
         yield
 
 
-def recording() -> bool:
-    """Whether a profiler, the caller's own perhaps, is at work in this thread."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+def is_tangent(placeholder: fx.Node) -> bool:
+    """Whether a joint graph's input is the gradient of one of its outputs: AOTAutograd says so by its name alone."""
+    return str(placeholder.target).startswith("tangents")
 
 
-def start_recording() -> None:
-    """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto."""
-    off = _profiler._ExperimentalConfig()
-    config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
-    _autograd._enable_profiler_legacy(config)
+def descriptors(graph: fx.Graph) -> list[Any]:
+    """What AOTAutograd says of each result of a graph; empty where it says nothing."""
+    return list(graph.output_node().meta.get("desc") or ())
 
 
-def stop_recording() -> list[int]:
-    """Bytes allocated or (negative) freed on the CPU, in order."""
-    return [event for event in stop_marked_recording() if isinstance(event, int)]
+def set_descriptors(graph: fx.Graph, described: Sequence[Any]) -> None:
+    """Say of each result of a graph what AOTAutograd's runtime is to know of it, or None."""
+    graph.output_node().meta["desc"] = list(described)
 
 
-def stop_marked_recording() -> list[int | str]:
-    """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
-    threads = _autograd._disable_profiler_legacy()
-    start = next(record for records in threads for record in records)
-    found: list[tuple[float, int | str]] = []
-    for records in threads:
-        for record in records:
-            kind = str(record.kind())
-            if kind == "memory_alloc" and record.cpu_memory_usage():
-                found.append((start.cpu_elapsed_us(record), record.cpu_memory_usage()))
-            elif kind == "push" and record.name().startswith(MARK):
-                found.append((start.cpu_elapsed_us(record), record.name()[len(MARK) :]))
-    # one thread's records are in order; several are merged by time
-    return [event for _, event in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
+def updated_inputs(graph: fx.Graph) -> dict[int, fx.Node]:
+    """The inputs that the step overwrites, by the position of the result that is their new value."""
+    inputs = {n.meta["desc"]: n for n in graph.nodes if n.op == "placeholder" and "desc" in n.meta}
+    sources = (getattr(descriptor, "mutated_input", None) for descriptor in descriptors(graph))
+    return {position: inputs[source] for position, source in enumerate(sources) if source is not None}
 
 
-def mark(text: str) -> None:
-    """Leave a mark among the events that are being recorded."""
-    with torch.autograd.profiler.record_function(MARK + text):
-        pass
+def module_path(node: fx.Node) -> str:
+    """The path of the module whose forward made this node, or whose forward made what this node differentiates."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", str(list(stack.values())[-1][0]))
+    return re.sub(r"^L\.\w+\.?", "", path.replace("_modules.", ""))
+
+
+def saved_unchecked(node: fx.Node) -> bool:
+    """Whether AOTAutograd saves a value without a look at its version: it may be overwritten before it is read."""
+    return bool(node.meta.get("saved_tensor_with_no_vc_check"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
-from .. import _compat
+from ..versions import lacking, require
 
 try:
     import torch._functorch.config as functorch_config
@@ -50,14 +54,25 @@ __all__ = [
     "lowerings",
     "min_cut_rematerialization_partition",
     "register_lowering",
+    "replaced",
     "tracing",
     "wrapper",
 ]
 
 
-def missing() -> list[str]:
-    """What this torch lacks of what plans under Inductor rely on: the self-test, run at import."""
-    return _compat.lacking(
+_LINES = (
+    "AllocateLine",
+    "FreeIfNotReusedLine",
+    "FreeLine",
+    "ReuseLine",
+    "ReinterpretLine",
+    "ExternKernelAllocLine",
+    "ExternKernelOutLine",
+    "MultiOutputLine",
+)
+
+require(
+    lacking(
         (
             (compile_fx.compile_fx, ("model_", "example_inputs_", "inner_compile", "config_patches")),
             (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
@@ -78,20 +93,17 @@ def missing() -> list[str]:
             (FlexibleLayout, "contiguous_strides"),
             *((wrapper, name) for name in _LINES),
         ),
-    )
-
-
-_LINES = (
-    "AllocateLine",
-    "FreeIfNotReusedLine",
-    "FreeLine",
-    "ReuseLine",
-    "ReinterpretLine",
-    "ExternKernelAllocLine",
-    "ExternKernelOutLine",
-    "MultiOutputLine",
+    ),
+    "the part for plans under Inductor",
 )
 
-_MISSING = missing()
-if _MISSING:
-    raise ImportError(f"torch {torch.__version__} lacks what plans under Inductor rely on: {', '.join(_MISSING)}")
+
+@contextlib.contextmanager
+def replaced(owner: type, name: str, value: Any) -> Iterator[None]:
+    """Inside, a class has another attribute: for what Inductor has no setting for."""
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import fx
 
-from .. import _compat
+from ..tracing import only_real_tensors
 from .code import Generated, generated, input_strides
 from .fusion import PlanOrder, fusing
 from .parts import (
@@ -23,6 +22,7 @@ from .parts import (
     compile_fx,
     functorch_config,
     min_cut_rematerialization_partition,
+    replaced,
     tracing,
 )
 
@@ -199,7 +199,7 @@ def _stopped(compiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Generat
         graph.pop("compile_region_name", None)
         graph.setdefault("static_input_idxs", ())
         to_check = compile_fx.get_input_idxs_to_check(inputs, graph["static_input_idxs"])
-        with _compat.only_real_tensors(), DebugContext():
+        with only_real_tensors(), DebugContext():
             compile_fx._InProcessFxCompile().codegen_and_compile(gm, inputs, to_check, graph)  # type: ignore[arg-type]
         raise AssertionError("unreachable")
 
@@ -208,7 +208,7 @@ def _stopped(compiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Generat
         raise _Stop(generated(self))
 
     try:
-        with mock.patch.object(GraphLowering, "compile_to_module", stop):
+        with replaced(GraphLowering, "compile_to_module", stop):
             compiler(*args, inner_compile=inner, **kwargs)
     except _Stop as stopped:
         return stopped.generated
@@ -224,7 +224,7 @@ def _after_generation(tell: Callable[[Any], None]) -> Iterator[None]:
         tell(self)
         return module
 
-    with mock.patch.object(GraphLowering, "compile_to_module", told):
+    with replaced(GraphLowering, "compile_to_module", told):
         yield
 
 
@@ -240,7 +240,7 @@ def is_seed(node: fx.Node) -> bool:
 
 def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """A graph of ATen operators as Inductor compiles it alone, a function that takes its inputs in a list."""
-    with tracing(None), _compat.only_real_tensors(), torch.no_grad():
+    with tracing(None), only_real_tensors(), torch.no_grad():
         compiled = compile_fx.compile_fx_inner(module, list(inputs), is_inference=True)
     function: Callable[[list[Any]], Any] = compiled
     return function

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..operators import OpOverload, is_mutable
 from .parts import ComputedBuffer, FixedLayout, get_dtype_size, wrapper
 
 
@@ -140,7 +141,7 @@ def _as_run(kernel: Any) -> fx.Node | None:
     """The node that a kernel of torch's own was, its inputs in the layouts that Inductor has chosen for them."""
     overload = getattr(kernel, "op_overload", None)
     node = kernel.get_origin_node() or next((n for n in _origins(kernel) if n.target is overload), None)
-    if node is None or not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+    if node is None or not isinstance(node.target, OpOverload) or is_mutable(node.target):
         return None
     every = _read(node)
     if any(not isinstance(source.meta.get("val"), torch.Tensor) for source in every):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 
-from .parts import ExternKernel, FlexibleLayout, get_stride_order, lowerings, register_lowering
+from .parts import ExternKernel, FlexibleLayout, get_stride_order, lowerings, register_lowering, replaced
 
 force_stride_order: Any = torch.ops.prims.inductor_force_stride_order.default
 """Stores a tensor in an order of strides, which is then that of its value, too."""
@@ -46,5 +45,5 @@ def _lower_cat(tensors: Sequence[Any], dim: int = 0) -> Any:
     def channels_last(sizes: Sequence[Any]) -> Any:
         return FlexibleLayout.stride_ordered(sizes, (3, 0, 2, 1)) if len(sizes) == 4 else usual(sizes)
 
-    with mock.patch.object(FlexibleLayout, "contiguous_strides", staticmethod(channels_last)):
+    with replaced(FlexibleLayout, "contiguous_strides", staticmethod(channels_last)):
         return lowerings[torch.ops.aten.cat.default](list(tensors), dim)

@@ -1,0 +1,88 @@
+"""Every private name of torch that the client uses, behind one version gate and a self-test in each part.
+
+The part that knows Inductor, `_compat.inductor`, is imported by plans under Inductor alone.
+"""
+
+from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
+from .autograd import boxed, boxed_gradients, version_counter
+from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key
+from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of, parameters_of
+from .operators import (
+    BATCH_NORM,
+    BATCH_NORM_WITHOUT_STATISTICS,
+    TO_COPY,
+    HigherOrderOperator,
+    OpOverload,
+    is_mutable,
+    operator_name,
+    parameter_names,
+    raw_call,
+)
+from .tracing import (
+    FakeTensor,
+    FakeTensorMode,
+    SideEffects,
+    aot_backend,
+    compile_joint,
+    descriptors,
+    detect_fake_mode,
+    export_joint,
+    forward_outputs,
+    frame_number,
+    is_tangent,
+    joint_graph,
+    module_path,
+    only_real_tensors,
+    saved_unchecked,
+    set_descriptors,
+    split_by_ddp,
+    state_names,
+    strict_graph,
+    updated_inputs,
+)
+
+__all__ = [
+    "BATCH_NORM",
+    "BATCH_NORM_WITHOUT_STATISTICS",
+    "TO_COPY",
+    "FakeTensor",
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "SideEffects",
+    "active_ddp",
+    "aot_backend",
+    "boxed",
+    "boxed_gradients",
+    "buffers_of",
+    "compile_joint",
+    "descriptors",
+    "detect_fake_mode",
+    "export_joint",
+    "flattened_by_fsdp",
+    "forward_outputs",
+    "frame_number",
+    "is_mutable",
+    "is_tangent",
+    "joint_graph",
+    "mark",
+    "module_path",
+    "modules_of",
+    "only_real_tensors",
+    "operator_name",
+    "parameter_names",
+    "parameters_of",
+    "raw_call",
+    "recording",
+    "saved_unchecked",
+    "set_descriptors",
+    "split_by_ddp",
+    "start_recording",
+    "state_names",
+    "stop_marked_recording",
+    "stop_recording",
+    "storage_key",
+    "strict_graph",
+    "updated_inputs",
+    "version_counter",
+]

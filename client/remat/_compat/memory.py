@@ -1,0 +1,59 @@
+"""Memory: which storage holds a tensor, and the profiler without Kineto, which notes all that the CPU allocates."""
+
+from __future__ import annotations
+
+import torch
+import torch._C._autograd as _autograd
+import torch._C._profiler as _profiler
+
+from .versions import lacking, require
+
+__all__ = ["mark", "recording", "start_recording", "stop_marked_recording", "stop_recording", "storage_key"]
+
+MARK = "remat: "
+
+require(lacking((), tuple((_autograd, name) for name in ("_enable_profiler_legacy", "_disable_profiler_legacy"))))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What two tensors share exactly when one storage holds both."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def recording() -> bool:
+    """Whether a profiler, the caller's own perhaps, is at work in this thread."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+
+
+def start_recording() -> None:
+    """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto."""
+    off = _profiler._ExperimentalConfig()
+    config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
+    _autograd._enable_profiler_legacy(config)
+
+
+def stop_recording() -> list[int]:
+    """Bytes allocated or (negative) freed on the CPU, in order."""
+    return [event for event in stop_marked_recording() if isinstance(event, int)]
+
+
+def stop_marked_recording() -> list[int | str]:
+    """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
+    threads = _autograd._disable_profiler_legacy()
+    start = next(record for records in threads for record in records)
+    found: list[tuple[float, int | str]] = []
+    for records in threads:
+        for record in records:
+            kind = str(record.kind())
+            if kind == "memory_alloc" and record.cpu_memory_usage():
+                found.append((start.cpu_elapsed_us(record), record.cpu_memory_usage()))
+            elif kind == "push" and record.name().startswith(MARK):
+                found.append((start.cpu_elapsed_us(record), record.name()[len(MARK) :]))
+    # one thread's records are in order; several are merged by time
+    return [event for _, event in (sorted(found, key=lambda f: f[0]) if len(threads) > 1 else found)]
+
+
+def mark(text: str) -> None:
+    """Leave a mark among the events that are being recorded."""
+    with torch.autograd.profiler.record_function(MARK + text):
+        pass

@@ -1,0 +1,74 @@
+"""The state of a module: where nn.Module, and the wrappers that are modules, keep it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+from .versions import require
+
+__all__ = [
+    "BUFFERS",
+    "CALL_HOOKS",
+    "FORWARD_HOOKS",
+    "FORWARD_PRE_HOOKS",
+    "MODULES",
+    "PARAMETERS",
+    "SHARED",
+    "active_ddp",
+    "buffers_of",
+    "flattened_by_fsdp",
+    "modules_of",
+    "parameters_of",
+]
+
+PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
+"""The dictionaries of a module itself, in its `__dict__`. What is looked at before every step reads them there:
+`named_parameters` and its like walk and name the whole tree, and give no way to put a tensor in another's place."""
+
+FORWARD_HOOKS, FORWARD_PRE_HOOKS = "_forward_hooks", "_forward_pre_hooks"
+
+CALL_HOOKS = (FORWARD_HOOKS, FORWARD_PRE_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+"""The hooks that run around a module's call."""
+
+SHARED = (
+    PARAMETERS,
+    BUFFERS,
+    MODULES,
+    "_non_persistent_buffers_set",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""What two modules have in common that are one to whoever reads, loads or replaces their state."""
+
+require([f"nn.Module.{name}" for name in sorted({*CALL_HOOKS, *SHARED}) if name not in nn.Module().__dict__])
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """A module's own parameters by name, to be read and replaced."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Any]:
+    """A module's own buffers by name, to be read and replaced."""
+    return module._buffers
+
+
+def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """A module's own submodules by name."""
+    return module._modules
+
+
+def active_ddp() -> Any:
+    """The DistributedDataParallel in whose forward pass this code runs, or None."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    return None if module is None else module.DistributedDataParallel._get_active_ddp_module()
+
+
+def flattened_by_fsdp(module: nn.Module) -> bool:
+    """Whether the older FSDP has put views of its flat parameter in the places of a module's own parameters."""
+    return module.__dict__.get("_fsdp_use_orig_params") is False

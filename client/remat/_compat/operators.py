@@ -1,0 +1,50 @@
+"""Operators: the classes of what a graph calls, their schemas, and ATen's own underscored ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+
+from .versions import lacking, require
+
+__all__ = [
+    "BATCH_NORM",
+    "BATCH_NORM_WITHOUT_STATISTICS",
+    "TO_COPY",
+    "HigherOrderOperator",
+    "OpOverload",
+    "is_mutable",
+    "operator_name",
+    "parameter_names",
+    "raw_call",
+]
+
+require(lacking((), ((torch.ops.aten.add.Tensor, "_op"), (torch.ops.aten.add.Tensor, "_schema"))))
+
+TO_COPY: Any = torch.ops.aten._to_copy.default
+BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
+"""What AOTAutograd makes of batch normalization that updates its running statistics."""
+BATCH_NORM_WITHOUT_STATISTICS: Any = torch.ops.aten._native_batch_norm_legit.no_stats
+
+
+def raw_call(target: Any) -> Callable[..., Any]:
+    """An operator's own entry, without the Python wrapper around it."""
+    return target._op if isinstance(target, OpOverload) else target
+
+
+def operator_name(target: OpOverload) -> str:
+    """An operator's bare name, without namespace and overload."""
+    return str(target._schema.name).split("::")[-1]
+
+
+def parameter_names(target: OpOverload) -> tuple[str, ...]:
+    """The names of what an operator takes, in order."""
+    return tuple(argument.name for argument in target._schema.arguments)
+
+
+def is_mutable(target: OpOverload) -> bool:
+    """Whether an operator writes to what it takes."""
+    return bool(target._schema.is_mutable)
