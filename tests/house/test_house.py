@@ -16,6 +16,7 @@ BANNED_CALLS = {"eval", "exec"}
 GENERATES_CODE = {ROOT / "client" / "remat" / "lowering" / "codegen.py"}
 """Compiles source that it has written itself from a captured graph; nothing from a wire or a file gets there."""
 BANNED_IMPORTS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+TEST_TOOLS = {"hypothesis", "mock", "pytest", "unittest"}
 BANNED_ATTRIBUTES = {("yaml", "load"), ("torch", "load"), ("torch", "save"), ("joblib", "load")}
 
 
@@ -35,6 +36,15 @@ def test_no_code_in_data(path: Path) -> None:
                 assert allowed or function.id not in BANNED_CALLS, f"{path}:{node.lineno}: {function.id}()"
             elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
                 assert (function.value.id, function.attr) not in BANNED_ATTRIBUTES, f"{path}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_test_tools_in_production(path: Path) -> None:
+    """Nothing that ships needs a test's tools, mocks least of all."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not {name.split(".")[0] for name in names} & TEST_TOOLS, f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
