@@ -80,3 +80,59 @@ def test_readme_commands_are_targets() -> None:
     named = set(re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
+
+
+CLIENT = ROOT / "client" / "remat"
+ADAPTER = CLIENT / "device.py"
+ACCELERATORS = {"accelerator", "cuda", "mps", "xpu"}
+
+
+def accelerator_names(source: str) -> list[int]:
+    """The lines that name a kind of accelerator: a module of torch, a method, a string outside of prose."""
+    tree = ast.parse(source)
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            named = node.attr in ACCELERATORS or node.attr == "get_device_module"
+        elif isinstance(node, ast.Import):
+            named = any(set(alias.name.split(".")[1:]) & ACCELERATORS for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            named = parts[0] == "torch" and bool({*parts[1:], *(a.name for a in node.names)} & ACCELERATORS)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            named = node.value.split(":")[0] in ACCELERATORS | {"nccl"}
+        else:
+            continue
+        if named:
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted(set(CLIENT.rglob("*.py")) - {ADAPTER}), ids=lambda p: str(p.relative_to(CLIENT))
+)
+def test_accelerators_are_named_in_one_module(path: Path) -> None:
+    """What depends on the kind of device goes through `remat.device`."""
+    assert accelerator_names(path.read_text()) == [], f"{path}: ask remat.device"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.cuda.synchronize()",
+        "from torch import cuda",
+        "from torch.cuda import Stream",
+        "import torch.cuda",
+        "on = tensor.device.type == 'cuda'",
+        "there = torch.device('cuda:1')",
+        "torch.accelerator.current_stream()",
+        "module = torch.get_device_module(kind)",
+        "here = tensor.cuda()",
+        "ready = backend == 'nccl'",
+    ],
+)
+def test_a_planted_accelerator_is_found(line: str) -> None:
+    """The search sees each way to write it, and lets prose be."""
+    assert accelerator_names(f'"""cuda"""\nimport torch\n{line}\n') == [3]
+    assert accelerator_names(ADAPTER.read_text())

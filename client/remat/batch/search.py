@@ -16,6 +16,7 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, verify
 
+from ..device import out_of_memory
 from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes, readable
 from ..planning.greedy import greedy_answer
@@ -155,7 +156,9 @@ class BatchSearch:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         try:
             peak = peak_memory(step_of(module, args, kwargs, self.loss), device).peak_bytes
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             return None
         finally:
             module.zero_grad(set_to_none=True)

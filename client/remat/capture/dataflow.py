@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .. import _compat
+from ..device import storage_bytes
 from ..errors import CaptureError
 
 REDUCED_IN_PLACE = frozenset(
@@ -167,7 +168,7 @@ class _Storages:
             key = _compat.storage_key(tensor)
             if key not in self._number:
                 self._number[key] = len(self.sizes)
-                self.sizes.append(_bytes_of(tensor, _elementwise_bytes(node)))
+                self.sizes.append(storage_bytes(tensor, _elementwise_bytes(node)))
                 self.owner.append(maker)
                 new.append(self._number[key])
             if self._number[key] not in held:
@@ -193,12 +194,6 @@ def _elementwise_bytes(node: fx.Node) -> int:
     shapes = [a.meta["val"].shape for a in node.args[:2] if isinstance(a, fx.Node)]
     shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return int(shape.numel()) * int(node.meta["val"].element_size())
-
-
-def _bytes_of(tensor: torch.Tensor, at_least: int = 0) -> int:
-    """What the allocator is asked for; CUDA's rounds up to 512 bytes."""
-    size = max(int(tensor.untyped_storage().nbytes()), at_least)
-    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
 
 
 def _reads(kernel: fx.Node, book: _Storages) -> tuple[int, ...]:

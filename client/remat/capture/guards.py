@@ -18,6 +18,7 @@ from .._compat.module_state import (
     modules_of,
     parameters_of,
 )
+from ..device import AUTOCAST_KINDS
 
 ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
 OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of them are one tensor")
@@ -45,7 +46,7 @@ def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
             if b is not None:
                 buffers += (b.dtype, b.device, b.shape)
         hooks += len(state[FORWARD_HOOKS]) + len(state[FORWARD_PRE_HOOKS])
-    autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+    autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_KINDS)
     return tuple(leaves), tuple(training), tuple(parameters), tuple(buffers), autocast, hooks
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from .. import _compat
+from .. import _compat, generators
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
 
@@ -51,9 +51,8 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if not torch.is_grad_enabled():
         raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
     refuse_sharded(module)
-    states = generator_states()
     try:
-        with contextlib.ExitStack() as stack:
+        with generators.kept(), contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
             descriptor = _compat.export_joint(stack, graph, args, kwargs)
     except _compat.SideEffects as error:
@@ -65,8 +64,6 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         raise CaptureError(
             f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
         ) from error
-    finally:
-        restore_generators(states)
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
     known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
@@ -123,18 +120,6 @@ def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     if hasattr(logging.Logger, "warning_once"):
         found.add(logging.Logger.warning_once)
     return frozenset(found)
-
-
-def generator_states() -> list[torch.Tensor]:
-    """The states of the CPU's generator and of all CUDA devices'."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
-
-
-def restore_generators(states: list[torch.Tensor]) -> None:
-    """Put back what `generator_states` gave."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(states[1:])
 
 
 def _advice(module: nn.Module, error: Exception) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from .. import generators
 from .._compat import buffers_of
 
 
@@ -16,32 +17,25 @@ class Circumstances:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.device = device
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self.generators = generators.noted(device)
         self.buffers = [(m, n, b.clone()) for m in module.modules() for n, b in buffers_of(m).items() if b is not None]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Everything as it was; afterwards, everything as it is now."""
-        cpu = torch.get_rng_state()
-        cuda = torch.cuda.get_rng_state(self.device) if self.cuda is not None else None
         now = [(m, n, buffers_of(m)[n]) for m, n, _ in self.buffers]
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
-        for module, name, value in self.buffers:
-            buffers_of(module)[name] = value.clone()
-        try:
-            yield
-        finally:
-            for module, name, buffer in now:
-                buffers_of(module)[name] = buffer
-            torch.set_rng_state(cpu)
-            if cuda is not None:
-                torch.cuda.set_rng_state(cuda, self.device)
+        with generators.kept(self.device):
+            try:
+                self.generators.restore()
+                for module, name, value in self.buffers:
+                    buffers_of(module)[name] = value.clone()
+                yield
+            finally:
+                for module, name, buffer in now:
+                    buffers_of(module)[name] = buffer
 
 
 def circumstance_bytes(module: nn.Module, device: torch.device) -> int:
-    """The bytes on a device that the circumstances of a module take."""
+    """The bytes on a device that the circumstances of a module take; states of generators lie in the host's memory."""
     generator = torch.get_rng_state().numel() if device.type == "cpu" else 0
     return generator + sum(b.numel() * b.element_size() for b in module.buffers())

@@ -10,10 +10,11 @@ from torch import nn
 
 from remat_ir import Graph
 
+from .. import generators
+from ..device import storage_bytes
 from .circumstances import circumstance_bytes
-from .profile import generators_kept
 from .shared import shared_parameters
-from .stage_profile import StageCost, size_of, stage_cost
+from .stage_profile import StageCost, stage_cost
 from .stages import Stage
 
 
@@ -116,7 +117,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         stages.append(Stage(module, reads, width + n, costs[-1].graded))
         values[width + n] = costs[-1].output
 
-    with generators_kept():
+    with generators.kept():
         for j, branch in enumerate(branches):
             cut = j
             for i, module in enumerate(branch):
@@ -134,7 +135,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         tuple(stages),
         tuple(costs),
         tuple(map(len, branches)),
-        tuple(size_of(x) for x in inputs),
+        tuple(storage_bytes(x) for x in inputs),
         tuple(x.requires_grad for x in inputs),
         tuple(beside),
     )

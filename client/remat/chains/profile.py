@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +11,11 @@ from torch import nn
 
 from remat_ir import Chain
 
+from .. import generators
+from ..device import storage_bytes
 from .circumstances import circumstance_bytes
 from .shared import SharedParameters, shared_parameters
-from .stage_profile import REPETITIONS, StageCost, Timing, size_of, stage_cost
+from .stage_profile import REPETITIONS, StageCost, Timing, stage_cost
 
 
 class ProfiledChain(NamedTuple):
@@ -50,7 +51,7 @@ def chain_of(
     """
     shared = shared_parameters(stages)
     costs: list[StageCost] = []
-    with generators_kept():
+    with generators.kept():
         y = x
         for n, stage in enumerate(stages):
             needs = [n > 0 or x.requires_grad]
@@ -69,7 +70,7 @@ def chain_of(
         forward_workspace_bytes=tuple(c.forward_workspace_bytes + b for c, b in zip(costs, beside, strict=True)),
         backward_workspace_bytes=tuple(c.backward_workspace_bytes + b for c, b in zip(costs, beside, strict=True)),
         tape_bytes=tuple(cost.tape_bytes for cost in costs),
-        activation_bytes=(size_of(x), *(cost.activation_bytes for cost in costs)),
+        activation_bytes=(storage_bytes(x), *(cost.activation_bytes for cost in costs)),
         gradient_bytes=(*(cost.gradient_bytes[0] for cost in costs), costs[-1].activation_bytes),
         link_bytes_per_s=link_bytes_per_s,
         host_bytes=host_bytes,
@@ -89,15 +90,3 @@ def waiting_bytes(costs: Sequence[StageCost], shared: SharedParameters) -> list[
             waiting[n] += size
         waiting[users[1]] += size  # the first two parts are added up out of place
     return waiting
-
-
-@contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Whatever is drawn inside, the generators are as before afterwards."""
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state_all(states[1:])

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .. import generators
 from .._compat import version_counter
+from ..device import of, storage_bytes
 from ..errors import CaptureError
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
@@ -86,13 +88,16 @@ def stage_cost(
         runs.backward(runs.forward())
     forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
     sizes = _bytes(runs, inputs[0].device)
-    made = size_of(y)
+    made = storage_bytes(y)
     tape = max(made, sizes["tape"])
     # a stage that runs with grad where its tape is not kept makes and drops one
     kept = made if graded else tape
     gradients, parameters = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
-    into = tuple(max(size_of(found[0]), size_of(x)) if found else 0 for found, x in zip(gradients, given, strict=True))
+    into = tuple(
+        max(storage_bytes(found[0]), storage_bytes(x)) if found else 0
+        for found, x in zip(gradients, given, strict=True)
+    )
     return StageCost(
         rounded(forward_ns),
         rounded(backward_ns),
@@ -102,7 +107,7 @@ def stage_cost(
         tape,
         into,
         graded,
-        sum(size_of(found[0]) for found in parameters.values() if found),
+        sum(storage_bytes(found[0]) for found in parameters.values() if found),
         y.detach(),
     )
 
@@ -146,16 +151,10 @@ class _Runs(NamedTuple):
         return tape.inputs, tape.parameters
 
 
-def size_of(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor's storage, as the allocator of its device rounds them."""
-    size = int(tensor.untyped_storage().nbytes())
-    return -(-size // 512) * 512 if tensor.device.type == "cuda" else size
-
-
 def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether a stage gives other bits under no_grad; a copy of it runs each time, from the same random numbers."""
     found = []
-    with torch.random.fork_rng():
+    with generators.kept(inputs[0].device):
         for grad in (False, True):
             torch.manual_seed(0)
             with torch.set_grad_enabled(grad):
@@ -178,8 +177,7 @@ def _times(runs: _Runs, device: torch.device, timing: Timing) -> tuple[float, fl
 
 
 def _now(device: torch.device, timing: Timing) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    of(device).synchronize()
     return timing.clock()
 
 

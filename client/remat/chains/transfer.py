@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ..device import Accelerator, of
 from ..profiling.timing import rounded
 
 
@@ -58,46 +59,81 @@ class CopyingLink:
 
 
 class StreamLink:
-    """CUDA: pinned memory on the host, and a stream for each direction beside the one that computes.
+    """An accelerator: pinned memory on the host, and a stream for each direction beside the one that computes.
 
     A storage is allocated and freed on the computing stream only. Before a copy out starts, what has been computed so
     far must have ended, and before a copy back starts, what last used the memory that it was given. `wait` makes the
     computing stream wait, so a storage that is freed after it is not reused before the copy has ended.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: Accelerator) -> None:
         self.device = device
-        self._outward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._homeward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._outward, self._homeward = device.side_streams()
 
-    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, Any]:
+    def out(self, storages: Sequence[torch.UntypedStorage]) -> tuple[Copies, UnderWay]:
         """Copy on the outward stream, behind what has been issued on it."""
-        hosts = [torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True) for storage in storages]
-        self._outward.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._outward):
-            for host, storage in zip(hosts, storages, strict=True):
-                host.copy_(as_bytes(storage), non_blocking=True)
-            event = self._outward.record_event()
-        return Copies(tuple(hosts), sum(storage.nbytes() for storage in storages)), event
+        hosts = [self.device.pinned(storage.nbytes()) for storage in storages]
+        token = self._copy(self._outward, hosts, [as_bytes(storage) for storage in storages], storages)
+        return Copies(tuple(hosts), sum(storage.nbytes() for storage in storages)), token
 
-    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], Any]:
+    def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay]:
         """Copy on the homeward stream, into memory that the computing stream allocates."""
-        found = [torch.empty(host.numel(), dtype=torch.uint8, device=self.device) for host in copies.hosts]
-        self._homeward.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._homeward):
-            for device, host in zip(found, copies.hosts, strict=True):
-                device.copy_(host, non_blocking=True)
-            event = self._homeward.record_event()
-        return [tensor.untyped_storage() for tensor in found], event
+        made = [torch.empty(host.numel(), dtype=torch.uint8, device=self.device.device) for host in copies.hosts]
+        storages = [tensor.untyped_storage() for tensor in made]
+        return storages, self._copy(self._homeward, made, copies.hosts, storages)
 
-    def wait(self, token: Any) -> None:
+    def _copy(
+        self,
+        stream: Any,
+        into: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        storages: Sequence[torch.UntypedStorage],
+    ) -> UnderWay:
+        computing = self.device.computing_stream()
+        stream.wait_stream(computing)
+        token = UnderWay(computing, stream, storages)
+        with self.device.inside(stream):
+            for to, source in zip(into, sources, strict=True):
+                to.copy_(source, non_blocking=True)
+        token.event = stream.record_event()
+        return token
+
+    def wait(self, token: UnderWay) -> None:
         """The computing stream waits; the host does not."""
-        torch.cuda.current_stream(self.device).wait_event(token)
+        token.end(self.device.computing_stream())
+
+
+class UnderWay:
+    """Copies that a side stream was given, and the device's storages that they read or write.
+
+    Where nobody waits for them, since a step failed or its loss was dropped, the storages live until the computing
+    stream that allocated them waits: freed without that, their memory would be used again while a copy writes it.
+
+    Attributes:
+        event: reached when the copies have ended; None while they are being issued.
+    """
+
+    def __init__(self, computing: Any, stream: Any, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._computing, self._stream, self._storages = computing, stream, tuple(storages)
+        self.event: Any = None
+
+    def end(self, computing: Any) -> None:
+        """A computing stream waits for the copies."""
+        if self.event is None:
+            computing.wait_stream(self._stream)
+        else:
+            computing.wait_event(self.event)
+        self._storages = ()
+
+    def __del__(self) -> None:
+        if self._storages:
+            self.end(self._computing)
 
 
 def link_of(device: torch.device) -> Link:
     """The link of a device to its host."""
-    return StreamLink(device) if device.type == "cuda" else CopyingLink()
+    there = of(device)
+    return StreamLink(there) if isinstance(there, Accelerator) else CopyingLink()
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -110,24 +146,23 @@ def bandwidth(device: torch.device, sizes: Sequence[int] = (2**20, 2**24, 2**26)
 
     Rounded as times are, so that jobs on equal machines ask about equal problems.
     """
-    link, best = link_of(device), 0.0
+    link, best, there = link_of(device), 0.0, of(device)
+
+    def now() -> int:
+        there.synchronize()
+        return time.perf_counter_ns()
+
     for size in sizes:
         storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
         slower = 0.0
         copies: Copies | None = None
         for _ in range(4):
-            start = _now(device)
+            start = now()
             copies, token = link.out([storage])
             link.wait(token)
-            middle = _now(device)
+            middle = now()
             _, token = link.back(copies)
             link.wait(token)
-            slower = max(slower, min(size / max(1, middle - start), size / max(1, _now(device) - middle)))
+            slower = max(slower, min(size / max(1, middle - start), size / max(1, now() - middle)))
         best = max(best, slower)
     return max(1, rounded(best * 1e9))
-
-
-def _now(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter_ns()

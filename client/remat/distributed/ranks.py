@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from remat_ir import Answer, Chain, Problem, Progress, RematError, problem_digest
 
+from ..device import of_messages
 from ..planning.check import checked
 from ..planning.planner import Planner, planner_for, profile_table
 from ..planning.profiles import Profile
@@ -136,13 +137,13 @@ class RankPlanner:
 
     def least(self, number: int) -> int:
         """The least of the numbers that the ranks have."""
-        found = torch.tensor([number], device=_device(self.group))
+        found = torch.tensor([number], device=of_messages(self.group))
         dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
         return int(found.item())
 
     def most(self, numbers: Sequence[int]) -> list[int]:
         """Of each of the numbers, the most that a rank has."""
-        found = torch.tensor(list(numbers), device=_device(self.group))
+        found = torch.tensor(list(numbers), device=of_messages(self.group))
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return [int(number) for number in found.tolist()]
 
@@ -169,7 +170,7 @@ class RankPlanner:
 
     def _broadcast(self, text: bytes) -> bytes:
         """The first rank's text."""
-        device = _device(self.group)
+        device = of_messages(self.group)
         size = torch.tensor([len(text)], device=device)
         source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
         dist.broadcast(size, source, group=self.group)
@@ -282,8 +283,3 @@ class RankProfiles:
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _device(group: Any) -> torch.device:
-    """Where this group's messages have to lie."""
-    return torch.device("cuda") if dist.get_backend(group) == "nccl" else torch.device("cpu")

@@ -16,6 +16,7 @@ from remat_ir import Compute, Free, Plan
 from .. import _compat
 from ..capture.dataflow import is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
+from ..device import of
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,24 +39,18 @@ def lower(step: Operations, plan: Plan) -> Lowered:
 
 def save_state(device: str) -> torch.Tensor:
     """A copy of a generator's state."""
-    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+    return of(device).generator_state()
 
 
 def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a random operator as it ran when the state was saved, and leave the generator as it is now."""
-    if device == "cpu":
-        now = torch.get_rng_state()
-        torch.set_rng_state(state)
-        try:
-            return target(*args, **kwargs)
-        finally:
-            torch.set_rng_state(now)
-    now = torch.cuda.get_rng_state(device)
-    torch.cuda.set_rng_state(state, device)
+    there = of(device)
+    now = there.generator_state()
+    there.set_generator_state(state)
     try:
         return target(*args, **kwargs)
     finally:
-        torch.cuda.set_rng_state(now, device)
+        there.set_generator_state(now)
 
 
 class _Lowering:

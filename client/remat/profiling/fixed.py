@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from .. import _compat
+from ..device import storage_bytes
 
 
 def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -26,8 +27,7 @@ def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tenso
         for tensor in map(here, group):
             if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
                 seen.add(_compat.storage_key(tensor))
-                size = int(tensor.untyped_storage().nbytes())
-                found[name] += -(-size // 512) * 512 if device.type == "cuda" else size
+                found[name] += storage_bytes(tensor)
     return found
 
 
@@ -49,7 +49,7 @@ def existing_gradients(module: nn.Module) -> int:
     for parameter in module.parameters():
         if parameter.is_leaf and isinstance(parameter.grad, torch.Tensor):
             gradient = here(parameter.grad)
-            found[_compat.storage_key(gradient)] = int(gradient.untyped_storage().nbytes())
+            found[_compat.storage_key(gradient)] = storage_bytes(gradient)
     return sum(found.values())
 
 

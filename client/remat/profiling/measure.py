@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .. import _compat
+from ..device import of
+from ..generators import Generators, noted
 
 
 class Peak(NamedTuple):
@@ -21,45 +22,31 @@ class Peak(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a training step leaves behind: the loss, gradients and buffers by name, the generator's state."""
+    """What a training step leaves behind: the loss, gradients and buffers by name, the generators' states."""
 
     loss: torch.Tensor
     gradients: Mapping[str, torch.Tensor | None]
     buffers: Mapping[str, torch.Tensor]
-    generator: torch.Tensor
+    generators: Generators
 
 
 class Window:
     """A stretch of time in which a device's allocator is watched, in this thread.
 
-    CPU: the allocator's own events. CUDA: max_memory_allocated, whose peak is reset. One window at a time is open in a
-    thread, and none beside a profiler (`_compat.recording`).
+    One window at a time is open in a thread, and none beside a profiler (`_compat.recording`).
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
-        self.device = torch.device(device)
-        self._before = 0
+        self._watch = of(device).watch()
 
     def open(self) -> None:
         """From now on."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            _compat.start_recording()
+        self._watch.start()
 
     def close(self) -> Peak:
         """Until now: the peak and what is left, in bytes above the beginning."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            peak = torch.cuda.max_memory_allocated(self.device) - self._before
-            return Peak(peak, torch.cuda.memory_allocated(self.device) - self._before)
-        now = worst = 0
-        for size in _compat.stop_recording():
-            now += size
-            worst = max(worst, now)
-        return Peak(worst, now)
+        found = self._watch.stop()
+        return Peak(max(part.peak_bytes for part in found), found[-1].left_bytes)
 
 
 def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:
@@ -113,7 +100,7 @@ def outcome(module: nn.Module, step: Callable[[], torch.Tensor], seed: int = 0) 
         loss.clone(),
         {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()},
         {name: b.clone() for name, b in module.named_buffers()},
-        torch.get_rng_state(),
+        noted(loss.device),
     )
 
 
@@ -128,8 +115,9 @@ def differences(one: Outcome, other: Outcome) -> list[str]:
             a, b = mine.get(name), theirs.get(name)
             if (a is None) != (b is None) or (a is not None and b is not None and not torch.equal(a, b)):
                 found.append(f"{what} {name}")
-    if not torch.equal(one.generator, other.generator):
-        found.append("generator")
+    for (device, first), (_, second) in zip(one.generators.states, other.generators.states, strict=True):
+        if not torch.equal(first, second):
+            found.append(f"generator {device.device}")
     return found
 
 
@@ -137,11 +125,9 @@ def seconds(
     run: Callable[[], Any], device: str | torch.device = "cpu", clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """How long one run takes."""
-    cuda = torch.device(device).type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
+    there = of(device)
+    there.synchronize()
     start = clock()
     run()
-    if cuda:
-        torch.cuda.synchronize(device)
+    there.synchronize()
     return clock() - start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import fx
 
-from .. import _compat
+from .. import _compat, generators
 from ..capture.dataflow import tensors
 from ..capture.operations import Measured
+from ..device import Device, of
 from ..errors import CaptureError
 from .fitted import Costs, fitted_cost, same_kernels
 from .measure import Window
@@ -118,28 +118,14 @@ def signature(node: fx.Node) -> str:
 
 
 def device_kind(nodes: Iterable[fx.Node]) -> str:
-    """The device kind, library version, thread count and way of timing under which costs are shared."""
-    kind = "cpu"
-    for node in nodes:
-        for tensor in tensors(node.meta.get("val")):
-            kind = tensor.device.type if tensor.device.type != "cpu" else kind
-    if kind == "cuda":
-        return (
-            f"cuda {torch.cuda.get_device_name()} torch {torch.__version__} cuda {torch.version.cuda} timing {VERSION}"
-        )
-    name = _cpu_name() if kind == "cpu" else kind
-    return f"{kind} {name} torch {torch.__version__} threads {torch.get_num_threads()} timing {VERSION}"
+    """The device, what else decides there how long a kernel takes, and the way of timing: costs are shared under it."""
+    return f"{device_of_values(nodes).describe()} timing {VERSION}"
 
 
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return " ".join(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return platform.machine()
+def device_of_values(nodes: Iterable[fx.Node]) -> Device:
+    """Where kernels run that give such values: the first device beside the CPU that holds one of them, or the CPU."""
+    there = (t.device for node in nodes for t in tensors(node.meta.get("val")))
+    return of(next((device for device in there if device.type != "cpu"), "cpu"))
 
 
 def _describe(thing: Any) -> Any:
@@ -164,17 +150,12 @@ def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int]) -> dict[st
     if _compat.recording():  # the caller's profiler: another thread has none
         with ThreadPoolExecutor(1) as aside:
             return aside.submit(_measure, nodes, fitted).result()
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
-    try:
-        with _compat.only_real_tensors(), torch.no_grad():
-            spaces = _workspaces(nodes)
-            calls = {s: partial(_call, n) for s, n in nodes.items() if s not in fitted}
-            took = {**fitted, **times(calls, frozenset(_on_cuda(nodes)))}
-            return {s: Measured(took[s], spaces[s]) for s in sorted(nodes)}
-    finally:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state_all(states[1:])
+    devices = {s: device_of_values([n]) for s, n in nodes.items()}
+    with generators.kept(), _compat.only_real_tensors(), torch.no_grad():
+        spaces = _workspaces(nodes, devices)
+        calls = {s: partial(_call, n) for s, n in nodes.items() if s not in fitted}
+        took = {**fitted, **times(calls, devices)}
+        return {s: Measured(took[s], spaces[s]) for s in sorted(nodes)}
 
 
 def _call(node: fx.Node) -> Callable[[], Any]:
@@ -224,22 +205,22 @@ def _highest_index(node: fx.Node) -> int:
     return min(bounds, default=0)
 
 
-def _workspaces(nodes: Mapping[str, fx.Node]) -> dict[str, int]:
-    """Bytes that live only while each kernel runs, from the allocator's own events."""
-    cuda = _on_cuda(nodes)
-    found = {s: _workspace_cuda(n) for s, n in sorted(cuda.items())}
-    rest = [(s, n) for s, n in sorted(nodes.items()) if s not in cuda]
-    for _, node in rest:
-        _first_call(node)
-    for text, node in rest:
-        call, window = _call(node), Window()
-        window.open()
-        try:
-            kept = call()
-        finally:
-            peak = window.close()
-        found[text] = max(0, peak.peak_bytes - peak.left_bytes)
-        del kept, call
+def _workspaces(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device]) -> dict[str, int]:
+    """Bytes that live only while each kernel runs, as the allocator of its device counts them."""
+    found: dict[str, int] = {}
+    for text, node in sorted(nodes.items()):
+        with devices[text].guard():
+            _first_call(node)
+    for text, node in sorted(nodes.items()):
+        with devices[text].guard():
+            call, window = _call(node), Window(devices[text].device)
+            window.open()
+            try:
+                kept = call()
+            finally:
+                peak = window.close()
+            found[text] = max(0, peak.peak_bytes - max(0, peak.left_bytes))
+            del kept, call
     return found
 
 
@@ -254,20 +235,3 @@ def _first_call(node: fx.Node) -> None:
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise CaptureError(f"{node.name} ({node.target}) cannot be measured on made-up inputs: {why}") from error
-
-
-def _on_cuda(nodes: Mapping[str, fx.Node]) -> dict[str, fx.Node]:
-    return {s: n for s, n in nodes.items() if any(t.device.type == "cuda" for t in tensors(n.meta.get("val")))}
-
-
-def _workspace_cuda(node: fx.Node) -> int:
-    _first_call(node)
-    call = _call(node)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    kept = call()
-    torch.cuda.synchronize()
-    after, worst = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-    del kept
-    return max(0, worst - max(before, after))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..device import Accelerator, Device
 
 VERSION = 2
 """Costs measured another way are not mixed with these."""
@@ -24,7 +27,7 @@ LARGEST_CACHE_BYTES = 64 * 2**20
 """Of larger ones, which many cores share, one step has no more."""
 
 
-def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], cuda: frozenset[str]) -> dict[str, int]:
+def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], devices: Mapping[str, Device]) -> dict[str, int]:
     """The time of each kernel in ns, rounded.
 
     Within a step a kernel finds part of what it reads in the caches, and of what it writes nothing: between two calls
@@ -34,14 +37,15 @@ def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], cuda: frozenset[
 
     Args:
         calls: makes the kernel's inputs, and returns what runs it on them.
-        cuda: those that run on a CUDA device, by events.
+        devices: where each runs; its time is measured there.
     """
     samples: dict[str, list[float]] = {name: [] for name in sorted(calls)}
     crowd = torch.zeros(_cache_bytes() // 2 // 4)
     for _ in range(ROUNDS):
         for name, found in samples.items():
-            call = calls[name]()
-            found.extend(_cuda(call) if name in cuda else _cpu(call, crowd))
+            with devices[name].guard():
+                call = calls[name]()
+                found.extend(_samples(call, devices[name], crowd))
     return {name: rounded(sorted(found)[len(found) // 2]) for name, found in samples.items()}
 
 
@@ -52,31 +56,18 @@ def rounded(nanoseconds: float) -> int:
     return int(round(value / unit) * unit)
 
 
-def _cpu(call: Callable[[], Any], crowd: torch.Tensor) -> list[float]:
-    clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+def _samples(call: Callable[[], Any], device: Device, crowd: torch.Tensor) -> list[float]:
+    if isinstance(device, Accelerator):  # short kernels vary more there, and its caches are not filled in between
+        for _ in range(3):
+            call()
+        return [statistics.median_high(device.elapsed_ns(call) for _ in range(10))]
     call()
     found: list[float] = []
     begin = time.perf_counter_ns()
     while len(found) < SAMPLES and (not found or time.perf_counter_ns() - begin < LONGEST_NS):
         crowd.add_(1.0)
-        start = clock()
-        call()  # what it makes is freed within the time, as it is in a step
-        found.append(clock() - start)
+        found.append(device.elapsed_ns(call))  # what it makes is freed within the time, as it is in a step
     return found
-
-
-def _cuda(call: Callable[[], Any]) -> list[float]:
-    for _ in range(3):
-        call()
-    found = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        found.append(float(start.elapsed_time(end)) * 1e6)
-    return [sorted(found)[len(found) // 2]]
 
 
 def _cache_bytes() -> int:

@@ -10,21 +10,18 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from .. import generators
 from .._compat.module_state import SHARED
 from ..capture.guards import kind_of_call, what_changed
-from ..capture.trace import generator_states, restore_generators, untraced
+from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
+from ..device import device_failed
 from ..errors import CaptureError
 from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 log = logging.getLogger("remat")
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error is about memory or the device, not about what a kernel was given."""
-    return isinstance(error, torch.OutOfMemoryError) or any(w in str(error) for w in ("allocate memory", "CUDA error"))
 
 
 MOST_PLANS = 64
@@ -84,13 +81,13 @@ class Rematerialized(nn.Module):
         check, tensors = self._check, planned.holders.tensors(self)
         if check is None or not check.due or planned not in check.due:
             return planned.run(*tensors, *args, **kwargs)
-        states = generator_states()
+        before = generators.noted()
         try:
             return check.watch(planned, lambda: planned.run(*tensors, *args, **kwargs))
         except RuntimeError as error:
-            if _out_of_memory(error):
+            if device_failed(error):
                 raise
-            restore_generators(states)
+            before.restore()
             self._refused(args, kwargs, error)
         return original(*args, **kwargs)
 

@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
-from .. import _compat
+from ..device import Interval, of
 from ..errors import CaptureError
-from ..profiling.measure import Window
 from ..training.planned import Planned
 from .allot import Option, Place
 
@@ -29,33 +28,20 @@ class Stretch(NamedTuple):
 
 
 class Trace:
-    """The allocator's events of one step, cut where units begin and end.
-
-    CPU: one recording with marks in it, since autograd gives each node of a backward pass the profiler that there was
-    when it began. CUDA: max_memory_allocated, whose peak is reset at each cut.
-    """
+    """The allocator's events of one step, cut where units begin and end."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device if device.type == "cuda" else None
-        self.window = Window(device)
-        self.now = 0
-        self.stretches: list[Stretch] = []
+        self._watch = of(device).watch()
 
     def watch(self, run: Callable[[], Any]) -> list[Stretch]:
         """Run a step whose units' plans are `marked`, and say what was seen."""
-        if self.cuda is None:
-            _compat.start_recording()
-            try:
-                result = run()
-            finally:
-                events = _compat.stop_marked_recording()
-            self._read([*events, "between -1"])
-        else:
-            self.window.open()
+        self._watch.start()
+        try:
             result = run()
-            self._close("between", -1)
+        finally:
+            seen = self._watch.stop("between -1")
         del result
-        return self.stretches
+        return [_stretch(part) for part in seen]
 
     def marked(self, planned: Planned, unit: int) -> Planned:
         """A plan that tells when its passes begin and end."""
@@ -77,27 +63,12 @@ class Trace:
 
     def cut(self, kind: Pass, unit: int = -1) -> None:
         """What has been since the last cut was this."""
-        if self.cuda is None:
-            _compat.mark(f"{kind} {unit}")
-        else:
-            self._close(kind, unit)
-            self.window.open()
+        self._watch.cut(f"{kind} {unit}")
 
-    def _close(self, kind: Pass, unit: int) -> None:
-        peak = self.window.close()
-        self.stretches.append(Stretch(kind, unit, self.now + peak.peak_bytes))
-        self.now += peak.left_bytes
 
-    def _read(self, events: Sequence[int | str]) -> None:
-        worst = 0
-        for event in events:
-            if isinstance(event, int):
-                self.now += event
-                worst = max(worst, self.now)
-            else:
-                kind, unit = event.split()
-                self.stretches.append(Stretch(kind, int(unit), worst))  # type: ignore[arg-type]
-                worst = self.now
+def _stretch(part: Interval) -> Stretch:
+    kind, unit = part.label.split()
+    return Stretch(kind, int(unit), part.peak_bytes)  # type: ignore[arg-type]
 
 
 class Rest(NamedTuple):

@@ -17,7 +17,7 @@ from torch import nn
 
 from remat_ir import InvalidData
 
-from ..capture.trace import generator_states, restore_generators
+from .. import generators
 from ..planning.budget import Budget
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
@@ -104,17 +104,16 @@ def _named(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, nn.Module]
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Buffers, gradients and random states are as they were, afterwards; inside there are no gradients."""
-    states = generator_states()
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     gradients = [(p, p.grad) for p in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
-    try:
-        yield
-    finally:
-        restore_generators(states)
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+    with generators.kept():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in buffers:
+                    buffer.copy_(saved)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient

@@ -16,7 +16,7 @@ from ... import _compat
 from ..._compat import inductor
 from ...capture.dataflow import Dataflow, tensors
 from ...capture.operations import Kind, Measured, Op, Operations, getitems
-from ...profiling.profile import Table, device_kind, materialize, profile_kernels
+from ...profiling.profile import Table, device_kind, device_of_values, materialize, profile_kernels
 from ...profiling.timing import times
 from .layout import RUN
 from .regions import fused
@@ -131,9 +131,5 @@ def _times(modules: Mapping[str, fx.GraphModule]) -> dict[str, int]:
             given = [materialize(n) for n in inputs[text]]
             return lambda: functions[text](list(given))
 
-        cuda = frozenset(text for text, nodes in inputs.items() if any(_on_cuda(n) for n in nodes))
-        return times({text: partial(call, text) for text in functions}, cuda) if functions else {}
-
-
-def _on_cuda(node: fx.Node) -> bool:
-    return any(t.device.type == "cuda" for t in tensors(node.meta.get("val")))
+        where = {text: device_of_values(nodes) for text, nodes in inputs.items()}
+        return times({text: partial(call, text) for text in functions}, where) if functions else {}
