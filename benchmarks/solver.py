@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import AIMS, BEST_KNOWN, CASES, EARLY, QUICK, Case, Run, cases_of, early, problem_of
-from benchmarks.prototype import Prototype
 from remat_ir import Progress
 from remat_solver import solve
 from remat_solver.search import compiling
@@ -40,21 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("no such instance", file=sys.stderr)
         return 2
     known: dict[str, dict[str, Any]] = {row["instance"]: row for row in json.loads(_read(BEST_KNOWN))}
-    prototype = Prototype(Path(options.prototype)) if options.prototype else None
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     began = time.monotonic()
     compiling().wait()
-    lines = [_HEAD + (_OTHER if prototype else "")]
-    lines.append("|" + " --- |" * (lines[0].count("|") - 1))
+    lines = [_HEAD, "|" + " --- |" * (_HEAD.count("|") - 1)]
     for line in lines:
         print(line, flush=True)
     runs: list[Run] = []
     for case in cases:
         run, line = _measure(case, folders, known, options.method, options.limit)
-        if prototype is not None:
-            limit = options.limit or case.seconds
-            line += f" {prototype.run(problem_of(case, folders), case.fraction, limit)} |"
-            line += f" {prototype.beside(problem_of(case, folders), case.fraction)} |"
         runs.append(run)
         lines.append(line)
         print(line, flush=True)
@@ -72,7 +65,6 @@ _HEAD = (
     "| instance | ops | budget | first plan s | over best at 1 s % | at 3 s % | at 10 s % | overhead % | bound % |"
     " gap % | status | s | CPU s |"
 )
-_OTHER = " prototype: overhead % / bound % / s | local search alone, 3 s: its / our thousand moves/s; overheads % |"
 
 
 def _options() -> argparse.ArgumentParser:
@@ -82,7 +74,6 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
     parser.add_argument("--method", default="auto")
     parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
-    parser.add_argument("--prototype", metavar="DIR", help="a folder with another solver's ddd.py to run beside")
     parser.add_argument("-o", "--output", help="also write the table there")
     return parser
 

@@ -103,10 +103,6 @@ class Graph:
         """The same graph with other fixed bytes."""
         return replace(self, fixed_bytes=fixed_bytes)
 
-    def without_names(self) -> Graph:
-        """The same graph, telling nothing of the model."""
-        return replace(self, op_names=None, value_names=None)
-
     def op_label(self, op: int) -> str:
         """What to call an op when speaking to a person."""
         return f"op {op}" if self.op_names is None else f"op {op} ({self.op_names[op]})"

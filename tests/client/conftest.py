@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from remat.planning.profiles import DiskProfiles
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -15,3 +17,9 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
             patch.delenv(name)
         patch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
+    """What the kernels of one module's tests cost, measured once."""
+    return DiskProfiles(tmp_path_factory.mktemp("profiles"))

@@ -10,12 +10,10 @@ from torch import nn
 
 from client.small_models import CASES, Case
 from remat.capture.guards import Holders
-from remat.planning.profiles import MemoryProfiles
+from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Plan, Problem, plain_plan, plan_of, verify
-
-TABLE = MemoryProfiles()
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +120,21 @@ QUICK = (
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CASES)])
-def test_every_plan_trains_exactly(name: str) -> None:
+def test_every_plan_trains_exactly(name: str, profiles: DiskProfiles) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
-    step = training_step(case.module, case.args, case.kwargs, table=TABLE)
+    step = training_step(case.module, case.args, case.kwargs, table=profiles)
     plain = outcome(case, case.module)
     for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1), random_plan(step, 2)):
         assert measure.differences(plain, outcome(case, callable_of(case, step, plan))) == []
 
 
 @pytest.mark.parametrize("name", ["batch_norm_and_dropout", pytest.param("tied_weights", marks=pytest.mark.slow)])
-def test_the_peak_is_the_predicted_one(name: str) -> None:
+def test_the_peak_is_the_predicted_one(name: str, profiles: DiskProfiles) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
     whole = Case(WithLoss(case), case.args, case.kwargs, None)
-    step = training_step(whole.module, whole.args, whole.kwargs, table=TABLE)
+    step = training_step(whole.module, whole.args, whole.kwargs, table=profiles)
     for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1), random_plan(step, 2)):
         predicted = running_peak(step, plan) - step.graph.fixed_bytes
         assert peak(whole, callable_of(whole, step, plan)) == pytest.approx(predicted, rel=0.01, abs=256)

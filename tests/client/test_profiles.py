@@ -11,7 +11,7 @@ import pytest
 from client.liar import Asked, Said, in_turn, lying
 from remat.planning.http import Http, Timeouts
 from remat.planning.planner import planner_for, profile_table
-from remat.planning.profiles import DiskProfiles, MemoryProfiles, Profile, ProfileTable, SharedProfiles
+from remat.planning.profiles import DiskProfiles, Profile, ProfileTable, SharedProfiles
 from remat.planning.sources import ServicePlanner
 from remat.settings import settings
 
@@ -31,9 +31,9 @@ def table_of(rows: dict[str, list[int]]) -> Any:
     return script
 
 
-@pytest.fixture(params=["disk", "memory"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> ProfileTable:
-    return DiskProfiles(tmp_path) if request.param == "disk" else MemoryProfiles()
+@pytest.fixture
+def table(tmp_path: Path) -> ProfileTable:
+    return DiskProfiles(tmp_path)
 
 
 def test_the_first_writer_wins(table: ProfileTable) -> None:

@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat import _compat
 from remat.planning.greedy import greedy_answer
-from remat.planning.profiles import MemoryProfiles
+from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure, profile
 from remat.profiling.fitted import fitted_cost
 from remat.profiling.timing import times
@@ -154,7 +155,7 @@ def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
     assert plan_of_another_size(problem(128, 1, depth=4)[1], known) is None
 
 
-def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its workspaces are measured, its times lie between those of the two; what lies outside is timed, too."""
     timed: list[int] = []
 
@@ -163,7 +164,7 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
         return times(calls, cuda)
 
     monkeypatch.setattr(profile, "times", counted)
-    module, table = Net(), MemoryProfiles()
+    module, table = Net(), DiskProfiles(tmp_path)
     trained = remat.optimize(module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=Tabled(table))
     for size in (256, 384, 64, 320):
         trained.plan_for((numbers(size, 64),))
@@ -213,5 +214,5 @@ def test_what_a_size_costs_follows_from_two_others() -> None:
 class Tabled(remat.GreedyPlanner):
     """The greedy planner with a table of its own."""
 
-    def __init__(self, profiles: MemoryProfiles) -> None:
+    def __init__(self, profiles: DiskProfiles) -> None:
         self.profiles = profiles

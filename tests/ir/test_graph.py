@@ -189,7 +189,6 @@ def test_names_stay_at_home(graph: Graph) -> None:
     assert "layer" not in json.dumps(named.to_json())
     again = Graph.from_json(named.to_json(names=True))
     assert (again.op_names, again.value_names) == (named.op_names, named.value_names)
-    assert named.without_names().op_names is None
     assert named.op_label(0) == "op 0 (layer0)"
     assert graph.op_label(0) == "op 0"
 

@@ -254,7 +254,6 @@ def test_lp_gives_duals_whose_bound_needs_no_trust() -> None:
             continue
         assert outcome.status == "optimal"
         assert outcome.row_dual is not None
-        assert outcome.reduced_cost is not None
         assert program.dual_bound(outcome.row_dual) == pytest.approx(outcome.objective, abs=1e-6)
         best = brute_optimum(program)
         noise = np.random.default_rng(seed).normal(size=program.rows)

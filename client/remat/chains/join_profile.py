@@ -26,7 +26,7 @@ class ProfiledJoin(NamedTuple):
             makes cut k + n.
         costs: what each costs.
         lengths: how many stages each branch has.
-        input_bytes, input_gradients: of each input: its size, and whether it has a gradient.
+        input_bytes: of each input.
         beside_bytes: [stages] what is charged beside each stage: see `chain_of`.
     """
 
@@ -34,7 +34,6 @@ class ProfiledJoin(NamedTuple):
     costs: tuple[StageCost, ...]
     lengths: tuple[int, ...]
     input_bytes: tuple[int, ...]
-    input_gradients: tuple[bool, ...]
     beside_bytes: tuple[int, ...]
 
     def graph(self, backward: Sequence[int]) -> Graph:
@@ -136,6 +135,5 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         tuple(costs),
         tuple(map(len, branches)),
         tuple(storage_bytes(x) for x in inputs),
-        tuple(x.requires_grad for x in inputs),
         tuple(beside),
     )

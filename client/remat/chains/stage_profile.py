@@ -40,7 +40,6 @@ class StageCost(NamedTuple):
         activation_bytes, tape_bytes: what the stage makes, without and with its tape.
         gradient_bytes: of each input's gradient.
         graded: whether it computes other bits without grad than with it, as LSTM's kernels do.
-        shared_bytes: gradients of parameters that other stages use too, which outlive the step.
         output: what it gave.
     """
 
@@ -52,7 +51,6 @@ class StageCost(NamedTuple):
     tape_bytes: int
     gradient_bytes: tuple[int, ...]
     graded: bool
-    shared_bytes: int
     output: torch.Tensor
 
 
@@ -92,7 +90,7 @@ def stage_cost(
     tape = max(made, sizes["tape"])
     # a stage that runs with grad where its tape is not kept makes and drops one
     kept = made if graded else tape
-    gradients, parameters = runs.backward(runs.forward())
+    gradients, _ = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
     into = tuple(
         max(storage_bytes(found[0]), storage_bytes(x)) if found else 0
@@ -107,7 +105,6 @@ def stage_cost(
         tape,
         into,
         graded,
-        sum(storage_bytes(found[0]) for found in parameters.values() if found),
         y.detach(),
     )
 

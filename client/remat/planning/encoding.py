@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -97,8 +96,3 @@ def _unzstd(chunks: Iterable[bytes], step: int) -> Iterator[bytes]:
         raise Garbled(f"not zstd: {error}") from None
     if not decoder.eof:
         raise Garbled("the zstd frame is cut off")
-
-
-def gzipped(body: bytes) -> bytes:
-    """The body as gzip, for a server that does not take zstd."""
-    return gzip.compress(body, 6, mtime=0)

@@ -171,11 +171,6 @@ def least_need(graph: Graph) -> tuple[int, int]:
     return worst
 
 
-def least_plan(graph: Graph, *, time_limit_s: float = 10.0) -> Plan:
-    """The plan of least peak that the greedy walks find."""
-    return _least_fitting(graph, least_need(graph)[1], time.monotonic() + time_limit_s)[1]
-
-
 def checkpointed(graph: Graph) -> Plan:
     """The plan that computes the forward pass once more when the backward pass begins, and holds what it cannot.
 

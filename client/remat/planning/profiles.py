@@ -132,21 +132,6 @@ class SharedProfiles:
         return {signature: stands.get(signature) or Profile(*offered) for signature, offered in profiles.items()}
 
 
-class MemoryProfiles:
-    """Profiles of this process only."""
-
-    def __init__(self) -> None:
-        self._table: dict[tuple[str, str], Profile] = {}
-
-    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
-        """Those of the signatures that are known on the device."""
-        return {s: self._table[device, s] for s in sorted(set(signatures)) if (device, s) in self._table}
-
-    def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-        """Keep what is new; what now stands."""
-        return {s: self._table.setdefault((device, s), Profile(*offered)) for s, offered in sorted(profiles.items())}
-
-
 def valid(profile: Profile) -> bool:
     """Whether both numbers are integers from 0 to 2^53."""
     return all(type(number) is int and 0 <= number <= 2**53 for number in profile)

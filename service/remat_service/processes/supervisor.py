@@ -53,7 +53,6 @@ class Child:
     link: socket.socket
     died: asyncio.Event = field(default_factory=asyncio.Event)
     status: int | None = None
-    killed_for: str | None = None
 
     def signal(self, number: int) -> None:
         """Signal the whole process group, unless it is known to be gone."""

@@ -307,7 +307,6 @@ class _Best:
             self.bound,
             seconds,
             message.arrays.get("row_dual"),
-            message.arrays.get("reduced_cost"),
             said,
             message.members.get("work", 0.0),
         )

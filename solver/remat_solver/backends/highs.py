@@ -141,7 +141,6 @@ def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
     if kind == "lp":
         if solution.dual_valid and info.dual_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             arrays["row_dual"] = np.array(solution.row_dual, dtype=np.float64)
-            arrays["reduced_cost"] = np.array(solution.col_dual, dtype=np.float64)
             members["bound"] = program.dual_bound(arrays["row_dual"])
         if status not in _DONE:
             arrays.pop("x", None)  # a primal point of an unfinished simplex is of no use

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
         bound: proved lower bound on the objective, within the engine's tolerances; −inf without one, +inf when
             infeasible.
         seconds: since the run began.
-        row_dual, reduced_cost: [rows] and [columns], of an LP solved to optimality, else None.
+        row_dual: [rows] of an LP solved to optimality, else None.
         message: one sentence for a person, where there is something to say.
         work: of a run that was finished, in the engine's own units where it has such; the same on every machine.
     """
@@ -43,7 +43,6 @@ class Outcome(NamedTuple):
     bound: float
     seconds: float
     row_dual: Floats | None = None
-    reduced_cost: Floats | None = None
     message: str = ""
     work: float = 0.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_ir import Graph, Plan, plan_of
+from remat_ir import Graph
 
 from ..program import Booleans
 from .tables import Index, Tables
@@ -72,11 +72,6 @@ def without_spurious(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
             needed.difference_update(graph.op_values[op])
             needed.update(graph.op_inputs[op])
     return tuple(reversed(kept))
-
-
-def least_memory_plan(table: Tables, stage_of: Stages, computed: Booleans) -> Plan:
-    """The plan of R that holds the least: S and FREE follow from R (Checkmate, Section 4.7)."""
-    return plan_of(table.graph, sequence_of(table, stage_of, computed))
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,12 +74,6 @@ class Shape:
         return self.edge_value[self.edge_start[op] : self.edge_start[op + 1]]
 
     @cached_property
-    def kept_before(self) -> Ids:
-        """[n] the bytes of kept values made by earlier ops."""
-        made = np.bincount(self.maker[self.kept], self.size[self.kept], minlength=self.ops).astype(np.int64)
-        return np.cumsum(made) - made
-
-    @cached_property
     def roomy(self) -> int:
         """The first op at whose first computation not everything of use can have been kept; n if there is none.
 
