@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, TypeAlias
 from benchmarks.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.figures_draw import draw, rows_of
 from remat_ir import Answer, Graph, Problem, plain_peak
+from remat_ir.working_set import working_set
 from remat_solver import max_batch, solve, sweep
 from remat_solver.baselines.shape import linear
-from remat_solver.bounds import working_set
 
 Row: TypeAlias = dict[str, Any]
 

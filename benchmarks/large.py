@@ -24,12 +24,13 @@ from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
 from remat.capture.trace import capture
 from remat.planning.budget import readable
-from remat.planning.greedy import greedy_answer, least_need
+from remat.planning.greedy import greedy_answer
 from remat.planning.profiles import DiskProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling.fixed import resident
 from remat.profiling.profile import profile_kernels
 from remat_ir import Problem, plain_peak, verify
+from remat_ir.working_set import working_set
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     profiled = phase("profile", lambda: profile_kernels(flow.kernels, table))
     fixed = sum(resident(model, ((), kwargs), captured.constants).values())
     graph, _ = to_graph(step, profiled.kernels, fixed)
-    plain, floor = plain_peak(graph), least_need(graph)[1]
+    plain, floor = plain_peak(graph), working_set(graph).least_bytes
     rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}
     rows["capture"] |= {"nodes": len(captured.joint.graph.nodes), "kernels": len(flow.kernels)}
     rows["group"] |= {"ops": graph.ops, "values": graph.values}

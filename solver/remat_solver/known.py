@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from remat_ir import Chain, Join, Subject
+from remat_ir.greedy import least_memory, peak_of
 
 from .bounds import least_slots
 from .chain import Least
 from .deadline import Deadline
-from .search.greedy import least_memory, peak_of
 
 _SECONDS = 0.5
 
@@ -20,4 +20,4 @@ def known_budget(subject: Subject) -> int:
         return Least(subject).budget_bytes
     if isinstance(subject, Join):
         return least_slots(subject.lengths) * subject.slot_bytes
-    return peak_of(subject, least_memory(subject, deadline=Deadline(_SECONDS)))
+    return peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable
 
 from remat_ir import Answer, Graph, Plan, Problem, Progress, Status, plain_plan, verify
+from remat_ir.greedy import least_memory, peak_of
 
 from .backends import Engine
 from .deadline import Deadline
 from .pairs import pair_need
-from .search import Search, compiling, least_memory
-from .search.greedy import peak_of
+from .search import Search, compiling
 from .solve import solve
 from .staged.least import LeastProof
 
@@ -55,7 +55,7 @@ def least_budget(
     """
     ready = compiling()
     look = _Look(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
-    look.found(least_memory(graph, deadline=look.deadline.within(0.1 * time_limit_s), rounds=8), "greedy")
+    look.found(least_memory(graph, stop=look.deadline.within(0.1 * time_limit_s).passed, rounds=8), "greedy")
     while not ready.wait(0.02) and not look.over():
         pass
     seconds = _FIRST_TRY_S

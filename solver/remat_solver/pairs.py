@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph
+from remat_ir.working_set import WorkingSet, working_set
 
-from .bounds import WorkingSet, working_set
 from .incumbent import Incumbent
 from .known import known_budget
 

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import graphs
-from remat.planning.greedy import TASTES, checkpointed, greedy_answer, least_need
-from remat.planning.walk import Stuck, Walk, without_needless
+from remat.planning.greedy import greedy_answer
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, plan_of, replay, verify
-from remat_solver.bounds import working_set
+from remat_ir.greedy import WEIGHTS, checkpointed, least_memory, walk, without_needless
+from remat_ir.working_set import working_set
 
 
 @given(graphs(most_ops=12), st.integers(0, 100))
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_what_is_planned_is_valid_and_within_the_budget(graph: Graph, percent: int) -> None:
-    floor, plain = least_need(graph)[1], plain_peak(graph)
+    floor, plain = working_set(graph).least_bytes, plain_peak(graph)
     problem = Problem(graph, floor + (plain - floor) * percent // 100)
     answer = greedy_answer(problem)
     assert answer.status is not Status.INFEASIBLE
@@ -47,23 +47,22 @@ def test_a_forward_pass_can_be_computed_once_more(graph: Graph, turn: int) -> No
 @given(graphs(most_ops=12))
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_its_floor_is_a_lower_bound(graph: Graph) -> None:
-    floor = least_need(graph)[1]
-    assert floor <= working_set(graph).least_bytes
+    floor = working_set(graph).least_bytes
     least = greedy_answer(Problem(graph, floor)).least_budget_bytes
     assert least is not None
     assert least >= floor
+    assert max(moment.peak_bytes for moment in replay(graph, least_memory(graph))) >= floor
     if floor > graph.fixed_bytes:
         assert greedy_answer(Problem(graph, floor - 1)).status is Status.INFEASIBLE
 
 
-@given(graphs(most_ops=10, whole=True), st.sampled_from(TASTES), st.integers(0, 100))
+@given(graphs(most_ops=10, whole=True), st.sampled_from(WEIGHTS), st.integers(0, 100))
 @settings(max_examples=120, deadline=None, derandomize=True)
-def test_a_walk_that_comes_through_stays_inside_its_limit(graph: Graph, taste: object, percent: int) -> None:
-    floor, plain = least_need(graph)[1], plain_peak(graph)
+def test_a_walk_that_comes_through_stays_inside_its_limit(graph: Graph, weight: float, percent: int) -> None:
+    floor, plain = working_set(graph).least_bytes, plain_peak(graph)
     limit = floor + (plain - floor) * percent // 100
-    try:
-        sequence = Walk(graph, limit, taste).run()
-    except Stuck:
+    sequence = walk(graph, limit, weight)
+    if sequence is None:
         return
     walked = verify(Problem(graph, limit), plan_of(graph, sequence))
     pruned = verify(Problem(graph, limit), plan_of(graph, without_needless(graph, sequence, limit)))
@@ -101,7 +100,7 @@ def test_equal_problems_have_equal_plans() -> None:
 
 def test_where_nothing_fits_it_says_what_would() -> None:
     graph = instance("random-20")
-    floor = least_need(graph)[1]
+    floor = working_set(graph).least_bytes
     answer = greedy_answer(Problem(graph, floor))
     if answer.plan is None:
         again = greedy_answer(Problem(graph, answer.least_budget_bytes))

@@ -12,12 +12,13 @@ import pytest
 
 from client.liar import Asked, Said, Script, in_turn, lying
 from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
-from remat.planning.greedy import greedy_answer, least_need
+from remat.planning.greedy import greedy_answer
 from remat.planning.http import Timeouts
 from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
 from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.settings import Settings, settings
 from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Progress, Status, graph_of, plain_plan, verify
+from remat_ir.working_set import working_set
 
 QUICK = Timeouts(connect=0.5, read=0.4, write=0.5)
 
@@ -254,7 +255,7 @@ def test_what_is_no_planner_is_refused(word: Any, here: Settings) -> None:
 
 
 def test_infeasible_is_believed_where_it_is_true_and_raised_where_a_plan_is_needed(here: Settings) -> None:
-    tight = Problem(PROBLEM.graph, least_need(PROBLEM.graph)[1] - 1)
+    tight = Problem(PROBLEM.graph, working_set(PROBLEM.graph)[1] - 1)
     answer = planner_for("greedy", given=here).plan(tight)
     assert answer.status is Status.INFEASIBLE
     with pytest.raises(BudgetTooSmall, match=r"alone needs .* are known to do") as caught:

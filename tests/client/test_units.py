@@ -16,12 +16,13 @@ import remat
 from client.small_models import numbers
 from remat.errors import CaptureError
 from remat.planning.budget import UnitBytes, bounded, bytes_of
-from remat.planning.greedy import checkpointed, greedy_answer
+from remat.planning.greedy import greedy_answer
 from remat.profiling import measure
 from remat.training.enable import plans_of
 from remat.training.step import training_step
 from remat.units.allot import Option, Place, allot, least_budget, peak_of
 from remat_ir import Answer, InvalidData, Plan, Problem, budget_at, plain_plan, replay, verify
+from remat_ir.greedy import checkpointed
 
 
 @pytest.fixture(autouse=True)

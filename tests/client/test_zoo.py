@@ -14,12 +14,13 @@ from client.test_exact import callable_of, everything_again, outcome, peak, rand
 from client.zoo import ZOO, build
 from remat import _compat
 from remat.capture.guards import Holders
-from remat.planning.greedy import greedy_answer, least_need
+from remat.planning.greedy import greedy_answer
 from remat.planning.profiles import DiskProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
-from remat_ir import Graph, Plan, Problem, plain_peak, plain_plan, verify
+from remat_ir import Plan, Problem, plain_peak, plain_plan, verify
+from remat_ir.greedy import least_memory
 
 QUICK = ("gpt2",)
 
@@ -33,16 +34,6 @@ def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
     return lambda *args, **kwargs: run(*holders.tensors(case.module), *args, **kwargs)
 
 
-def tightest_plan(graph: Graph) -> Plan:
-    """The plan of least peak that the greedy walks find."""
-    answer = greedy_answer(Problem(graph, least_need(graph)[1]), time_limit_s=5)
-    if answer.plan is None:
-        assert answer.least_budget_bytes is not None
-        answer = greedy_answer(Problem(graph, answer.least_budget_bytes), time_limit_s=5)
-    assert isinstance(answer.plan, Plan)
-    return answer.plan
-
-
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(ZOO)])
 def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: DiskProfiles) -> None:
     torch.set_num_threads(1)
@@ -52,7 +43,7 @@ def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: D
     stock = outcome(case, stock_of(case, step))
     plans: list[Plan] = [plain_plan(graph), everything_again(step), random_plan(step, 1)]
     plain = plain_peak(graph)
-    tightest = tightest_plan(graph)
+    tightest = least_memory(graph)
     least = verify(Problem(graph, plain), tightest).peak_bytes
     assert least < plain
     for quarters in (3, 2, 1):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, plain_peak
-from remat_solver.bounds import working_set
+from remat_ir.working_set import working_set
 
 
 def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:

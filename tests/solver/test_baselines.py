@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from drawn import graphs, linear_graphs, problems
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
+from remat_ir.working_set import pinned_ops
 from remat_solver import solve
 from remat_solver.baselines import chen, revolve
 from remat_solver.baselines.recompute import computed, merged
 from remat_solver.baselines.shape import articulation_points, linear
-from remat_solver.bounds import pinned_ops
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 ROOMY = 2**40

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.blocks import Run, block_of, joined, menus_of, plans_by_blocks, runs_of, segments_of
 from remat_solver.blocks.kernel import NEVER
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.program import Program
-from remat_solver.bounds import working_set
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.search import compiling

@@ -88,7 +88,7 @@ def test_budgets_span_from_the_least_need_to_the_plain_peak() -> None:
     from benchmarks.architectures import ARCHITECTURES, training_graph
 
     from remat_ir import plain_peak
-    from remat_solver.bounds import working_set
+    from remat_ir.working_set import working_set
 
     graph = training_graph(ARCHITECTURES["vgg16"](), 4)
     budgets = budgets_of(graph, 5)

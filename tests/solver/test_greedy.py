@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from drawn import graphs
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
+from remat_ir.greedy import greedy_plan, least_memory, peak_of
+from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.bounds import working_set
-from remat_solver.search.greedy import greedy, least_memory, peak_of
 
 
 @settings(deadline=None, derandomize=True, max_examples=80)
@@ -17,7 +17,7 @@ from remat_solver.search.greedy import greedy, least_memory, peak_of
 def test_every_greedy_plan_passes_the_judge(graph: Graph, twentieths: int) -> None:
     least, plain = working_set(graph).least_bytes, plain_peak(graph)
     budget = least + twentieths * (plain - least) // 20
-    plan = greedy(graph, budget)
+    plan = greedy_plan(graph, budget)
     if plan is not None:
         assert verify(Problem(graph, budget), plan).cost_ns >= graph.total_cost_ns
 
@@ -31,7 +31,7 @@ def test_the_least_memory_plan_lies_between_its_bound_and_the_plain_peak(graph: 
 
 def test_a_budget_that_holds_everything_gets_the_plain_plan() -> None:
     graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
-    assert greedy(graph, plain_peak(graph)) == plain_plan(graph)
+    assert greedy_plan(graph, plain_peak(graph)) == plain_plan(graph)
 
 
 def test_a_chain_is_trained_in_half_its_memory() -> None:
@@ -48,7 +48,7 @@ def test_a_chain_is_trained_in_half_its_memory() -> None:
 def test_a_value_of_a_pinned_op_is_never_made_again() -> None:
     """The loss reads a `once` value late: the only relief is the unpinned value beside it."""
     graph = graph_of([1, 1, 1, 1, 1], [4, 4, 8, 1, 1], [[], [], [], [1], [0, 3]], once=(0,))
-    plan = greedy(graph, 12)
+    plan = greedy_plan(graph, 12)
     assert plan is not None
     assert plan.computes.count(0) == 1
     assert verify(Problem(graph, 12), plan).peak_bytes <= 12

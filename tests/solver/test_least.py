@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from drawn import graphs
 from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify
+from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine
-from remat_solver.bounds import working_set
 from remat_solver.deadline import Deadline
 from remat_solver.least import least_budget
 from remat_solver.staged.least import LeastProof

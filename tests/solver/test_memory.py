@@ -15,7 +15,7 @@ _SOLVE = """
     from benchmarks.instances import instance
     from remat_ir import Problem
     from remat_solver import solve
-    from remat_solver.bounds import working_set
+    from remat_ir.working_set import working_set
 
     if __name__ == "__main__":
         graph = instance("gpt-330")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from drawn import graphs
 from remat_ir import Graph, Plan, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.bounds import working_set
 from remat_solver.search import Search, polish
 from solver.brute import optimum as brute_optimum
 

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
+from remat_ir.working_set import pinned_ops, working_set
 from remat_solver import solve
 from remat_solver.backends import Engine
-from remat_solver.bounds import pinned_ops, working_set
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished

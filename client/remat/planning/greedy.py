@@ -1,19 +1,9 @@
-"""The client's own greedy plan, for when there is neither service nor solver: evict under pressure, remake on demand.
-
-The step is walked in op order inside the budget. When memory runs out, the resident value that is cheapest to lose is
-freed: cost of remaking it ÷ (bytes · ops until its next use), the heuristic of Dynamic Tensor Rematerialization
-(Kirisame et al., Section 2) with the true next use in place of its staleness, since the whole step is known here. A
-value that is gone when an op reads it is remade from what is resident, inputs first. `plan_of` then frees every
-instance after its last use, and recomputations that fit without are taken out again. Where it fits, the plan that
-computes the whole forward pass once more is tried, too, less what need not be.
-"""
+"""The client's own greedy plan as an answer, for when there is neither service nor solver."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable
 from typing import NamedTuple
 
 from remat_ir import (
@@ -30,21 +20,15 @@ from remat_ir import (
     gap_of,
     lowered_plan,
     plain_peak,
-    plain_plan,
     plain_plan_of,
-    plan_of,
     problem_digest,
-    replay,
     verify,
 )
-
-from .walk import Stuck, Taste, Walk, without_needless
+from remat_ir.greedy import greedy_plans, least_memory, peak_of
+from remat_ir.working_set import working_set
 
 LONGEST_LOOK_S = 3.0
-"""Seconds spent on finding a budget that would do, once the one asked for does not."""
-
-
-TASTES = (Taste(1, 1, 0.5), Taste(1, 1, 0), Taste(1, 1, 1), Taste(1, 0.5, 0.5), Taste(0.5, 1, 1))
+"""Seconds spent on finding a budget that is enough, once the one asked for is not."""
 
 
 def greedy_answer(
@@ -75,23 +59,31 @@ def greedy_answer(
         looked = _walked(problem, subject, max_gap, tell, until=start + time_limit_s, look_s=look_s)
     best = looked.best
     if best is None:
-        why = (
-            looked.reason
-            or f"The greedy plan does not fit {problem.budget_bytes} bytes; {looked.known} are known to do."
+        tight = f"The greedy plan does not fit {problem.budget_bytes} bytes; {looked.known} are known to be enough."
+        return Answer(
+            Status.INFEASIBLE if looked.reason else Status.NOTHING_FOUND,
+            "greedy",
+            problem.budget_bytes,
+            seconds=round(time.monotonic() - start, 6),
+            least_budget_bytes=looked.known,
+            least_budget_bound_bytes=looked.floor,
+            digest=problem_digest(problem),
+            message=looked.reason or tight,
         )
-        status = Status.INFEASIBLE if looked.reason else Status.NOTHING_FOUND
-        return _answer(problem, status, start, why, least=looked.known, floor=looked.floor)
-    done = best.cost_ns == subject.total_cost_ns
-    why = "No plan costs less." if done else "A greedy plan; nothing is proved about it but that it is valid."
-    status = Status.OPTIMAL if done else Status.FEASIBLE
-    return replace(
-        _answer(problem, status, start, why, least=best.peak_bytes, floor=looked.floor),
-        plan=best.plan,
-    ).priced(subject.total_cost_ns, best.cost_ns, subject.total_cost_ns, best.peak_bytes)
+    free = best.cost_ns == subject.total_cost_ns
+    return Answer.of_plan(
+        problem,
+        best.plan,
+        method="greedy",
+        seconds=round(time.monotonic() - start, 6),
+        least_budget_bytes=best.peak_bytes,
+        least_budget_bound_bytes=looked.floor,
+        message="No plan costs less." if free else "A greedy plan; nothing is proved about it but that it is valid.",
+    )
 
 
 class Found(NamedTuple):
-    """A plan that the judge has passed."""
+    """A plan that the verifier has passed."""
 
     plan: AnyPlan
     cost_ns: int
@@ -99,7 +91,7 @@ class Found(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What the walks came to: the best plan, a budget known to do, one needed at least, and why none can fit."""
+    """What the walks found: the best plan, a budget known to be enough, one needed at least, and why none can fit."""
 
     best: Found | None
     known: int
@@ -118,15 +110,15 @@ def _walked(
 ) -> Looked:
     """The best of the walks through a graph, or through the graph that a chain lifts to."""
     graph = subject.to_graph() if isinstance(subject, Chain) else subject
-    op, floor = least_need(graph)
+    op, floor = working_set(graph)
     if isinstance(subject, Chain) and subject.link_bytes_per_s is not None:
         floor = 0  # what is offloaded needs no memory here: the lift's floor is none of the chain's
     if floor > problem.budget_bytes:
-        known, _ = _least_fitting(graph, floor, time.monotonic() + look_s)
+        known = peak_of(graph, _least(graph, look_s))
         why = f"No plan fits: {graph.op_label(op)} alone needs {floor} bytes, and the budget is {problem.budget_bytes}."
         return Looked(None, known, floor, why)
     best: Found | None = None
-    for plan in _candidates(graph, problem.budget_bytes, until):
+    for plan in greedy_plans(graph, problem.budget_bytes, stop=lambda: time.monotonic() > until):
         better = _judged(problem, _returned(subject, plan), best)
         if better is not None and better is not best:
             best = better
@@ -135,7 +127,8 @@ def _walked(
             break
     known = problem.budget_bytes
     if best is None:
-        known, least = _least_fitting(graph, floor, time.monotonic() + look_s)
+        least = _least(graph, look_s)
+        known = peak_of(graph, least)
         best = _judged(problem, _returned(subject, least), best)
     return Looked(best, known, floor)
 
@@ -154,97 +147,7 @@ def _returned(subject: Graph | Chain, plan: Plan) -> AnyPlan:
     return lowered_plan(subject, plan.computes) if isinstance(subject, Chain) else plan
 
 
-def least_need(graph: Graph) -> tuple[int, int]:
-    """The op whose inputs, outputs and workspace alone need the most bytes, and those bytes, fixed ones included.
-
-    Kept values of earlier ops are there too: a lower bound on every budget that suffices.
-    """
-    keep, sizes = frozenset(graph.keep), graph.value_bytes
-    kept_bytes, worst = 0, (0, -1)
-    for op in range(graph.ops):
-        need = graph.fixed_bytes + kept_bytes + graph.op_workspace_bytes[op]
-        need += sum(sizes[v] for v in graph.op_inputs[op] if v not in keep)
-        need += sum(sizes[v] for v in graph.op_always[op])
-        if need > worst[1]:
-            worst = (op, need)
-        kept_bytes += sum(sizes[v] for v in graph.op_values[op] if v in keep)
-    return worst
-
-
-def checkpointed(graph: Graph) -> Plan:
-    """The plan that computes the forward pass once more when the backward pass begins, and holds what it cannot.
-
-    Of a graph without a backward pass it is the plain plan.
-    """
-    turn = graph.backward_from
-    if turn is None:
-        return plain_plan(graph)
-    pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
-    again: set[int] = set()
-    stack = [v for op in range(turn, graph.ops) for v in graph.op_inputs[op]]
-    while stack:
-        maker = graph.value_op[stack.pop()]
-        if maker < turn and maker not in pinned and maker not in again:
-            again.add(maker)
-            stack.extend(graph.op_inputs[maker])
-    return plan_of(graph, (*range(turn + 1), *sorted(again), *range(turn + 1, graph.ops)))
-
-
-def _candidates(graph: Graph, budget: int, until: float) -> Iterator[Plan]:
-    """Plans that may fit: the plain one alone where it does, else one of each walk that comes through."""
-    plain = plain_plan(graph)
-    yield plain
-    if max(moment.peak_bytes for moment in replay(graph, plain)) <= budget:
-        return
-    again = checkpointed(graph)
-    if max(moment.peak_bytes for moment in replay(graph, again)) <= budget:
-        yield plan_of(graph, without_needless(graph, list(again.computes), budget))
-    found = False
-    for limit in (budget, *(budget - budget * k // 64 for k in (1, 2, 4))):
-        for taste in TASTES:
-            if time.monotonic() > until:
-                return
-            with suppress(Stuck):
-                yield plan_of(graph, without_needless(graph, Walk(graph, limit, taste).run(), budget))
-                found = True
-        if found:
-            return
-
-
-def _least_fitting(graph: Graph, low: int, until: float) -> tuple[int, Plan]:
-    """By bisection between `low` and the plain peak: a budget at which a walk was seen to fit, and its plan."""
-    plan = plain_plan(graph)
-    high = max(moment.peak_bytes for moment in replay(graph, plan))
-    for _ in range(12):
-        if high - low <= high // 200 or time.monotonic() > until:
-            break
-        middle = (low + high) // 2
-        found = _any_fitting(graph, middle)
-        if found is None:
-            low = middle
-        else:
-            plan = found
-            high = max(moment.peak_bytes for moment in replay(graph, plan))
-    return high, plan
-
-
-def _any_fitting(graph: Graph, budget: int) -> Plan | None:
-    for taste in TASTES:
-        try:
-            return plan_of(graph, Walk(graph, budget, taste).run())
-        except Stuck:
-            continue
-    return None
-
-
-def _answer(problem: Problem, status: Status, start: float, message: str, *, least: int, floor: int) -> Answer:
-    return Answer(
-        status=status,
-        method="greedy",
-        budget_bytes=problem.budget_bytes,
-        seconds=round(time.monotonic() - start, 6),
-        least_budget_bytes=least,
-        least_budget_bound_bytes=floor,
-        digest=problem_digest(problem),
-        message=message,
-    )
+def _least(graph: Graph, seconds: float) -> Plan:
+    """The plan of the least peak that the walks find in so many seconds, and one round of them in any case."""
+    until = time.monotonic() + seconds
+    return least_memory(graph, stop=lambda: time.monotonic() > until)

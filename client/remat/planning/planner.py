@@ -16,11 +16,11 @@ from typing import Protocol, runtime_checkable
 import httpx2
 
 from remat_ir import Answer, Graph, InvalidData, Problem, Status
+from remat_ir.working_set import working_set
 
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
 from .check import checked
-from .greedy import least_need
 from .http import Http, Timeouts
 from .memo import Memo
 from .profiles import DiskProfiles, ProfileTable, SharedProfiles
@@ -211,7 +211,7 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
     if graph is not None and "alone needs" in said:  # a service knows no names
         said = re.sub(r"\bop (\d+)(?= alone)", lambda found: graph.op_label(int(found[1])), said)
     elif graph is not None:
-        op, need = least_need(graph)
+        op, need = working_set(graph)
         said += f"; {graph.op_label(op)} alone needs {need} bytes of the {answer.budget_bytes} given"
     least = answer.least_budget_bytes
     if least:

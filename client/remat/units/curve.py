@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from remat_ir import Graph, Problem
+from remat_ir.working_set import working_set
 
 from ..planning.budget import UnitBytes, bounded
-from ..planning.greedy import least_need
 
 LEVELS = 9
 """Bounds on what is held, from the least to what plain training holds."""
@@ -18,7 +18,7 @@ PEAKS = 3
 
 def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int]) -> Iterator[tuple[UnitBytes, Problem]]:
     """Problems between two plans given as (peak, held) in bytes above the fixed ones, the most spacious first."""
-    floor = least_need(graph)[1] - graph.fixed_bytes
+    floor = working_set(graph).least_bytes - graph.fixed_bytes
     most = max(least[0], plain[0])
     for j in range(PEAKS):
         peak = most - (most - floor) * j // PEAKS

@@ -25,12 +25,13 @@ from remat_ir import (
     replay,
     verify,
 )
+from remat_ir.greedy import checkpointed
 
 from ..distributed.ranks import RankPlanner
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..lowering.peak import kernel_phases
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
-from ..planning.greedy import checkpointed, greedy_answer
+from ..planning.greedy import greedy_answer
 from ..planning.planner import Planner, profile_table
 from ..training.enable import disable, install, refuse_enabled, twin_of
 from ..training.module import Rematerialized

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from remat_ir import Graph
+from remat_ir.working_set import pinned_ops
 
-from ..bounds import pinned_ops
 from .recompute import Retained
 
 MOST_THRESHOLDS = 400

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from remat_ir import Graph
-
-from ..bounds import pinned_ops
+from remat_ir.working_set import pinned_ops
 
 Retained: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 """[values] the stages (first, last), disjoint and ascending, at whose start the value is resident: S by columns."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from remat_ir import Graph, Problem
+from remat_ir.greedy import greedy_plan
+from remat_ir.working_set import working_set
 
-from ..bounds import working_set
 from ..search import Search
-from ..search.greedy import greedy
 from ..staged.shape import shape_of
 from ..staged.trace import trace
 from .block import Block
@@ -110,7 +110,7 @@ def _memory_at(graph: Graph, order: tuple[int, ...], op: int) -> int:
 def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...] | None:
     """A cheap sequence within the budget, from the greedy plan or from `start`, or None."""
     search = Search(graph, budget)
-    plan = greedy(graph, budget)
+    plan = greedy_plan(graph, budget, tries=2)
     search.adopt(start if plan is None else plan.computes)
     moves = min(_MOST_MOVES, _MOVES_PER_OP * graph.ops)
     search.cycle(moves, 0.3, lambda: False)

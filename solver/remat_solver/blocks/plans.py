@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from remat_ir import Graph, plan_of
+from remat_ir.working_set import pinned_ops
 
-from ..bounds import pinned_ops
 from ..chain.linear import without_unread
 from ..incumbent import Incumbent
 from ..staged.shape import Shape, shape_of

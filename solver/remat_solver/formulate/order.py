@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from remat_ir import Graph, Plan, Problem, plan_of
+from remat_ir.working_set import pinned_ops
 
-from ..bounds import pinned_ops
 from ..program import INFINITY, Booleans, Builder, Floats, Term
 from .columns import (
     Columns,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph
+from remat_ir.working_set import pinned_ops
 
-from ..bounds import pinned_ops
 from ..program import Booleans, Floats
 
 Index = NDArray[np.int64]

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import Graph, plain_peak, plain_plan, replay
+from remat_ir.greedy import least_memory
 
 from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..pairs import prove_by_pairs
-from ..search import Search, await_compiled, compiling, first_plan, is_compiled, least_memory
+from ..search import Search, await_compiled, compiling, first_plan, is_compiled
 from ..staged.prove import Proof
 from .staged import polished
 from .structured import run_disguised, run_structured
@@ -105,7 +106,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None:
-        plan = least_memory(problem.graph, deadline=incumbent.deadline.within(0.03 * _spare(incumbent)))
+        plan = least_memory(problem.graph, stop=incumbent.deadline.within(0.03 * _spare(incumbent)).passed)
         peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
         incumbent.suffices(peak)
         if peak <= problem.budget_bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from remat_ir.greedy import greedy_plan
+
 from ..incumbent import Incumbent
-from ..search.greedy import greedy
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,6 @@ class GreedyOptions:
 def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
     """Offer the best of a few eviction plans."""
     problem = incumbent.problem
-    plan = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline, tries=options.tries)
+    plan = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, tries=options.tries)
     if plan is not None:
         incumbent.offer(plan, "greedy")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, Plan, Problem, verify
+from remat_ir.greedy import greedy_plan
 
 from ..backends import Engine, Improvement, Outcome, free_memory
 from ..formulate import Formulation, Reductions, Tables, checkmate, engine_bytes, forward, tables, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, recomputations_per_stage
-from ..search.greedy import greedy
 
 MILP_ENGINES = ("highs", "cbc")
 _MOST_TIGHTENINGS = 6
@@ -176,7 +176,7 @@ def starting_plan(incumbent: Incumbent) -> Plan | None:
     """The incumbent's plan to start from; a greedy one where there is none."""
     if not isinstance(incumbent.plan, Plan):
         problem = incumbent.problem
-        first = greedy(problem.graph, problem.budget_bytes, deadline=incumbent.deadline)
+        first = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed)
         if first is not None:
             incumbent.offer(first, "greedy")
     return incumbent.plan if isinstance(incumbent.plan, Plan) else None

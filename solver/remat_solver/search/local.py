@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from remat_ir import Graph, Plan, graph_of
+from remat_ir.greedy import greedy_plans
 
 from ..incumbent import Incumbent
 from .anneal import anneal
-from .greedy import greedy_plans
 from .profile import BEST_COST, BEST_LENGTH, Ints
 from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
 
@@ -254,7 +254,7 @@ def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
     """Offer greedy plans where the incumbent has none yet; `brief`: try one rule only, since better is to follow."""
     if incumbent.plan is None:
         problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
-        for plan in greedy_plans(problem.graph, problem.budget_bytes, deadline=incumbent.deadline, **rules):
+        for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
             incumbent.offer(plan, "greedy")
 
 

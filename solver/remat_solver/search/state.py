@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat_ir import Graph, Plan, plan_of
+from remat_ir.working_set import pinned_ops
 
-from ..bounds import pinned_ops
 from .profile import (
     BEST_AT,
     BEST_COST,

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph, Problem
-
-from ..bounds import pinned_ops
+from remat_ir.working_set import pinned_ops
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -1,0 +1,125 @@
+"""Greedy plans of a graph: of a few walks inside a budget, of the least memory, and of one more forward pass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from ..graph import Graph
+from ..plan import Plan, plain_plan, plan_of
+from ..problem import plain_peak
+from ..replay import replay
+from ..working_set import pinned_ops, working_set
+from .prune import without_needless
+from .walk import walk
+
+WEIGHTS = (0.5, 0.0, 1.0)
+"""Exponents of the distance to the next use that are tried, in this order."""
+
+
+def _never() -> bool:
+    return False
+
+
+def greedy_plan(
+    graph: Graph, budget_bytes: int, *, stop: Callable[[], bool] = _never, tries: int = len(WEIGHTS)
+) -> Plan | None:
+    """The cheapest of a few eviction plans within the budget, or None if none was found; see `greedy_plans`."""
+    last = deque(greedy_plans(graph, budget_bytes, stop=stop, tries=tries), maxlen=1)
+    return last[0] if last else None
+
+
+def greedy_plans(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    stop: Callable[[], bool] = _never,
+    tries: int = len(WEIGHTS),
+    failures: int = len(WEIGHTS),
+) -> Iterator[Plan]:
+    """A few plans within the budget in bytes, as they are found, each cheaper than the one before.
+
+    The plain plan alone where it fits; else the plan that computes the forward pass once more, where that fits, and
+    walks through the graph by several rules, all without those recomputations that the budget does not need.
+    Deterministic, as long as `stop` is.
+
+    Args:
+        stop: asked between two walks.
+        tries: how many walks are made once one has led to a plan.
+        failures: after how many walks that have led to none it gives up.
+
+    >>> from remat_ir import graph_of
+    >>> graph = graph_of([1, 9, 1, 1], [4, 1, 4, 1], [[], [0], [1], [0, 2]])
+    >>> [plan.computes for plan in greedy_plans(graph, 9)]
+    [(0, 1, 2, 3)]
+    """
+    if plain_peak(graph) <= budget_bytes:
+        yield plain_plan(graph)
+        return
+    best: int | None = None
+    for order in _orders(graph, budget_bytes, stop, tries, failures):
+        order = without_needless(graph, order, budget_bytes)
+        cost = sum(graph.op_cost_ns[op] for op in order)
+        if best is None or cost < best:
+            best = cost
+            yield plan_of(graph, order)
+
+
+def _orders(
+    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int
+) -> Iterator[list[int]]:
+    again = checkpointed(graph)
+    if peak_of(graph, again) <= budget_bytes:
+        yield list(again.computes)
+    found = False
+    for count, weight in enumerate(WEIGHTS):
+        if count >= (tries if found else failures) or (count and stop()):
+            return
+        order = walk(graph, budget_bytes, weight)
+        if order is not None:
+            found = True
+            yield order
+
+
+def least_memory(graph: Graph, *, stop: Callable[[], bool] = _never, rounds: int = 12) -> Plan:
+    """A plan with a small peak, at whatever cost: walks inside limits halved towards the working-set bound.
+
+    The plain plan where nothing smaller is found. Where `stop` says so after a round, the best so far.
+    """
+    low, plan = working_set(graph).least_bytes, plain_plan(graph)
+    high = peak_of(graph, plan)
+    for number in range(rounds):
+        if low >= high or (number and stop()):
+            break
+        middle = low if number == 0 else (low + high) // 2
+        orders = (walk(graph, middle, weight) for weight in WEIGHTS)
+        found = next((plan_of(graph, order) for order in orders if order is not None), None)
+        if found is None:
+            low = middle + 1
+        else:
+            plan, high = found, peak_of(graph, found)
+    return plan
+
+
+def peak_of(graph: Graph, plan: Plan) -> int:
+    """The peak of a valid plan in bytes, fixed bytes included."""
+    return max(moment.peak_bytes for moment in replay(graph, plan))
+
+
+def checkpointed(graph: Graph) -> Plan:
+    """The plan that computes the forward pass once more when the backward pass begins, and holds what it cannot.
+
+    Of a graph without a backward pass it is the plain plan.
+    """
+    boundary = graph.backward_from
+    if boundary is None:
+        return plain_plan(graph)
+    pinned = pinned_ops(graph)
+    again: set[int] = set()
+    stack = [v for op in range(boundary, graph.ops) for v in graph.op_inputs[op]]
+    while stack:
+        maker = graph.value_op[stack.pop()]
+        if maker < boundary and maker not in pinned and maker not in again:
+            again.add(maker)
+            stack.extend(graph.op_inputs[maker])
+    return plan_of(graph, (*range(boundary + 1), *sorted(again), *range(boundary + 1, graph.ops)))

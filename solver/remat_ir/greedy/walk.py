@@ -1,0 +1,247 @@
+"""One walk through a graph inside a limit in bytes: evict under pressure, recompute on demand."""
+
+from __future__ import annotations
+
+import heapq
+
+from ..graph import Graph
+from ..working_set import pinned_ops
+
+_NEVER = 1 << 60
+_DEPTH = 64
+"""Missing ancestors that are counted into the cost of an eviction."""
+_LONGEST, _LONGEST_STAGE = 20, 64
+"""Computes per op, in all, and before one first computation beyond one per earlier op, at which a walk is thrashing."""
+_WIDTH = 200
+"""Missing values that are looked at for the next use of one that they are made from."""
+
+
+def walk(graph: Graph, limit_bytes: int, weight: float) -> list[int] | None:
+    """The ops in the order of their computation, inside the limit; None where the walk found no way.
+
+    Args:
+        weight: exponent of the distance to the next use: the further it is, the longer an eviction relieves memory.
+    """
+    return _Walk(graph, limit_bytes, weight).sequence()
+
+
+class _Walk:
+    """A value is resident, or missing and recoverable, or lost: made by a pinned op, or by one that reads a lost
+    value, and of no further use. Values of pinned and of `frozen` ops (which read a lost value) are never evicted.
+
+    The heap holds one valid entry per evictable value. Its score may be too low, since the cost of recomputing rises
+    as ancestors go and the next use comes nearer; it is brought up to date before the value is chosen.
+    """
+
+    def __init__(self, graph: Graph, limit_bytes: int, weight: float) -> None:
+        self.graph, self.limit, self.weight = graph, limit_bytes, weight
+        self.now = 0
+        self.memory = graph.fixed_bytes
+        self.order: list[int] = []
+        self.resident = bytearray(graph.values)
+        self.evictable = bytearray(graph.values)
+        self.keep = frozenset(graph.keep)
+        self.optional = frozenset(graph.optional)
+        self.frozen = bytearray(graph.ops)
+        for op in pinned_ops(graph):
+            self.frozen[op] = 1
+        self.cursor = [0] * graph.values  # first entry of a value's users at or after `now`
+        self.over = bytearray(graph.values)  # missing, and no longer read, not even to recompute what is missing
+        self.next_use = [_NEVER] * graph.values
+        self.locked = [0] * graph.values
+        self.recompute = [graph.op_cost_ns[op] for op in graph.value_op]
+        self.entry = [-1.0] * graph.values  # the score of the valid entry
+        self.heap: list[tuple[float, int]] = []
+
+    def sequence(self) -> list[int] | None:
+        """The ops in the order in which they run, or None where the limit could not be held."""
+        for op in range(self.graph.ops):
+            self.now = op
+            if not self._compute(op):
+                return None
+            self.now = op + 1
+            for value in self.graph.op_inputs[op]:
+                self._settle(value)
+            for value in self.graph.op_values[op]:
+                self._settle(value)
+        return self.order
+
+    def _due(self, value: int) -> int:
+        """The op, from `now` on, by which the value is read for a first computation, or `_NEVER`."""
+        readers, at, now = self.graph.users[value], self.cursor[value], self.now
+        while at < len(readers) and readers[at] < now:
+            at += 1
+        self.cursor[value] = at
+        return readers[at] if at < len(readers) else self._indirectly_due(value)
+
+    def _indirectly_due(self, value: int) -> int:
+        """The same of what is missing and made from the value: whoever recomputes that reads the value again."""
+        graph, now, seen, stack, nearest = self.graph, self.now, {value}, [value], _NEVER
+        while stack and (nearest == _NEVER or len(seen) < _WIDTH):
+            for op in graph.users[stack.pop()]:
+                if op >= now:
+                    nearest = min(nearest, op)
+                    break
+                if self.frozen[op]:
+                    continue
+                for made in graph.op_values[op]:
+                    if not (self.resident[made] or self.over[made] or made in seen):
+                        seen.add(made)
+                        stack.append(made)
+        return nearest
+
+    def _settle(self, value: int) -> None:
+        """Bring the next use of a resident value up to date, and drop it where there is none."""
+        if not self.resident[value]:
+            return
+        due = self._due(value)
+        if due == _NEVER and value not in self.keep and not self.locked[value]:
+            self._drop(value)
+            self.over[value] = 1
+            if self.frozen[self.graph.value_op[value]]:
+                self._lose(value)
+        elif due != self.next_use[value]:
+            self.next_use[value] = due
+            self._queue(value)
+
+    def _lose(self, value: int) -> None:
+        """A value that can never be made again is gone: who reads it can't run again either."""
+        stack = [value]
+        while stack:
+            for user in self.graph.users[stack.pop()]:
+                if not self.frozen[user]:
+                    self.frozen[user] = 1
+                    for made in self.graph.op_values[user]:
+                        self.evictable[made] = 0
+                        if not self.resident[made]:
+                            stack.append(made)
+
+    def _drop(self, value: int) -> None:
+        self.resident[value] = self.evictable[value] = 0
+        self.memory -= self.graph.value_bytes[value]
+
+    def _evict(self, value: int) -> None:
+        """Free a value that is due again: what its recomputation reads is due, too."""
+        graph, stack = self.graph, [value]
+        self._drop(value)
+        while stack:
+            for read in graph.op_inputs[graph.value_op[stack.pop()]]:
+                if self.over[read]:
+                    self.over[read] = 0
+                    stack.append(read)
+
+    def _compute(self, target: int) -> bool:
+        """Run an op after whatever it misses; False where memory or patience runs out.
+
+        The stack, which replaces a recursion that may go deep, ends with the walk where this fails.
+        """
+        graph, stack, waiting = self.graph, [target], {target}
+        most = min(_LONGEST * graph.ops + 200, len(self.order) + target + _LONGEST_STAGE)
+        self._lock(target)
+        while stack:
+            op = stack[-1]
+            missing = [v for v in graph.op_inputs[op] if not self.resident[v]]
+            if missing:
+                maker = graph.value_op[max(missing, key=self._appetite) if len(missing) > 1 else missing[0]]
+                if self.frozen[maker] or maker in waiting:
+                    return False
+                stack.append(maker)
+                waiting.add(maker)
+                self._lock(maker)
+                continue
+            if not self._run(op) or len(self.order) > most:
+                return False
+            waiting.remove(stack.pop())
+            for value in graph.op_inputs[op]:
+                self.locked[value] -= 1
+                if stack:
+                    self._settle(value)
+        return True
+
+    def _lock(self, op: int) -> None:
+        for value in self.graph.op_inputs[op]:
+            self.locked[value] += 1
+
+    def _appetite(self, value: int) -> int:
+        """What must be held to make a value, besides the value itself: the largest first (Sethi and Ullman, 1970)."""
+        graph, op = self.graph, self.graph.value_op[value]
+        inputs = sum(graph.value_bytes[v] for v in graph.op_inputs[op] if not self.resident[v])
+        return inputs + graph.op_workspace_bytes[op] + sum(graph.value_bytes[v] for v in graph.op_always[op])
+
+    def _run(self, op: int) -> bool:
+        graph, resident, sizes = self.graph, self.resident, self.graph.value_bytes
+        kept = [v for v in graph.op_values[op] if v in self.keep or self.locked[v] or self._due(v) != _NEVER]
+        need = graph.op_workspace_bytes[op]
+        for value in graph.op_always[op]:
+            need += 0 if resident[value] else sizes[value]
+        for value in kept:
+            if value in self.optional and not resident[value]:
+                need += sizes[value]
+        excess = self.memory + need - self.limit
+        if excess > 0 and not self._make_room(excess, {*graph.op_inputs[op], *graph.op_values[op]}):
+            return False
+        self.order.append(op)
+        for value in kept:
+            if not resident[value]:
+                resident[value], self.over[value] = 1, 0
+                self.memory += sizes[value]
+            self.next_use[value] = self._due(value)
+            self.evictable[value] = not self.frozen[op]
+            self._queue(value)
+        return True
+
+    def _make_room(self, excess: int, held: set[int]) -> bool:
+        """Evict until `excess` bytes are free: first what nobody on the stack waits for, then that as well."""
+        for spare_locked in (True, False):
+            aside: list[tuple[float, int]] = []
+            while excess > 0:
+                victim = self._victim(held, spare_locked, aside)
+                if victim is None:
+                    break
+                excess -= self.graph.value_bytes[victim]
+                self._evict(victim)
+            for entry in aside:
+                heapq.heappush(self.heap, entry)
+        return excess <= 0
+
+    def _queue(self, value: int) -> None:
+        if self.evictable[value] and self.graph.value_bytes[value]:
+            self.entry[value] = score = self._score(value)
+            heapq.heappush(self.heap, (score, value))
+
+    def _victim(self, held: set[int], spare_locked: bool, aside: list[tuple[float, int]]) -> int | None:
+        """The value of the lowest score that may go; valid entries of those that may not are laid aside."""
+        heap = self.heap
+        while heap:
+            old, value = heapq.heappop(heap)
+            if not self.evictable[value] or old != self.entry[value]:
+                continue
+            if value in held or (spare_locked and self.locked[value]):
+                aside.append((old, value))
+                continue
+            self.recompute[value], self.next_use[value] = self._recompute_cost(value), self._due(value)
+            self.entry[value] = score = self._score(value)
+            if heap and score > old and score > heap[0][0]:
+                heapq.heappush(heap, (score, value))
+                continue
+            return value
+        return None
+
+    def _score(self, value: int) -> float:
+        away = float(max(self.next_use[value] - self.now, 0) + 1)
+        relief: float = self.graph.value_bytes[value] * away**self.weight
+        return (self.recompute[value] + 1.0) / relief
+
+    def _recompute_cost(self, value: int) -> int:
+        """The cost of making a value again, missing ancestors included, up to `_DEPTH` of them."""
+        graph, start = self.graph, self.graph.value_op[value]
+        seen, stack, cost = {start}, [start], 0
+        while stack and len(seen) < _DEPTH:
+            op = stack.pop()
+            cost += graph.op_cost_ns[op]
+            for read in graph.op_inputs[op]:
+                maker = graph.value_op[read]
+                if not self.resident[read] and maker not in seen:
+                    seen.add(maker)
+                    stack.append(maker)
+        return cost
