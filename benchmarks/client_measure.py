@@ -25,13 +25,12 @@ from benchmarks.client_models import SEED, Subject, build
 from benchmarks.client_peers import Peer, each_once, peers
 from remat.lowering.lower import lower
 from remat.planning.planner import Planner, planner_for, profile_table
-from remat.profiling.measure import Outcome, differences, loss_of, outcome, peak_memory, training_step
+from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
 from remat.settings import settings
 from remat.training.module import Rematerialized
 from remat.training.optimize import carry_out
 from remat.training.planned import Planned
-from remat.training.step import TrainingStep
-from remat.training.step import training_step as captured_step
+from remat.training.step import TrainingStep, training_step
 from remat_ir import Plan, Problem, plain_peak
 
 UNMATCHED = ("each once",)
@@ -75,7 +74,7 @@ class Bench:
 
     def prepare(self) -> None:
         """Capture, profile and plan; run each way once for its gradients and once for its peak."""
-        step = captured_step(self.subject.model, (), self.subject.inputs, table=profile_table(self.planner))
+        step = training_step(self.subject.model, (), self.subject.inputs, table=profile_table(self.planner))
         graph = step.graph
         self.found |= {
             "fixed_bytes": graph.fixed_bytes,
@@ -137,7 +136,7 @@ class Bench:
 
     def enter(self, name: str, owner: nn.Module, module: nn.Module, known: Mapping[str, Any]) -> None:
         """Run a way twice, for what it leaves behind and for its peak."""
-        step = training_step(module, (), self.subject.inputs, loss_of)
+        step = forward_backward(module, (), self.subject.inputs, loss_of)
         with torch.no_grad():
             for key, buffer in owner.named_buffers():
                 buffer.copy_(self.buffers[key])
@@ -198,7 +197,7 @@ class Bench:
     def small(self) -> None:
         """What a node costs beyond its kernel: a tiny model of the same kind, whose kernels take next to nothing."""
         subject = build(self.name, tiny=True)
-        step = captured_step(subject.model, (), subject.inputs, table=profile_table(self.planner))
+        step = training_step(subject.model, (), subject.inputs, table=profile_table(self.planner))
         made = {name: make() for name, make in peers(subject, step).items() if name == "aot_eager"}
         made["each once"] = each_once(subject, step)
         problem = Problem(step.graph, plain_peak(step.graph))
@@ -206,7 +205,7 @@ class Bench:
         assert isinstance(answer.plan, Plan)
         plan = Rematerialized(subject.model, _always(carry_out(step, problem, answer)))
         ways = made | {PLAIN_PLAN: Peer(subject.model, plan)}
-        steps = {name: training_step(way, (), subject.inputs, loss_of) for name, way in ways.items()}
+        steps = {name: forward_backward(way, (), subject.inputs, loss_of) for name, way in ways.items()}
         seconds: dict[str, list[float]] = {name: [] for name in steps}
         draw = random.Random(SEED)
         for number in range(TINY_ROUNDS + 5):

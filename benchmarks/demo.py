@@ -33,7 +33,7 @@ from benchmarks.serve import serving
 from remat.cli.show import percent
 from remat.planning.budget import readable
 from remat.planning.planner import Planner, planner_for
-from remat.profiling.measure import differences, loss_of, outcome, training_step
+from remat.profiling.measure import differences, forward_backward, loss_of, outcome
 from remat.settings import settings
 from remat_ir import Progress, plain_peak
 
@@ -131,8 +131,8 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     start = time.perf_counter()
     twin = copy.deepcopy(subject.model)
     differing = train_both(module, twin, subject.inputs)
-    plain_step = training_step(twin, (), subject.inputs, loss_of)
-    plan_step = training_step(module, (), subject.inputs, loss_of)
+    plain_step = forward_backward(twin, (), subject.inputs, loss_of)
+    plan_step = forward_backward(module, (), subject.inputs, loss_of)
     plain_seconds, plan_seconds = timed_in_pairs((twin, plain_step), (module, plan_step))
     curves = measured_curve(twin, plain_step), measured_curve(module, plan_step)
     result = Result(
@@ -162,7 +162,7 @@ def train_both(module: nn.Module, twin: nn.Module, inputs: dict[str, torch.Tenso
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (twin, module)]
     found: list[str] = []
     for number in range(STEPS):
-        ended = [outcome(part, training_step(part, (), inputs, loss_of), SEED + number) for part in (twin, module)]
+        ended = [outcome(part, forward_backward(part, (), inputs, loss_of), SEED + number) for part in (twin, module)]
         found += [f"step {number + 1}: {name}" for name in differences(*ended)]
         for optimizer in optimizers:
             optimizer.step()

@@ -118,7 +118,7 @@ def _run(
 ) -> tuple[Row, measure.Outcome, tuple[nn.Module, Callable[[], Any]]]:
     before = {key: value.clone() for key, value in module.state_dict().items()}
     run = torch.compile(module, backend=backend, fullgraph=way != "checkpoint each block", dynamic=False)
-    step = measure.training_step(run, (), batch)
+    step = measure.forward_backward(run, (), batch)
     began = time.perf_counter()
     found = measure.outcome(module, step)
     seconds = time.perf_counter() - began

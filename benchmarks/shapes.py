@@ -158,7 +158,7 @@ def ran(name: str, lengths: Sequence[int], buckets: Buckets | None, budget: int 
 
 def _peak(trained: Any, model: nn.Module, optimizer: Any, batch: dict[str, Any]) -> int:
     optimizer.zero_grad()
-    found = measure.peak_memory(measure.training_step(trained, (), batch)).peak_bytes
+    found = measure.peak_memory(measure.forward_backward(trained, (), batch)).peak_bytes
     fixed = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), *batch.values()))
     return fixed + found
 

@@ -41,7 +41,15 @@ __all__ = [
 
 
 class CaptureError(RematError):
-    """A module whose training step cannot be captured; the message says why and what to do."""
+    """A module whose training step cannot be captured; the message says why and what to do.
+
+    Attributes:
+        stages_may_do: whether the same modules, run as they are stage by stage, may train by a chain plan.
+    """
+
+    def __init__(self, message: str, *, stages_may_do: bool = False) -> None:
+        super().__init__(message)
+        self.stages_may_do = stages_may_do
 
 
 class PlanningError(RematError):

@@ -256,7 +256,7 @@ def sharded_budget() -> dict[str, Any]:
         return made
 
     plain, planned = model(), model()
-    step = measure.training_step(plain, (data(0, 512),), loss=lambda y: y.square().mean())
+    step = measure.forward_backward(plain, (data(0, 512),), loss=lambda y: y.square().mean())
     needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
     plain.zero_grad()
     whole = remat.optimize_units(
@@ -267,7 +267,7 @@ def sharded_budget() -> dict[str, Any]:
         planner=RankPlanner("greedy"),
         loss=lambda y: y.square().mean(),
     )
-    step = measure.training_step(planned, (data(0, 512),), loss=lambda y: y.square().mean())
+    step = measure.forward_backward(planned, (data(0, 512),), loss=lambda y: y.square().mean())
     peak = measure.peak_memory(step).peak_bytes
     planned.zero_grad()
     answers = [next(iter(plans_of(unit).plans.values())).answer for unit in planned]  # type: ignore[union-attr]

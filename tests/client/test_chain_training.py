@@ -92,7 +92,7 @@ def outcome(stages: nn.ModuleList, call, x: torch.Tensor):  # type: ignore[no-un
     x.grad = None
     fired: list[int] = []
     handles = [p.register_hook(lambda g: fired.append(1)) for p in stages.parameters()]
-    step = measure.training_step(call, (x,), {}, lambda o: o.square().mean())
+    step = measure.forward_backward(call, (x,), {}, lambda o: o.square().mean())
 
     def twice() -> torch.Tensor:
         step()

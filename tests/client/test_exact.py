@@ -38,7 +38,7 @@ def outcome(case: Case, function):  # type: ignore[no-untyped-def]
     for argument in case.args:
         if isinstance(argument, torch.Tensor):
             argument.grad = None
-    step = measure.training_step(function, case.args, case.kwargs, case.loss)
+    step = measure.forward_backward(function, case.args, case.kwargs, case.loss)
 
     def twice() -> torch.Tensor:
         step()
@@ -88,7 +88,7 @@ def everything_again(step: TrainingStep) -> Plan:
 
 def peak(case: Case, function) -> int:  # type: ignore[no-untyped-def]
     """The measured peak of one step from no gradients, in bytes above the fixed ones."""
-    run = measure.training_step(function, case.args, case.kwargs, case.loss)
+    run = measure.forward_backward(function, case.args, case.kwargs, case.loss)
     found = 0
     for _ in range(2):  # libraries allocate once what they use ever after
         case.module.zero_grad()

@@ -112,7 +112,7 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def outcome(model: nn.Module, run: Any, batch: torch.Tensor = INPUT) -> measure.Outcome:
     """One step from a seed, buffers put back afterwards."""
     before = copy.deepcopy(model.state_dict())
-    found = measure.outcome(model, measure.training_step(run, (batch,)))
+    found = measure.outcome(model, measure.forward_backward(run, (batch,)))
     model.load_state_dict(before)
     return found
 
@@ -126,7 +126,7 @@ def compiled(model: nn.Module, **asking: Any) -> tuple[Any, Any]:
 
 def peak(model: nn.Module, run: Any, batch: torch.Tensor = INPUT) -> int:
     """The measured peak of a step beyond its first, above what was there before it."""
-    step, before = measure.training_step(run, (batch,)), copy.deepcopy(model.state_dict())
+    step, before = measure.forward_backward(run, (batch,)), copy.deepcopy(model.state_dict())
     step()
     model.zero_grad(set_to_none=True)
     found = measure.peak_memory(step).peak_bytes

@@ -50,7 +50,7 @@ class OnDemand:
 
 def outcome(module: nn.Module, run: nn.Module, x: torch.Tensor) -> measure.Outcome:
     state = copy.deepcopy(module.state_dict())
-    found = measure.outcome(module, measure.training_step(run, (x,)))
+    found = measure.outcome(module, measure.forward_backward(run, (x,)))
     module.load_state_dict(state)
     return found
 

@@ -52,17 +52,17 @@ def test_it_trains_like_the_original_inside_the_budget(trained) -> None:  # type
     x = (numbers(512, 64),)
     original = trained.original
     state = {name: t.clone() for name, t in original.state_dict().items()}
-    plain = measure.outcome(original, measure.training_step(original, x))
+    plain = measure.outcome(original, measure.forward_backward(original, x))
     original.load_state_dict(state)
-    planned = measure.outcome(trained, measure.training_step(trained, x))
+    planned = measure.outcome(trained, measure.forward_backward(trained, x))
     assert measure.differences(plain, planned) == []
     original.load_state_dict(state)
     trained.zero_grad()
-    peak = measure.peak_memory(measure.training_step(trained, x)).peak_bytes
+    peak = measure.peak_memory(measure.forward_backward(trained, x)).peak_bytes
     found = trained.plan_for(x)
     assert peak == pytest.approx(found.activation_bytes, rel=0.01)
     assert found.predicted_bytes <= found.answer.budget_bytes
-    assert peak < 0.75 * measure.peak_memory(measure.training_step(original, x)).peak_bytes
+    assert peak < 0.75 * measure.peak_memory(measure.forward_backward(original, x)).peak_bytes
 
 
 def test_it_is_the_same_module_to_whoever_saves_moves_or_reads_it(trained) -> None:  # type: ignore[no-untyped-def]

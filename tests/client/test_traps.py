@@ -72,11 +72,11 @@ def test_other_strides_than_traced_are_refused_or_trained_plainly(caplog: pytest
     with pytest.raises(CaptureError, match="do not lie in memory as the traced ones"):
         trained(*x)
     plain = remat.optimize(module, x, budget=remat.Fraction(1), planner="greedy", on_failure="plain")
-    expected = measure.outcome(module, measure.training_step(module, x))
+    expected = measure.outcome(module, measure.forward_backward(module, x))
     with caplog.at_level(logging.WARNING, "remat"):
-        found = measure.outcome(module, measure.training_step(plain, x))
+        found = measure.outcome(module, measure.forward_backward(plain, x))
         assert measure.differences(expected, found) == []
-        measure.outcome(module, measure.training_step(plain, x))
+        measure.outcome(module, measure.forward_backward(plain, x))
     assert caplog.text.count("training runs without a plan") == 1
 
 

@@ -99,7 +99,7 @@ def peak_bytes(model: nn.Module, x: torch.Tensor) -> int:
     """Of a real step, above what was there before it; the second, since libraries keep what the first one allocates."""
     for _ in range(2):
         model.zero_grad()
-        found = measure.peak_memory(measure.training_step(model, (x,))).peak_bytes
+        found = measure.peak_memory(measure.forward_backward(model, (x,))).peak_bytes
     model.zero_grad()
     return found
 
@@ -149,7 +149,7 @@ def test_a_real_step_keeps_to_the_budget_of_the_whole(share: float) -> None:
     assert found.solves == len(planner.asked) <= 4
     assert found.overhead > 0
     plain.load_state_dict(before)
-    one, other = (measure.outcome(m, measure.training_step(m, (x,))) for m in (plain, model))
+    one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
     assert measure.differences(one, other) == []
     assert peak_bytes(model, x) <= budget
 
@@ -242,7 +242,7 @@ def test_blocks_of_a_transformer_share_one_budget() -> None:
     def peak(of: nn.Module) -> int:
         for _ in range(2):
             of.zero_grad()
-            found = measure.peak_memory(measure.training_step(of, (), batch)).peak_bytes
+            found = measure.peak_memory(measure.forward_backward(of, (), batch)).peak_bytes
         return found
 
     budget = peak(plain) // 2
@@ -259,5 +259,5 @@ def test_blocks_of_a_transformer_share_one_budget() -> None:
     assert found.distinct == 1
     assert 0 < found.overhead < 0.25
     assert peak(planned) <= budget
-    one, other = (measure.outcome(m, measure.training_step(m, (), batch)) for m in (plain, planned))
+    one, other = (measure.outcome(m, measure.forward_backward(m, (), batch)) for m in (plain, planned))
     assert measure.differences(one, other) == []

@@ -21,8 +21,7 @@ from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes, readable
 from ..planning.greedy import greedy_answer
 from ..planning.planner import Planner, profile_table
-from ..profiling.measure import peak_memory
-from ..profiling.measure import training_step as step_of
+from ..profiling.measure import forward_backward, peak_memory
 from ..training.module import Rematerialized
 from ..training.optimize import carry_out
 from ..training.planned import Planned
@@ -155,7 +154,7 @@ class BatchSearch:
         module.zero_grad(set_to_none=True)
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         try:
-            peak = peak_memory(step_of(module, args, kwargs, self.loss), device).peak_bytes
+            peak = peak_memory(forward_backward(module, args, kwargs, self.loss), device).peak_bytes
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -217,8 +216,8 @@ class BatchSearch:
         if batch not in self.steps:
             like = next(iter(self.steps.values()), None)
             args, kwargs = self._arguments(batch)
-            fixed = self.optimizer_bytes
-            step = training_step(self.model, args, kwargs, table=self.table, extra_fixed_bytes=fixed, like=like)
+            extra = {"optimizer state": self.optimizer_bytes}
+            step = training_step(self.model, args, kwargs, table=self.table, extra=extra, like=like)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:
                     raise CaptureError(

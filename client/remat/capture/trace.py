@@ -62,7 +62,8 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
+            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}",
+            stages_may_do=True,
         ) from error
     joint = _compat.joint_graph(descriptor)
     refuse(joint)

@@ -62,7 +62,7 @@ def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> P
     return found
 
 
-def training_step(
+def forward_backward(
     module: Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,

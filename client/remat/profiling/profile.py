@@ -234,4 +234,5 @@ def _first_call(node: fx.Node) -> None:
         _call(node)()
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
-        raise CaptureError(f"{node.name} ({node.target}) cannot be measured on made-up inputs: {why}") from error
+        text = f"{node.name} ({node.target}) cannot be measured on made-up inputs: {why}"
+        raise CaptureError(text, stages_may_do=True) from error

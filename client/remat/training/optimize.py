@@ -14,7 +14,6 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, Progress, verify
 
-from .._compat import SideEffects
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain
 from ..distributed.ranks import RankPlanner
@@ -161,17 +160,12 @@ def planned_module(
         try:
             return graph(args, kwargs, known)
         except CaptureError as error:
-            if mode == "graph" or not _is_chain(model, args, kwargs) or not _stages_would_do(error):
+            if mode == "graph" or not _is_chain(model, args, kwargs) or not error.stages_may_do:
                 raise
             log.info("the stages run as a chain: %s", error)
             return chain(args, kwargs)
 
     return Rematerialized(model, make_plan, on_failure, self_check, most_plans)
-
-
-def _stages_would_do(error: CaptureError) -> bool:
-    """Whether stages that run again as they are may do what cannot be captured: not where Python state would change."""
-    return error.__cause__ is not None and not isinstance(error.__cause__, SideEffects)
 
 
 def _is_chain(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -210,11 +204,10 @@ def plan_step(
             args,
             kwargs,
             table=table,
-            extra_fixed_bytes=sum((extra or {}).values()),
+            extra=extra,
             like=like,
             sizes=[planned.step.profiled for planned in known],
         )
-        step.fixed.update(extra or {})
     size = max(budget_bytes(budget, step.graph, slack), _room(budget, step.graph, known))
     problem = Problem(bounded(step.graph, budget), size)
 

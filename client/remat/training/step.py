@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
@@ -39,7 +39,7 @@ class TrainingStep:
     graph: Graph
     values: tuple[int, ...]
     profiled: Profiled
-    fixed: dict[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int]
 
     def compile(self, plan: Plan, around: list[Around] | None = None) -> Callable[..., Any]:
         """The step by a plan, as a function of (parameters, buffers, arguments).
@@ -70,7 +70,7 @@ def training_step(
     kwargs: Mapping[str, Any],
     *,
     table: Table | None = None,
-    extra_fixed_bytes: int = 0,
+    extra: Mapping[str, int] | None = None,
     grouped: bool = True,
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
@@ -78,6 +78,7 @@ def training_step(
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
     Args:
+        extra: fixed bytes beside those of the module and its inputs, by name.
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
@@ -90,8 +91,8 @@ def training_step(
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None))
     profiled = profile_kernels(flow.kernels, table, sizes)
-    fixed = resident(module, (args, kwargs), captured.constants)
-    graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()) + extra_fixed_bytes)
+    fixed = {**resident(module, (args, kwargs), captured.constants), **(extra or {})}
+    graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed)
 
 

@@ -21,7 +21,7 @@ from .. import generators
 from ..planning.budget import Budget
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
-from ..profiling.measure import training_step as step_of
+from ..profiling.measure import forward_backward
 from ..profiling.optimizers import optimizer_state
 from ..training.enable import disable
 from .split import Split, UnitPlans
@@ -72,7 +72,7 @@ def optimize_units(
     fixed = sum(resident(model, (args, kwargs), {}).values()) + existing_gradients(model) + optimizer_state(optimizer)
     try:
         with _undisturbed(model):
-            return split.run(step_of(model, args, kwargs, loss), budget, slack, fixed)
+            return split.run(forward_backward(model, args, kwargs, loss), budget, slack, fixed)
     except BaseException:
         for unit in split.units:
             disable(unit.module)
