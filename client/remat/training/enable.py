@@ -58,8 +58,7 @@ def install(model: M, planned: Rematerialized) -> M:
     @untraced
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        original: nn.Module = planned.__dict__["original"]
-        original.training = planned.training = model.training
+        planned.original.training = planned.training = model.training
         if not model.training:
             return type(model).forward(model, *args, **kwargs)
         return planned(*args, **kwargs)

@@ -48,6 +48,8 @@ class Rematerialized(nn.Module):
         most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
     """
 
+    original: nn.Module
+
     def __init__(
         self,
         module: nn.Module,
@@ -59,9 +61,9 @@ class Rematerialized(nn.Module):
         super().__init__()
         for name in SHARED:
             self.__dict__[name] = module.__dict__[name]
-        self.__dict__["original"] = module
-        self.__dict__["_plans"] = OrderedDict()
-        self.__dict__["_chains"] = {}
+        self.__dict__["original"] = module  # as an attribute it would be registered: a submodule of its own twin
+        self._plans: OrderedDict[Any, Planned | None] = OrderedDict()
+        self._chains: dict[Any, ChainedModule] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
         self._most_plans = max(1, most_plans)
@@ -71,12 +73,12 @@ class Rematerialized(nn.Module):
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, with a backward pass by the plan."""
-        original = self.__dict__["original"]
+        original = self.original
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
         planned = self.plan_for(args, kwargs)
         if planned is None:
-            chains = self.__dict__["_chains"]
+            chains = self._chains
             return (chains.get(kind_of_call(original, args, kwargs), original) if chains else original)(*args, **kwargs)
         check, tensors = self._check, planned.holders.tensors(self)
         if check is None or not check.due or planned not in check.due:
@@ -102,7 +104,7 @@ class Rematerialized(nn.Module):
         if self._on_failure != "plain":
             raise CaptureError(text) from error
         log.warning("training runs without a plan: %s", text)
-        self.__dict__["_plans"][kind_of_call(self.__dict__["original"], args, kwargs)] = None
+        self._plans[kind_of_call(self.original, args, kwargs)] = None
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
         """The plan that a call with these arguments runs by, made now if there is none.
@@ -114,8 +116,8 @@ class Rematerialized(nn.Module):
             PlanningError: there is no plan.
         """
         kwargs = kwargs or {}
-        plans: OrderedDict[Any, Any] = self.__dict__["_plans"]
-        key = kind_of_call(self.__dict__["original"], args, kwargs)
+        plans = self._plans
+        key = kind_of_call(self.original, args, kwargs)
         found = plans.get(key, _UNKNOWN)
         if found is not _UNKNOWN:
             latest = self._latest(found)
@@ -140,7 +142,7 @@ class Rematerialized(nn.Module):
             plans[key] = None
             return None
         if isinstance(made, ChainedModule):
-            self.__dict__["_chains"][key] = made
+            self._chains[key] = made
             return None
         plans[key] = self._expected(made)
         while len(plans) > self._most_plans:
@@ -167,7 +169,7 @@ class Rematerialized(nn.Module):
 
     def put(self, kind: Any, planned: Planned) -> None:
         """Let calls of a kind that is one of `plans` run by another plan, from the next call on."""
-        self.__dict__["_plans"][kind] = self._expected(planned)
+        self._plans[kind] = self._expected(planned)
 
     @property
     def peaks(self) -> Mapping[Planned, StepPeak]:
@@ -177,16 +179,16 @@ class Rematerialized(nn.Module):
     @property
     def plans(self) -> Mapping[Any, Planned | None]:
         """The plans so far by kind of call; None where one runs plainly."""
-        return self.__dict__["_plans"]  # type: ignore[no-any-return]
+        return self._plans
 
     @property
     def chains(self) -> Mapping[Any, ChainedModule]:
         """The kinds of calls that run by chain plans, with what runs them."""
-        return self.__dict__["_chains"]  # type: ignore[no-any-return]
+        return self._chains
 
     def train(self, mode: bool = True) -> Rematerialized:
         """Set the train mode, the original's too."""
-        self.__dict__["original"].train(mode)
+        self.original.train(mode)
         self.training = mode
         return self
 
