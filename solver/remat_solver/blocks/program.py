@@ -35,7 +35,6 @@ class Program:
 
     Attributes:
         slots: memory limits 0 … slots − 1. slot_bytes: of each.
-        table_bytes: what the table takes.
     """
 
     def __init__(self, segments: Segments, menus: list[Menu], available_bytes: int, slots: int) -> None:
@@ -68,11 +67,6 @@ class Program:
             count, self._forward, self._joint, self._need_pass, self._first, self._tape, self._paid,
             self._need_forward, self._need_backward, self._held, self._base, self._table,
         )  # fmt: skip
-
-    @property
-    def table_bytes(self) -> int:
-        """What the table takes."""
-        return int(self._table.nbytes)
 
     def _near(self, size: Ids) -> Ids:
         return (size + self.slot_bytes // 2) // self.slot_bytes
