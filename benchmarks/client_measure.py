@@ -24,7 +24,8 @@ from torch import nn
 from benchmarks.client_models import SEED, Subject, build
 from benchmarks.client_peers import Peer, each_once, peers
 from remat.lowering.lower import lower
-from remat.planning.planner import Planner, planner_for, profile_table
+from remat.planning.options import SolveOptions
+from remat.planning.planner import planner_for
 from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
 from remat.settings import settings
 from remat.training.module import Rematerialized
@@ -58,7 +59,7 @@ class Bench:
     def __init__(self, name: str, file: Path, cache: Path, *, tiny: bool, limit_s: float) -> None:
         self.subject: Subject = build(name, tiny)
         self.file, self.limit_s, self.tiny, self.name = file, limit_s, tiny, name
-        self.planner: Planner = planner_for("local", given=settings(cache_dir=str(cache), environ={}))
+        self.planner = planner_for("local", given=settings(cache_dir=str(cache), environ={}))
         self.contenders: dict[str, Contender] = {}
         self.first: Outcome | None = None
         self.stock: Outcome | None = None
@@ -74,7 +75,7 @@ class Bench:
 
     def prepare(self) -> None:
         """Capture, profile and plan; run each way once for its gradients and once for its peak."""
-        step = training_step(self.subject.model, (), self.subject.inputs, table=profile_table(self.planner))
+        step = training_step(self.subject.model, (), self.subject.inputs, table=self.planner.profiles)
         graph = step.graph
         self.found |= {
             "fixed_bytes": graph.fixed_bytes,
@@ -118,7 +119,7 @@ class Bench:
     def plan(self, name: str, step: TrainingStep, budget: int) -> None:
         """Enter remat at a budget of activation bytes."""
         problem = Problem(step.graph, step.graph.fixed_bytes + budget)
-        answer = self.planner.plan(problem, time_limit_s=self.limit_s)
+        answer = self.planner.plan(problem, SolveOptions(time_limit_s=self.limit_s))
         if not isinstance(answer.plan, Plan):
             self.found["ways"][name] = {"error": f"{answer.status.value}: {answer.message}", "budget_bytes": budget}
             print(f"  {name}: {answer.status.value} at {budget / 2**20:.1f} MiB", flush=True)
@@ -197,11 +198,11 @@ class Bench:
     def small(self) -> None:
         """What a node costs beyond its kernel: a tiny model of the same kind, whose kernels take next to nothing."""
         subject = build(self.name, tiny=True)
-        step = training_step(subject.model, (), subject.inputs, table=profile_table(self.planner))
+        step = training_step(subject.model, (), subject.inputs, table=self.planner.profiles)
         made = {name: make() for name, make in peers(subject, step).items() if name == "aot_eager"}
         made["each once"] = each_once(subject, step)
         problem = Problem(step.graph, plain_peak(step.graph))
-        answer = self.planner.plan(problem, time_limit_s=self.limit_s)
+        answer = self.planner.plan(problem, SolveOptions(time_limit_s=self.limit_s))
         assert isinstance(answer.plan, Plan)
         plan = Rematerialized(subject.model, _always(carry_out(step, problem, answer)))
         ways = made | {PLAIN_PLAN: Peer(subject.model, plan)}

@@ -43,13 +43,19 @@ class Counting:
         self.planner = planner
         self.on_path = self.beside = 0
 
-    def plan(self, problem: Problem, **asking: Any) -> Answer:
+    def plan(
+        self,
+        problem: Problem,
+        options: remat.SolveOptions = remat.SolveOptions(),  # noqa: B008
+        *,
+        on_progress: Any = None,
+    ) -> Answer:
         """What the planner answers."""
         if threading.current_thread() is threading.main_thread():
             self.on_path += 1
         else:
             self.beside += 1
-        return self.planner.plan(problem, **asking)
+        return self.planner.plan(problem, options, on_progress=on_progress)
 
 
 class Row(NamedTuple):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .distributed.ranks import RankPlanner, RanksDiffer
     from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
     from .planning.budget import ActivationBytes, Fraction, UnitBytes
-    from .planning.planner import Planner, planner_for, profile_table
+    from .planning.coordinator import Coordinator, OneProcess
+    from .planning.options import SolveOptions
+    from .planning.planner import CoordinatedPlanner, Planner, planner_for
     from .planning.profiles import Profile, ProfileTable
     from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
     from .settings import Settings
@@ -49,7 +51,10 @@ _HOMES = {
     "Planner": "planning.planner",
     "ServicePlanner": "planning.sources",
     "planner_for": "planning.planner",
-    "profile_table": "planning.planner",
+    "SolveOptions": "planning.options",
+    "CoordinatedPlanner": "planning.planner",
+    "Coordinator": "planning.coordinator",
+    "OneProcess": "planning.coordinator",
     "Profile": "planning.profiles",
     "ProfileTable": "planning.profiles",
     "Settings": "settings",
@@ -75,12 +80,15 @@ __all__ = [
     "Buckets",
     "BudgetTooSmall",
     "CaptureError",
+    "CoordinatedPlanner",
+    "Coordinator",
     "Fraction",
     "Graph",
     "GreedyPlanner",
     "LargestBatch",
     "LocalPlanner",
     "NothingFound",
+    "OneProcess",
     "Plan",
     "Planned",
     "Planner",
@@ -95,6 +103,7 @@ __all__ = [
     "ServiceError",
     "ServicePlanner",
     "Settings",
+    "SolveOptions",
     "UnitBytes",
     "UnitPlans",
     "backend",
@@ -108,7 +117,6 @@ __all__ = [
     "optimize_join",
     "optimize_units",
     "planner_for",
-    "profile_table",
     "verify",
 ]
 

@@ -11,12 +11,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_compiled import compiled, compiled_refused, sharded_compiled
+from ranks_joins import join_in_ddp, join_refused
+from ranks_training import FRACTION, Block, blocks, data, message, trained
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
@@ -29,63 +31,6 @@ from remat.distributed.ranks import RankPlanner
 from remat.profiling import measure
 from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, Problem, RematError
-
-FRACTION = remat.Fraction(0.85)
-WIDE = 288  # six such layers are beyond the MiB of DDP's first bucket
-
-
-class Block(nn.Module):
-    """Three layers with dropout."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(3))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) + x
-
-
-def blocks(count: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(count)))
-
-
-def data(step: int, rows: int = 64, width: int = 32) -> torch.Tensor:
-    """Every rank has its own."""
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(100 * step + dist.get_rank()))
-
-
-def trained(
-    model: nn.Module, call: nn.Module, steps: int = 3, accumulate: bool = False, rows: int = 64, width: int = 32
-) -> list[float]:
-    """Losses and the norm of all that was learned, after a few steps of SGD; with `no_sync` every other step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = []
-    for step in range(steps):
-        torch.manual_seed(10 * step + dist.get_rank())
-        alone = accumulate and step % 2 == 0
-        with call.no_sync() if alone else nullcontext():  # type: ignore[operator]
-            loss = call(data(step, rows, width)).square().mean()
-            loss.backward()
-        found.append(loss.item())
-        if not alone:
-            optimizer.step()
-            optimizer.zero_grad()
-    for parameter in model.parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        found.append(float(whole.detach().double().square().sum()))
-    return found
-
-
-def message(run: Callable[[], Any]) -> str:
-    """The name and the message of what a call raises."""
-    try:
-        run()
-    except (RematError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def ddp(**options: Any) -> dict[str, Any]:
@@ -140,7 +85,7 @@ def refused() -> dict[str, Any]:
 
 def later() -> dict[str, Any]:
     """At which look each rank sees that something is there, and what."""
-    rank, ranks = dist.get_rank(), RankPlanner("greedy")
+    rank, ranks = dist.get_rank(), RankPlanner("greedy").coordinator
     graph = Graph(op_cost_ns=(4, 3), op_inputs=((), (0,)), value_op=(0, 1), value_bytes=(4, 4))
     problem = Problem(graph, 100)
     go, hold = threading.Event(), threading.Event()
@@ -179,7 +124,7 @@ def later() -> dict[str, Any]:
 
 def while_tracing() -> dict[str, Any]:
     """Words between ranks where torch traces with Python's dispatcher, which keeps the interpreter's lock."""
-    ranks, heard = RankPlanner("greedy"), 0
+    ranks, heard = RankPlanner("greedy").coordinator, 0
     with enable_python_dispatcher(), FakeTensorMode():
         for word in range(500):
             with _compat.only_real_tensors():
@@ -355,68 +300,13 @@ def overlap() -> dict[str, Any]:
     }
 
 
-class Whole(nn.Module):
-    """Blocks in a module that is not torch's own, whose call Dynamo takes as one."""
-
-    def __init__(self, width: int = 32, blocks: int = 2) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def compiled() -> dict[str, Any]:
-    """`torch.compile` of DDP, by Inductor and by plans under Inductor."""
-    torch._dynamo.config.optimize_ddp = False
-    plain, planned = Whole(blocks=1), Whole(blocks=1)
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
-    wrapped = torch.compile(DistributedDataParallel(planned), backend=backend, dynamic=False)
-    outcome = [
-        trained(plain, torch.compile(DistributedDataParallel(plain), dynamic=False), rows=512),
-        trained(planned, wrapped, rows=512),
-    ]
-    (answer,) = backend.answers
-    return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
-
-
-def sharded_compiled() -> dict[str, Any]:
-    """FSDP2 around blocks that are compiled each, by Inductor and by plans under Inductor."""
-    plain, planned = blocks(2), blocks(2)
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
-    for model, compiler in ((plain, "inductor"), (planned, backend)):
-        for block in model:
-            block.compile(backend=compiler, dynamic=False)
-            fully_shard(block)
-        fully_shard(model)
-    outcome = {"plain": trained(plain, plain, rows=512), "planned": trained(planned, planned, rows=512)}
-    found = backend.answers
-    return {**outcome, "overhead": min(a.overhead or 0 for a in found), "digest": [a.digest for a in found]}
-
-
-def compiled_refused() -> dict[str, Any]:
-    """Buckets that are compiled one by one; ranks whose inputs are not of one shape."""
-    rank = dist.get_rank()
-    torch._dynamo.config.optimize_ddp = True
-    found = {}
-    for inner in ("eager", "inductor"):
-        backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner=inner)
-        wrapped = torch.compile(DistributedDataParallel(Whole(WIDE)), backend=backend, dynamic=False)
-        found[f"buckets, {inner}"] = message(lambda wrapped=wrapped: wrapped(data(0, width=WIDE)))
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
-    alone = torch.compile(Whole(), backend=backend, dynamic=False)
-    found["shapes"] = message(lambda: alone(data(0, rows=8 + 8 * rank)))
-    return found
-
-
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "ddp": ddp,
     "static_graph": lambda: ddp(static_graph=True),
     "unused_parameters": lambda: ddp(find_unused_parameters=True),
     "chain_in_ddp": chain_in_ddp,
+    "join_in_ddp": join_in_ddp,
+    "join_refused": join_refused,
     "refused": refused,
     "later": later,
     "while_tracing": while_tracing,

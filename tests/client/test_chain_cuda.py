@@ -13,6 +13,7 @@ from client.test_chain_training import METHODS, MeanSquare, convolutions, outcom
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
 from remat.chains.transfer import bandwidth, link_of
+from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import ChainPlan, Problem, budget_at
@@ -36,7 +37,7 @@ def test_plans_on_cuda(method: str, tenths: int) -> None:
     x = numbers(32, 3, 64, 64).to(device)
     chain, graded = chain_of(stages, x, link_bytes_per_s=bandwidth(device))
     problem = Problem(chain, budget_at(chain, tenths / 10))
-    answer = LocalPlanner().plan(problem, method=method, time_limit_s=2)
+    answer = LocalPlanner().plan(problem, SolveOptions(method=method, time_limit_s=2))
     if not isinstance(answer.plan, ChainPlan):
         pytest.skip(answer.message)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))

@@ -17,6 +17,7 @@ from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain, segments_plan
 from remat.errors import CaptureError
+from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, budget_at, verify
@@ -138,7 +139,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
     problem = Problem(chain, budget_at(chain, tenths / 10))
     verbs: set[Verb] = set()
     for method in methods:
-        answer = LocalPlanner().plan(problem, method=method, time_limit_s=1)
+        answer = LocalPlanner().plan(problem, SolveOptions(method=method, time_limit_s=1))
         if not isinstance(answer.plan, ChainPlan):
             continue
         verbs |= {step.verb for step in answer.plan.steps}

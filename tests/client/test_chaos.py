@@ -21,7 +21,8 @@ from starlette.testclient import TestClient
 from remat.errors import ServiceError, Unreachable
 from remat.planning import service
 from remat.planning.http import Timeouts
-from remat.planning.planner import FallbackPlanner, Planner, planner_for
+from remat.planning.options import SolveOptions
+from remat.planning.planner import CoordinatedPlanner, FallbackPlanner, planner_for
 from remat.planning.profiles import Profile
 from remat.planning.sources import ServicePlanner
 from remat.settings import settings
@@ -54,16 +55,16 @@ def hard() -> Problem:
     return problem("random-125", 0.5)
 
 
-def asking(url: str, folder: Path, **more: Any) -> Planner:
+def asking(url: str, folder: Path, **more: Any) -> CoordinatedPlanner:
     here = settings(cache_dir=folder, environ={})
     return planner_for(url, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 5.0), **more)
 
 
 def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served, tmp_path: Path) -> None:
     asked = problem()
-    first = asking(served.url, tmp_path / "one", strict=True).plan(asked, time_limit_s=10)
+    first = asking(served.url, tmp_path / "one", strict=True).plan(asked, SolveOptions(time_limit_s=10))
     verify(asked, first.plan, cost_ns=first.cost_ns, peak_bytes=first.peak_bytes)
-    second = asking(served.url, tmp_path / "two", strict=True).plan(asked, time_limit_s=10)
+    second = asking(served.url, tmp_path / "two", strict=True).plan(asked, SolveOptions(time_limit_s=10))
     assert (second.cache, second.cost_ns, second.plan) == ("hit", first.cost_ns, first.plan)
     assert second.id != first.id
 
@@ -75,7 +76,7 @@ def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None)
         planner = asking(served.url, tmp_path)
         timer = threading.Timer(1.5, served.process.kill)
         timer.start()
-        answer = planner.plan(asked, time_limit_s=60)
+        answer = planner.plan(asked, SolveOptions(time_limit_s=60))
         timer.cancel()
     assert answer.plan is not None
     verify(asked, answer.plan)
@@ -88,15 +89,15 @@ def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_pat
     os.kill(served.process.pid, signal.SIGSTOP)
     try:
         start = time.monotonic()
-        answer = planner.plan(asked, time_limit_s=2.0)
+        answer = planner.plan(asked, SolveOptions(time_limit_s=2.0))
         assert time.monotonic() - start < 60
         assert answer.method == "greedy"
         verify(asked, answer.plan)
         with pytest.raises(ServiceError):
-            asking(served.url, tmp_path, patience_s=1.0, strict=True).plan(asked, time_limit_s=1.0)
+            asking(served.url, tmp_path, patience_s=1.0, strict=True).plan(asked, SolveOptions(time_limit_s=1.0))
     finally:
         os.kill(served.process.pid, signal.SIGCONT)
-    again = asking(served.url, tmp_path, patience_s=60.0).plan(asked, time_limit_s=10.0)
+    again = asking(served.url, tmp_path, patience_s=60.0).plan(asked, SolveOptions(time_limit_s=10.0))
     assert again.id is not None
     assert again.method == "auto"
 
@@ -107,7 +108,7 @@ def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
     asked = problem()
     with serving(store) as running:
         planner = ServicePlanner(running.url, timeouts=QUICK)
-        first = planner.plan(asked, time_limit_s=10)
+        first = planner.plan(asked, SolveOptions(time_limit_s=10))
         port = int(running.url.rpartition(":")[2])
     with pytest.raises(Unreachable):
         service.poll(planner.http, str(first.id))
@@ -119,7 +120,7 @@ def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
 def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
     def table(name: str) -> Any:
         planner = asking(served.url, tmp_path / name)
-        assert isinstance(planner, FallbackPlanner)
+        assert isinstance(planner.asked, FallbackPlanner)
         return planner.profiles
 
     assert table("a").put("cpu/test", {"k1": Profile(10, 0), "k2": Profile(20, 4)})["k1"] == Profile(10, 0)
@@ -131,7 +132,7 @@ def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
 def test_progress_cancel_and_attach_on_a_real_solve(served: Served, tmp_path: Path) -> None:
     asked = hard()
     planner = ServicePlanner(served.url, timeouts=QUICK)
-    answer = service.submit(planner.http, asked, method="auto", time_limit_s=120, max_gap=0.0)
+    answer = service.submit(planner.http, asked, SolveOptions(time_limit_s=120, max_gap=0.0))
     assert not answer.status.ended
     seen: list[Progress] = []
     box: list[Answer] = []
@@ -158,8 +159,8 @@ def test_the_real_application_can_be_plugged_in_without_a_network(tmp_path: Path
     with TestClient(app, base_url="http://127.0.0.1") as client:
         here = settings(cache_dir=tmp_path, environ={})
         planner = planner_for("http://127.0.0.1", strict=True, given=here, transport=client._transport)
-        answer = planner.plan(asked, time_limit_s=10)
+        answer = planner.plan(asked, SolveOptions(time_limit_s=10))
         graph: Graph = asked.graph
         tight = Problem(graph, graph.fixed_bytes + 1)
-        assert planner.plan(tight, time_limit_s=10).status is Status.INFEASIBLE
+        assert planner.plan(tight, SolveOptions(time_limit_s=10)).status is Status.INFEASIBLE
     verify(asked, answer.plan, cost_ns=answer.cost_ns)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.compile.inductor.backend import InductorBackend
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify
@@ -217,7 +218,7 @@ def test_options_reach_the_backward_pass() -> None:
     import torch._inductor.config as config
 
     seen: list[tuple[bool, Any]] = []
-    run, backend = compiled(Net(blocks=1), budget=remat.Fraction(1.0), options={"max_fusion_size": 3})
+    run, backend = compiled(Net(blocks=1), budget=remat.Fraction(1.0), inductor_options={"max_fusion_size": 3})
     told = backend._seen
     backend._seen = lambda backward, generated: (
         seen.append((backward, config.max_fusion_size)),
@@ -231,9 +232,9 @@ def test_options_reach_the_backward_pass() -> None:
 class Thrasher(GreedyPlanner):
     """Plans that are right, and compute a forward op again and again."""
 
-    def plan(self, problem: Problem, **asking: Any) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         """The greedy plan with its first op that may be run again run three times for each op of the graph."""
-        answer = super().plan(problem, **asking)
+        answer = super().plan(problem, options)
         graph = problem.graph
         op = next(i for i, cost in enumerate(graph.op_cost_ns) if cost and i not in graph.once)
         made = [v for v, maker in enumerate(graph.value_op) if maker == op]
@@ -262,18 +263,19 @@ class Untimed:
     def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
         return profiles
 
+    def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
+        return profiles
+
 
 class TwiceOver(GreedyPlanner):
     """Plans that keep nothing they can make again: all of the forward pass is run twice; or a share of its ops."""
 
-    profiles = Untimed()
-
     def __init__(self, share: slice = slice(None)) -> None:
         self.share = share
 
-    def plan(self, problem: Problem, **asking: Any) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         """The forward pass, the turn, the forward pass again, the backward pass."""
-        graph, answer = problem.graph, super().plan(problem, **asking)
+        graph, answer = problem.graph, super().plan(problem, options)
         assert graph.backward_from is not None
         stays = {v for v, op in enumerate(graph.value_op) if op in graph.once} | set(graph.keep)
         again = [o for o in range(graph.backward_from) if o not in graph.once and not set(_made(graph, o)) & stays]
@@ -354,9 +356,9 @@ def test_a_plan_over_the_budget_is_replanned() -> None:
     asked: list[Problem] = []
 
     class Noted(GreedyPlanner):
-        def plan(self, problem: Problem, **asking: Any) -> Answer:
+        def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
             asked.append(problem)
-            return super().plan(problem, **asking)
+            return super().plan(problem, options)
 
     run, backend = compiled(Net(), planner=Noted(), budget=remat.Fraction(0.6))
     run(INPUT).backward()
@@ -377,9 +379,9 @@ def test_what_does_not_go_is_said() -> None:
     """Options that plans cannot be carried out with are refused, each with its reason."""
     for name in ("cpp_wrapper", "fallback_random", "custom_partitioner_fn", "inductor_choices_class"):
         with pytest.raises(InvalidData, match=f"{name} does not go with inner='inductor'"):
-            remat.backend("1GiB", planner="greedy", inner="inductor", options={name: True})
+            remat.backend("1GiB", planner="greedy", inner="inductor", inductor_options={name: True})
     with pytest.raises(ValueError, match="inner='inductor'"):
-        remat.backend("1GiB", planner="greedy", options={"max_fusion_size": 3})
+        remat.backend("1GiB", planner="greedy", inductor_options={"max_fusion_size": 3})
 
 
 @pytest.mark.slow

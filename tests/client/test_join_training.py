@@ -16,6 +16,7 @@ from remat.chains.join_profile import join_of
 from remat.chains.join_training import carry_out_join
 from remat.chains.joined import JoinedModule
 from remat.errors import CaptureError
+from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat_ir import Problem, budget_at, plain_plan, verify
@@ -147,7 +148,7 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
         lists = [list(branch) for branch in fresh.branches]  # type: ignore[arg-type]
         profiled = join_of(lists, fresh.head, xs)
         problem = Problem(profiled.graph(order), 2**50)
-        answer = LocalPlanner().plan(problem, method="checkpoint-all")
+        answer = LocalPlanner().plan(problem, SolveOptions(method="checkpoint-all"))
         planned = carry_out_join(lists, fresh.head, profiled, order, problem, answer)
         found = []
         for module in (reference, planned):
@@ -180,7 +181,9 @@ def test_heterogeneous_branches_are_solved_by_auto_and_it_says_so() -> None:
     graph = join_of(branches, head, inputs(2)).graph([1] * 4 + [0] * 3)
     seen: list[str] = []
     problem = Problem(graph, budget_at(graph, 0.7))
-    answer = LocalPlanner().plan(problem, time_limit_s=5, on_progress=lambda progress: seen.append(progress.source))
+    answer = LocalPlanner().plan(
+        problem, SolveOptions(time_limit_s=5), on_progress=lambda progress: seen.append(progress.source)
+    )
     assert answer.plan is not None
     assert "Branches of 3, 4 heterogeneous stages meet here: the join plan of the homogenized" in answer.message
 

@@ -14,6 +14,7 @@ from client.liar import Asked, Said, Script, in_turn, lying
 from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
 from remat.planning.greedy import greedy_answer
 from remat.planning.http import Timeouts
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
 from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.settings import Settings, settings
@@ -46,7 +47,8 @@ def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(url: str, here: Settings, *, strict: bool = False, **more: Any) -> Answer:
     planner = planner_for(url, strict=strict, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 0.5))
-    return planner.plan(PROBLEM, **{"time_limit_s": 1.0, **more})
+    on_progress = more.pop("on_progress", None)
+    return planner.plan(PROBLEM, SolveOptions(**{"time_limit_s": 1.0, **more}), on_progress=on_progress)
 
 
 def test_a_true_answer_is_taken_and_remembered(here: Settings, no_solver: None) -> None:
@@ -185,7 +187,7 @@ def test_a_method_asked_for_by_name_is_not_swapped_for_another(here: Settings, n
 )
 def test_limits_out_of_range_are_refused(limits: dict[str, float], here: Settings) -> None:
     with pytest.raises(InvalidData, match=next(iter(limits))):
-        planner_for("greedy", given=here).plan(PROBLEM, **limits)
+        planner_for("greedy", given=here).plan(PROBLEM, SolveOptions(**limits))  # type: ignore[arg-type]
 
 
 def test_past_its_time_a_solve_is_cancelled_and_its_best_plan_taken(here: Settings, no_solver: None) -> None:
@@ -216,7 +218,7 @@ def test_the_local_solver_is_found_by_its_entry_point(here: Settings) -> None:
     roomy = Problem(PROBLEM.graph, 1000)
     answer = planner_for("local", given=here).plan(roomy)
     assert answer.status is Status.OPTIMAL
-    assert isinstance(planner_for("local", given=here), FallbackPlanner)
+    assert isinstance(planner_for("local", given=here).asked, FallbackPlanner)
     assert LocalPlanner().plan(roomy).cost_ns == roomy.graph.total_cost_ns
 
 
@@ -232,7 +234,7 @@ class Own:
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
-    def plan(self, problem: Problem, **_: Any) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

@@ -10,7 +10,7 @@ import pytest
 
 from client.liar import Asked, Said, in_turn, lying
 from remat.planning.http import Http, Timeouts
-from remat.planning.planner import planner_for, profile_table
+from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles, Profile, ProfileTable, SharedProfiles
 from remat.planning.sources import ServicePlanner
 from remat.settings import settings
@@ -121,6 +121,6 @@ def test_nonsense_from_the_service_is_passed_over(tmp_path: Path, body: object) 
 
 def test_each_planner_has_its_table(tmp_path: Path) -> None:
     here = settings(cache_dir=tmp_path, environ={})
-    assert isinstance(profile_table(planner_for("greedy", given=here)), DiskProfiles)
-    assert isinstance(profile_table(planner_for("http://127.0.0.1:9", given=here)), SharedProfiles)
-    assert isinstance(profile_table(ServicePlanner("http://127.0.0.1:9"), here), SharedProfiles)
+    assert isinstance(planner_for("greedy", given=here).profiles, DiskProfiles)
+    assert isinstance(planner_for("http://127.0.0.1:9", given=here).profiles, SharedProfiles)
+    assert isinstance(planner_for(ServicePlanner("http://127.0.0.1:9"), given=here).profiles, SharedProfiles)

@@ -46,13 +46,27 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ran(tmp_path_factory.mktemp("ranks"), "ddp", "chain_in_ddp", "refused", "later", "while_tracing")
+    names = ("ddp", "chain_in_ddp", "join_in_ddp", "join_refused", "refused", "later", "while_tracing")
+    return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
-@pytest.mark.parametrize("name", ["ddp", "chain_in_ddp"])
+@pytest.mark.parametrize("name", ["ddp", "chain_in_ddp", "join_in_ddp"])
 def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) -> None:
-    """A planned module and planned stages in DDP, every other step under `no_sync`."""
+    """A planned module and planned stages in DDP, every other step under `no_sync`; branches that meet in a head."""
     same(found, name)
+
+
+def test_ranks_agree_on_the_costs_of_a_join(found: list[dict[str, Any]]) -> None:
+    """Each has measured its own; the first rank's count."""
+    one, other = (rank["join_in_ddp"] for rank in found)
+    assert one["costs"] == other["costs"]
+    assert one["plan"] == other["plan"]
+
+
+@pytest.mark.parametrize("name", ["stages", "sizes", "budgets", "budgets, auto"])
+def test_ranks_that_join_different_branches_are_told_so(found: list[dict[str, Any]], name: str) -> None:
+    for rank in found:
+        assert rank["join_refused"][name].startswith("RanksDiffer: "), rank["join_refused"][name]
 
 
 @pytest.mark.parametrize(

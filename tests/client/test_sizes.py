@@ -18,6 +18,8 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat import _compat
 from remat.planning.greedy import greedy_answer
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure, profile
 from remat.profiling.fitted import fitted_cost
@@ -38,7 +40,7 @@ class OnDemand:
     def __init__(self) -> None:
         self.go, self.asked = threading.Event(), list[Problem]()
 
-    def plan(self, problem: Problem, **asking: Any) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         self.asked.append(problem)
         if len(self.asked) > 1:
             assert self.go.wait(60)
@@ -124,7 +126,7 @@ class Failing:
     def __init__(self) -> None:
         self.asked = 0
 
-    def plan(self, problem: Problem, **asking: Any) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
         self.asked += 1
         if self.asked > 1:
             raise RuntimeError("the planner is gone")
@@ -165,7 +167,9 @@ def test_a_size_between_two_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(profile, "times", counted)
     module, table = Net(), DiskProfiles(tmp_path)
-    trained = remat.optimize(module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=Tabled(table))
+    trained = remat.optimize(
+        module, (numbers(512, 64),), budget=remat.Fraction(0.9), planner=planner_for("greedy", profiles=table)
+    )
     for size in (256, 384, 64, 320):
         trained.plan_for((numbers(size, 64),))
     large, small, middle, outside, near = (planned.step for planned in trained.plans.values() if planned is not None)
@@ -209,10 +213,3 @@ def test_what_a_size_costs_follows_from_two_others() -> None:
     assert cost(20, (10, 100), (41, 1681)) is None, "faster than the size, and far"
     assert cost(9, (10, 100), (40, 1600)) is None
     assert cost(20, (5, 1), (10, 110), (40, 140), (80, 999)) == 120, "the nearest two"
-
-
-class Tabled(remat.GreedyPlanner):
-    """The greedy planner with a table of its own."""
-
-    def __init__(self, profiles: DiskProfiles) -> None:
-        self.profiles = profiles

@@ -15,11 +15,13 @@ from client.small_models import Mlp, numbers
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.errors import BudgetTooSmall, CaptureError
 from remat.planning.budget import budget_bytes, bytes_of, readable
+from remat.planning.coordinator import OneProcess
 from remat.planning.greedy import greedy_answer
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
 from remat.profiling.optimizers import optimizer_state
 from remat.training.module import Rematerialized
-from remat.training.optimize import _later, carry_out
+from remat.training.optimize import carry_out
 from remat.training.step import training_step
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
 
@@ -318,7 +320,7 @@ class Slow:
     def __init__(self) -> None:
         self.go = threading.Event()
 
-    def plan(self, problem: Problem, **asking) -> Answer:  # type: ignore[no-untyped-def]
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: object = None) -> Answer:
         assert self.go.wait(60)
         plan = plain_plan(problem.graph)
         verdict = verify(Problem(problem.graph, 2**50), plan)
@@ -333,7 +335,7 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     problem = Problem(step.graph, budget_at(step.graph, 0.7))
     quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
     whole = Problem(step.graph, budget_at(step.graph, 1))
-    better = _later(lambda: planner.plan(whole), lambda answer: carry_out(step, whole, answer))
+    better = OneProcess().later(whole, lambda: planner.plan(whole), lambda answer: carry_out(step, whole, answer))
     found = replace(carry_out(step, problem, quick), better=better)
     trained = Rematerialized(module, lambda args, kwargs, known: found)
     assert trained.plan_for(x) is found

@@ -17,6 +17,7 @@ from client.small_models import numbers
 from remat.errors import CaptureError
 from remat.planning.budget import UnitBytes, bounded, bytes_of
 from remat.planning.greedy import greedy_answer
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
 from remat.training.enable import plans_of
 from remat.training.step import training_step
@@ -90,7 +91,7 @@ class Counting(remat.GreedyPlanner):
     def __init__(self) -> None:
         self.asked: list[Problem] = []
 
-    def plan(self, problem: Problem, **asking: object) -> Answer:
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: object = None) -> Answer:
         self.asked.append(problem)
         return super().plan(problem)
 

@@ -15,6 +15,7 @@ from client.zoo import ZOO, build
 from remat import _compat
 from remat.capture.guards import Holders
 from remat.planning.greedy import greedy_answer
+from remat.planning.options import SolveOptions
 from remat.planning.profiles import DiskProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
@@ -53,7 +54,7 @@ def test_an_architecture_trains_exactly_within_its_budget(name: str, profiles: D
         plans.append(found)
         assert running_peak(step, found) <= budget
     if name not in QUICK:
-        solved = LocalPlanner().plan(Problem(graph, (least + plain) // 2), time_limit_s=3).plan
+        solved = LocalPlanner().plan(Problem(graph, (least + plain) // 2), SolveOptions(time_limit_s=3)).plan
         assert isinstance(solved, Plan)
         plans.append(solved)
     plans.append(tightest)

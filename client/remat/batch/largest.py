@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,12 +17,16 @@ from torch import nn
 from remat_ir import Answer, InvalidData
 
 from ..errors import NothingFound
-from ..planning.budget import Budget, Fraction, readable
+from ..planning.budget import Budget, Fraction, check_budget, readable
+from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
-from ..profiling.optimizers import optimizer_state
+from ..profiling.optimizers import check_optimizer, optimizer_state
 from .search import BatchSearch, Try
 
 log = logging.getLogger("remat")
+
+EACH = SolveOptions(time_limit_s=30.0, max_gap=0.01)
+"""The defaults here: each of several batches is solved."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,15 @@ def max_batch(
     max_overhead: float = 0.35,
     *,
     planner: Planner | str | None = None,
-    method: str = "auto",
-    time_limit_s: float = 30.0,
-    max_gap: float = 0.01,
     make_optimizer: Callable[[nn.Module], Any] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     multiple_of: int = 1,
     precision: float = 0.01,
     limit: int = 65536,
     most_tries: int = 6,
-    slack: float = 1.0,
     on_try: Callable[[Try], None] | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> LargestBatch:
     """The largest batch that trains inside a budget at bounded overhead, verified by a real step.
 
@@ -80,7 +82,7 @@ def max_batch(
         make_batch: from a batch size to the model's arguments: a tensor, a tuple, or a mapping of keyword arguments.
         budget: bytes of the device or `remat.ActivationBytes`.
         max_overhead: the most predicted time beyond plain training, as a share of it; 0 is plain training.
-        planner, method, time_limit_s, max_gap, slack: as for `remat.optimize`; the limit is for each solve.
+        planner: as for `remat.optimize`.
         make_optimizer: from the module to its optimizer, whose state counts as fixed.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
@@ -90,26 +92,29 @@ def max_batch(
         limit: the largest batch of interest.
         most_tries: the most batches that are captured and trained for real.
         on_try: called after each of them.
+        options, fields: those of `remat.SolveOptions` that concern the plan, for each solve; without an object, 30
+            seconds and a gap of 0.01 for each.
 
     Raises:
         CaptureError: the training step cannot be captured, or is another program at another batch.
         BudgetTooSmall, NothingFound: not even the smallest batch trains; the message says why.
         InvalidData: arguments that cannot be meant, such as a budget that is a share of what the batch needs.
     """
+    asking = solve_options(max_batch, PlanFields, options, fields, default=EACH)
     _check(budget, max_overhead, multiple_of, limit, precision, most_tries)
+    asked = planner_for(planner)
     model = make_model()
     search = BatchSearch(
         model,
         make_batch,
         budget,
         max_overhead,
-        planner_for(planner),
-        {"method": method, "time_limit_s": time_limit_s, "max_gap": max_gap},
-        optimizer_bytes=0 if make_optimizer is None else optimizer_state(make_optimizer(model)),
+        asked,
+        asking,
+        optimizer_bytes=0 if make_optimizer is None else _state_of(make_optimizer(model)),
         loss=loss,
         multiple_of=multiple_of,
         precision=precision,
-        slack=slack,
     )
     search.profile_two()
     tries, best = _tried(search, limit // multiple_of + 1, most_tries, on_try)
@@ -118,9 +123,15 @@ def max_batch(
     return _largest(search, tries, *best)
 
 
+def _state_of(optimizer: Any) -> int:
+    check_optimizer(optimizer)
+    return optimizer_state(optimizer)
+
+
 def _check(
     budget: Budget, max_overhead: float, multiple_of: int, limit: int, precision: float, most_tries: int
 ) -> None:
+    check_budget(budget)
     if isinstance(budget, Fraction):
         raise InvalidData("a share of what a batch needs grows with the batch: give bytes or remat.ActivationBytes")
     if not max_overhead >= 0:

@@ -20,7 +20,8 @@ from ..device import out_of_memory
 from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes, readable
 from ..planning.greedy import greedy_answer
-from ..planning.planner import Planner, profile_table
+from ..planning.options import SolveOptions
+from ..planning.planner import CoordinatedPlanner
 from ..profiling.measure import forward_backward, peak_memory
 from ..training.module import Rematerialized
 from ..training.optimize import carry_out
@@ -57,7 +58,7 @@ class BatchSearch:
     """What is known of a module's step by batch: graphs captured, plans found, and what a real step needed beyond.
 
     Args:
-        asking: `method`, `time_limit_s` and `max_gap` of each solve.
+        asking: how each plan is asked for.
         optimizer_bytes: of its state, which is fixed.
 
     Attributes:
@@ -73,19 +74,17 @@ class BatchSearch:
         make_batch: Callable[[int], Any],
         budget: Budget,
         max_overhead: float,
-        planner: Planner,
-        asking: Mapping[str, Any],
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
         *,
         optimizer_bytes: int,
         loss: Callable[[Any], torch.Tensor] | None,
         multiple_of: int,
         precision: float,
-        slack: float,
     ) -> None:
         self.model, self.make_batch, self.budget, self.max_overhead = model, make_batch, budget, max_overhead
-        self.planner, self.asking, self.slack, self.unit = planner, asking, slack, multiple_of
+        self.planner, self.asking, self.unit = planner, asking, multiple_of
         self.optimizer_bytes, self.loss, self.precision = optimizer_bytes, loss, precision
-        self.table = profile_table(planner)
         self.steps: dict[int, TrainingStep] = {}
         self.plans: list[Plan] = []
         self.unseen = 0.0
@@ -124,7 +123,7 @@ class BatchSearch:
             return Try(batch, whole, not why, answer.overhead, predicted, measured, why, seconds), answer
 
         step = self._step(batch)
-        whole = budget_bytes(self.budget, step.graph, self.slack)
+        whole = budget_bytes(self.budget, step.graph, self.asking.slack)
         problem = self._problem(step.graph, batch)
         answer = self._ask(problem)
         self.last = answer
@@ -191,10 +190,10 @@ class BatchSearch:
 
     def _ask(self, problem: Problem) -> Answer:
         self.solves += 1
-        return self.planner.plan(problem, **self.asking)
+        return self.planner.plan(problem, self.asking)
 
     def _problem(self, graph: Graph, batch: int) -> Problem:
-        whole = budget_bytes(self.budget, graph, self.slack)
+        whole = budget_bytes(self.budget, graph, self.asking.slack)
         return Problem(graph, max(0, whole - int(max(0.0, self.unseen) * batch)))
 
     def _fitted(self, batch: int) -> Graph:
@@ -216,8 +215,8 @@ class BatchSearch:
         if batch not in self.steps:
             like = next(iter(self.steps.values()), None)
             args, kwargs = self._arguments(batch)
-            extra = {"optimizer state": self.optimizer_bytes}
-            step = training_step(self.model, args, kwargs, table=self.table, extra=extra, like=like)
+            extra, table = {"optimizer state": self.optimizer_bytes}, self.planner.profiles
+            step = training_step(self.model, args, kwargs, table=table, extra=extra, like=like)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:
                     raise CaptureError(

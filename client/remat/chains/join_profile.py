@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from remat_ir import Graph
 
 from .. import generators
 from ..device import storage_bytes
+from ..planning.coordinator import Coordinator
 from .circumstances import circumstance_bytes
 from .shared import shared_parameters
 from .stage_profile import StageCost, stage_cost
@@ -137,3 +139,23 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         tuple(storage_bytes(x) for x in inputs),
         tuple(beside),
     )
+
+
+_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "graded")
+
+
+def agreed_join(measured: ProfiledJoin, coordinator: Coordinator) -> ProfiledJoin:
+    """Branches with the times and workspaces that all ranks go by; their sizes stay this rank's own."""
+    heard = coordinator.costs({name: [int(getattr(cost, name)) for cost in measured.costs] for name in _MEASURED})
+    costs = [
+        cost._replace(
+            forward_ns=heard["forward_ns"][n],
+            backward_ns=heard["backward_ns"][n],
+            forward_workspace_bytes=heard["forward_workspace_bytes"][n],
+            backward_workspace_bytes=heard["backward_workspace_bytes"][n],
+            graded=bool(heard["graded"][n]),
+        )
+        for n, cost in enumerate(measured.costs)
+    ]
+    stages = [replace(stage, graded=cost.graded) for stage, cost in zip(measured.stages, costs, strict=True)]
+    return measured._replace(stages=tuple(stages), costs=tuple(costs))

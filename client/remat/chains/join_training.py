@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -11,12 +13,14 @@ from torch import nn
 from remat_ir import Answer, Graph, InvalidPlan, Join, JoinPlan, Plan, Problem, Status, verify
 from remat_ir.branches import backward_order, branches_of
 
+from ..distributed.ranks import RanksDiffer
 from ..errors import CaptureError, RematError
 from ..planning.budget import Budget
+from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
-from .join_profile import ProfiledJoin, join_of
+from .join_profile import ProfiledJoin, agreed_join, join_of
 from .joined import JoinedModule
-from .training import activation_budget
+from .training import activation_budget, stages_budget
 
 log = logging.getLogger("remat")
 
@@ -28,10 +32,9 @@ def optimize_join(
     *,
     budget: Budget,
     planner: Planner | str | None = None,
-    method: str = "auto",
-    time_limit_s: float = 60.0,
-    max_gap: float = 0.001,
     optimizer_bytes: int = 0,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> JoinedModule:
     """Make a module of branches that meet in a head, which trains inside a memory budget.
 
@@ -40,31 +43,37 @@ def optimize_join(
     `method="join"` it is also the plan, otherwise the graph of the measured stages is asked for with that method, and
     the better of the two is taken.
 
+    Args:
+        options, fields: those of `remat.SolveOptions` that concern the plan.
+
     Raises:
         CaptureError: a stage gives something other than one tensor, or overwrites its input; fewer than two branches,
             or an empty one.
         BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
-        InvalidData: not a budget, or not a planner.
+        InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
+        RanksDiffer: the ranks' branches or budgets are not equal.
     """
+    asking = solve_options(optimize_join, PlanFields, options, fields)
+    size = stages_budget(budget, asking.slack)
+    asked = planner_for(planner)
     lists = [list(branch) for branch in branches]
     if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
         raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
-    profiled = join_of(lists, head, inputs)
+    profiled = agreed_join(join_of(lists, head, inputs), asked.coordinator)
     plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
-    budget_bytes = activation_budget(
-        budget, profiled.graph(plain), [*(m for b in lists for m in b), head], optimizer_bytes
-    )
-    asked = planner_for(planner)
-    joined = _join_plan(profiled, budget_bytes, asked, time_limit_s)
+    graph = profiled.graph(plain)
+    budget_bytes = activation_budget(size, graph, [*(m for b in lists for m in b), head], optimizer_bytes)
+    asked.coordinator.same(Problem(graph, budget_bytes))  # the search below depends on both
+    joined = _join_plan(profiled, budget_bytes, asked, asking)
     order = plain if joined is None else joined[0]
     problem = Problem(profiled.graph(order), budget_bytes)
     answer = None if joined is None else joined[1]
-    if method != "join":
-        found = asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap)
+    if asking.method != "join":
+        found = asked.plan(problem, asking)
         if answer is None or (found.cost_ns is not None and found.cost_ns <= (answer.cost_ns or 0)):
             answer = plan_or_raise(found)
     if answer is None:
-        answer = plan_or_raise(Answer(Status.NOTHING_FOUND, method, budget_bytes, message="No join plan fits."))
+        answer = plan_or_raise(Answer(Status.NOTHING_FOUND, asking.method, budget_bytes, message="No join plan fits."))
     return carry_out_join(lists, head, profiled, order, problem, answer)
 
 
@@ -88,7 +97,7 @@ def carry_out_join(
 
 
 def _join_plan(
-    profiled: ProfiledJoin, budget_bytes: int, planner: Planner, time_limit_s: float
+    profiled: ProfiledJoin, budget_bytes: int, planner: Planner, asking: SolveOptions
 ) -> tuple[list[int], Answer] | None:
     """The optimal plan of the homogenized join in as many slots as fit the budget in bytes, and its backward order."""
     lengths = profiled.lengths
@@ -96,7 +105,7 @@ def _join_plan(
     best: tuple[list[int], Answer] | None = None
     while low <= high:
         slots = (low + high) // 2
-        found = _in_slots(profiled, slots, planner, time_limit_s)
+        found = _in_slots(profiled, slots, planner, asking)
         answer = None if found is None else _verified(*found[1:], budget_bytes)
         if found is not None and answer is not None:
             best, low = (found[0], answer), slots + 1
@@ -108,7 +117,7 @@ def _join_plan(
 
 
 def _in_slots(
-    profiled: ProfiledJoin, slots: int, planner: Planner, time_limit_s: float
+    profiled: ProfiledJoin, slots: int, planner: Planner, asking: SolveOptions
 ) -> tuple[list[int], Graph, Plan] | None:
     """The join's plan in so many slots as a backward order, the graph in that order and its plan; None if none fits."""
     plain = [j for j in reversed(range(len(profiled.lengths))) for _ in range(profiled.lengths[j])]
@@ -117,7 +126,9 @@ def _in_slots(
     join: Join = found.homogenized(slots)
     problem = Problem(join, join.slots * join.slot_bytes)
     try:
-        steps = planner.plan(problem, method="join", time_limit_s=time_limit_s).plan
+        steps = planner.plan(problem, replace(asking, method="join")).plan
+    except RanksDiffer:
+        raise
     except RematError as error:
         log.debug("no join plan in %d slots: %s", slots, error)
         return None

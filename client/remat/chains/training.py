@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -12,11 +13,14 @@ from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidData, InvalidPlan, 
 from remat_ir.chain_plan import ChainStep, Verb
 
 from ..errors import CaptureError
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
+from ..planning.coordinator import Coordinator
+from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
+from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from .chained import ChainedModule
-from .profile import chain_of
+from .profile import ProfiledChain, chain_of
 from .transfer import bandwidth
 
 
@@ -26,12 +30,12 @@ def optimize_chain(
     *,
     budget: Budget,
     planner: Planner | str | None = None,
-    method: str = "auto",
-    time_limit_s: float = 60.0,
-    max_gap: float = 0.001,
     optimizer_bytes: int = 0,
     offload: bool = False,
     host_bytes: int | None = None,
+    on_progress: OnProgress | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> ChainedModule:
     """Make a module that runs stages one after the other and trains inside a memory budget.
 
@@ -42,24 +46,43 @@ def optimize_chain(
     Args:
         offload: whether values may move to the host and back; the link's bandwidth is measured.
         host_bytes: what the host may hold at most, or None without a limit.
+        options, fields: those of `remat.SolveOptions` that concern the plan.
 
     Raises:
         CaptureError: a stage gives something other than one tensor, or overwrites its input.
         BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
-        InvalidData: not a budget, or not a planner.
+        InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
     """
+    asking = solve_options(optimize_chain, PlanFields, options, fields)
+    size = stages_budget(budget, asking.slack)
+    asked = planner_for(planner)
     modules = list(stages)
     if not modules:
         raise CaptureError("there is no stage to train")
     link = bandwidth(x.device) if offload else None
-    asked = planner_for(planner)
-    chain, graded = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
-    among_ranks = getattr(asked, "agreed_chain", None)
-    if among_ranks is not None:
-        chain, graded = among_ranks(chain, graded)
-    problem = Problem(chain, activation_budget(budget, chain, modules, optimizer_bytes))
-    answer = plan_or_raise(asked.plan(problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap))
+    measured = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
+    chain, graded = agreed_chain(measured, asked.coordinator)
+    problem = Problem(chain, activation_budget(size, chain, modules, optimizer_bytes))
+    answer = plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))
     return carry_out_chain(modules, problem, answer, graded)
+
+
+_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
+
+
+def agreed_chain(measured: ProfiledChain, coordinator: Coordinator) -> ProfiledChain:
+    """A chain with the times and workspaces that all ranks go by; its sizes stay this rank's own."""
+    chain, graded = measured
+    costs = {name: getattr(chain, name) for name in _MEASURED}
+    costs["link"] = () if chain.link_bytes_per_s is None else (chain.link_bytes_per_s,)
+    costs["graded"] = [int(n in graded) for n in range(1, chain.stages + 1)]
+    heard = coordinator.costs(costs)
+    found: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
+    link = heard["link"][0] if heard["link"] else None
+    return ProfiledChain(
+        replace(chain, **found, link_bytes_per_s=link),
+        frozenset(n for n, differs in enumerate(heard["graded"], 1) if differs),
+    )
 
 
 def carry_out_chain(
@@ -83,22 +106,30 @@ def checkpoint_sequential(
     *,
     budget: Budget | None = None,
     planner: Planner | str | None = None,
-    **asking: Any,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> torch.Tensor:
     """`torch.utils.checkpoint.checkpoint_sequential` with a budget: for those who change one import.
 
     The first call for a shape profiles the stages and asks for a plan, later calls run by it. Without a budget
-    `segments` says how much memory to use, as there: a plan of that many equal segments.
+    `segments` says how much memory to use, as there: a plan of that many equal segments, for which nobody is asked.
+
+    Args:
+        options, fields: as for `optimize_chain`; they go with a budget.
 
     Raises:
-        ValueError: neither a budget nor segments.
+        ValueError: neither a budget nor segments, or options without a budget.
     """
+    asking = solve_options(checkpoint_sequential, PlanFields, options, fields)
+    if budget is None and asking != DEFAULT:
+        raise InvalidData("checkpoint_sequential asks nobody for a plan of segments: options go with a budget")
     modules = list(functions)
-    key = (*map(id, modules), input.shape, input.dtype, input.device, input.requires_grad, segments, repr(budget))
+    kind = (input.shape, input.dtype, input.device, input.requires_grad)
+    key = (*map(id, modules), *kind, segments, repr(budget), asking)
     made = _made.get(key)
     if made is None:
         if budget is not None:
-            made = optimize_chain(modules, input, budget=budget, planner=planner, **asking)
+            made = optimize_chain(modules, input, budget=budget, planner=planner, options=asking)
         elif segments is not None:
             made = _segmented(modules, input, segments)
         else:
@@ -136,6 +167,17 @@ def segments_plan(stages: int, segments: int) -> ChainPlan:
     return ChainPlan(tuple(steps))
 
 
+def stages_budget(budget: Budget, slack: float) -> Budget:
+    """A budget of stages, bytes of a device less the allocator's share.
+
+    Raises:
+        InvalidData: not a budget, or one of a unit.
+    """
+    if isinstance(budget, UnitBytes):
+        raise InvalidData("stages have one budget for all of them: give bytes, not remat.UnitBytes")
+    return device_budget(budget, slack)
+
+
 def activation_budget(
     budget: Budget, subject: Chain | Graph, modules: Sequence[nn.Module], optimizer_bytes: int = 0
 ) -> int:
@@ -144,8 +186,7 @@ def activation_budget(
         return budget_at(subject, budget.fraction)
     if isinstance(budget, ActivationBytes):
         return subject.fixed_bytes + bytes_of(budget.size)
-    if isinstance(budget, UnitBytes):
-        raise InvalidData("a chain has one budget for all of its stages: give bytes, not remat.UnitBytes")
+    assert not isinstance(budget, UnitBytes), "see stages_budget"
     whole = nn.ModuleList(modules)
     fixed = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
     new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)

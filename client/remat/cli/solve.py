@@ -27,6 +27,7 @@ from remat_ir.plan import Plan
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked
+from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
 from ..settings import settings
@@ -117,10 +118,10 @@ def solve(
     subject = read_subject(file)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     planner = asked_planner(base_url, local, options_of(option))
-    check_limits(time_limit, max_gap)
+    asking = solve_options_of(method, time_limit, max_gap)
     check_writable(output)
     with progress_line(subject, quiet=quiet) as report:
-        answer = planner.plan(problem, method=method, time_limit_s=time_limit, max_gap=max_gap, on_progress=report)
+        answer = planner.plan(problem, asking, on_progress=report)
     answer = checked(problem, answer)
     if output is not None and answer.plan is not None:
         write_json(output, answer.plan.to_json())
@@ -167,13 +168,15 @@ def verify_plan(
     return 0
 
 
-def check_limits(time_limit: float, max_gap: float) -> None:
-    """Refuse limits out of range before anything is started.
+def solve_options_of(method: str, time_limit: float, max_gap: float) -> SolveOptions:
+    """The options of the command line, checked before anything is started.
 
     Raises:
         InvalidData: which one, and what it must be.
     """
-    if not (math.isfinite(time_limit) and time_limit > 0):
-        raise InvalidData(f"--time-limit must be a positive number, not {time_limit}")
-    if not 0 <= max_gap < 1:
-        raise InvalidData(f"--max-gap must be at least 0 and below 1, not {max_gap}")
+    try:
+        return SolveOptions(method=method, time_limit_s=time_limit, max_gap=max_gap)
+    except InvalidData as error:
+        field = error.pointer.removeprefix("/")
+        flag = {"time_limit_s": "--time-limit", "max_gap": "--max-gap"}.get(field, f"--{field}")
+        raise InvalidData(flag + str(error).removeprefix(field)) from None

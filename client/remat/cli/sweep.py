@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, pl
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked
+from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import LocalPlanner, solver_door
 from .app import (
@@ -36,7 +37,7 @@ from .app import (
 from .files import check_writable, read_subject
 from .plot import check_picture, curve_chart, curve_picture
 from .show import STYLES, duration, percent
-from .solve import asked_planner, check_limits, options_of
+from .solve import asked_planner, options_of, solve_options_of
 
 FORMS = "budgets such as 4GiB,6GiB,8GiB or fractions such as 0.3,0.5,0.7"
 
@@ -61,12 +62,11 @@ def sweep(
 ) -> int:
     """Plan FILE at several budgets: what each byte costs, and where no plan fits."""
     subject = read_subject(file)
-    check_limits(time_limit, max_gap)
+    asking = solve_options_of(method, time_limit, max_gap)
     asked = None if budgets is None else budgets_of(subject, budgets)
     if points < 2:
         raise InvalidData(f"--points must be at least 2, not {points}")
     planner = asked_planner(base_url, local, options_of(option))
-    limits = {"method": method, "time_limit_s": time_limit, "max_gap": max_gap}
 
     def tell(answer: Answer) -> None:
         if not quiet:
@@ -76,10 +76,17 @@ def sweep(
     check_writable(csv_file)
     if isinstance(planner, LocalPlanner):
         answers = solver_door("sweep")(
-            subject, asked, points=points, options=options_of(option) or None, on_answer=tell, **limits
+            subject,
+            asked,
+            points=points,
+            options=options_of(option) or None,
+            on_answer=tell,
+            method=method,
+            time_limit_s=time_limit,
+            max_gap=max_gap,
         )
     else:
-        answers = _one_by_one(planner, subject, asked or _evenly(subject, points), limits, tell)
+        answers = _one_by_one(planner, subject, asked or _evenly(subject, points), asking, tell)
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
     plain = plain_peak(subject)
     if png is not None:
@@ -118,7 +125,7 @@ def max_batch(
         raise InvalidData(f"{file}: a batch is searched for graphs only")
     if at_batch < 1:
         raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
-    check_limits(time_limit, 0.0)
+    solve_options_of(method, time_limit, 0.0)
     one = _at_batch_one(subject, at_batch)
 
     def tell(found: Any) -> None:
@@ -169,12 +176,12 @@ def _one_by_one(
     planner: Planner,
     subject: Subject,
     budgets: Sequence[int],
-    limits: Mapping[str, Any],
+    asking: SolveOptions,
     tell: Callable[[Answer], None],
 ) -> list[Answer]:
     answers = []
     for budget in sorted(budgets, reverse=True):
-        answers.append(planner.plan(Problem(subject, budget), **limits))
+        answers.append(planner.plan(Problem(subject, budget), asking))
         tell(answers[-1])
     return sorted(answers, key=lambda answer: answer.budget_bytes)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
-from ..planning.budget import Budget
+from ..planning.budget import Budget, check_budget
+from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, planner_for
+from ..planning.sources import OnProgress
 from .eager import Backend
 
 
@@ -14,8 +16,10 @@ def backend(
     budget: Budget,
     planner: Planner | str | None = None,
     inner: str = "eager",
-    options: Mapping[str, Any] | None = None,
-    **asking: Any,
+    inductor_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> Backend:
     """A backend for `torch.compile(model, backend=…, fullgraph=True, dynamic=False)` that trains inside a budget.
 
@@ -25,20 +29,24 @@ def backend(
         budget: as for `remat.optimize`.
         planner: as for `remat.optimize`.
         inner: what runs the ops: "eager", torch's own kernels, or "inductor", the kernels that Inductor generates.
-        options: Inductor's, as for `torch.compile(options=…)`.
-        asking: `method`, `time_limit_s`, `max_gap`, `slack`, `on_progress`, as for `remat.optimize`.
+        inductor_options: Inductor's, as for `torch.compile(options=…)`.
+        on_progress: as for `remat.optimize`.
+        options, fields: those of `remat.SolveOptions` that concern the plan.
 
     Raises:
-        ValueError: an `inner` that there is not, or options for one that takes none.
-        InvalidData: an option of Inductor's that plans cannot be carried out with.
+        ValueError: an `inner` that there is not, or options of Inductor's for another one.
+        InvalidData: not a budget, not a planner, not an option, or one of Inductor's that plans cannot be carried out
+            with.
         ImportError: this torch lacks what plans under Inductor need; the message names it.
     """
+    asking = solve_options(backend, PlanFields, options, fields)
+    check_budget(budget)
     if inner == "inductor":
         from .inductor.backend import InductorBackend
 
-        return InductorBackend(budget, planner_for(planner), options=options, **asking)
+        return InductorBackend(budget, planner_for(planner), asking, inductor_options or {}, on_progress)
     if inner != "eager":
         raise ValueError(f"inner must be 'eager' or 'inductor', not {inner!r}")
-    if options:
-        raise ValueError("options are Inductor's: they go with inner='inductor'")
-    return Backend(budget, planner_for(planner), **asking)
+    if inductor_options:
+        raise ValueError("inductor_options go with inner='inductor'")
+    return Backend(budget, planner_for(planner), asking, on_progress)

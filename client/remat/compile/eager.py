@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from remat_ir import Answer, Graph, Plan, Problem, Progress, verify
+from remat_ir import Answer, Graph, Plan, Problem, verify
 
 from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow
@@ -20,7 +20,9 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import lower
 from ..planning.budget import Budget, budget_bytes
-from ..planning.planner import Planner, plan_or_raise, profile_table
+from ..planning.options import SolveOptions
+from ..planning.planner import CoordinatedPlanner, plan_or_raise
+from ..planning.sources import OnProgress
 from ..profiling.profile import profile_kernels
 
 log = logging.getLogger("remat")
@@ -37,17 +39,11 @@ class Backend:
     def __init__(
         self,
         budget: Budget,
-        planner: Planner,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        slack: float = 1.0,
-        on_progress: Callable[[Progress], None] | None = None,
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        on_progress: OnProgress | None = None,
     ) -> None:
-        self.budget, self.planner, self.slack = budget, planner, slack
-        self.asking = {"method": method, "time_limit_s": time_limit_s, "max_gap": max_gap, "on_progress": on_progress}
-        self.table = profile_table(planner)
+        self.budget, self.planner, self.asking, self.on_progress = budget, planner, asking, on_progress
         self.answers: list[Answer] = []
         self.graphs: list[Graph] = []
         self._frame: int | None = None
@@ -88,10 +84,10 @@ class Backend:
         step = operations(flow, groups(flow))
         # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
-            profiled = profile_kernels(flow.kernels, self.table)
+            profiled = profile_kernels(flow.kernels, self.planner.profiles)
             graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
-            problem = Problem(graph, budget_bytes(self.budget, graph, self.slack))
-            answer = plan_or_raise(self.planner.plan(problem, **self.asking))  # type: ignore[arg-type]
+            problem = Problem(graph, budget_bytes(self.budget, graph, self.asking.slack))
+            answer = plan_or_raise(self.planner.plan(problem, self.asking, on_progress=self.on_progress))
         if not isinstance(answer.plan, Plan):
             raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)

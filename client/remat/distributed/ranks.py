@@ -6,34 +6,31 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from remat_ir import Answer, Chain, Problem, Progress, RematError, problem_digest
+from remat_ir import Answer, Problem, RematError, problem_digest
 
 from ..device import of_messages
 from ..planning.check import checked
-from ..planning.planner import Planner, planner_for, profile_table
-from ..planning.profiles import Profile
+from ..planning.planner import CoordinatedPlanner, Planner, planner_for
+from ..planning.profiles import Profile, ProfileTable
 
 log = logging.getLogger("remat")
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
-
 
 class RanksDiffer(RematError):
     """The ranks of a job do not train the same step: their graphs or budgets are not equal."""
 
 
-class RankPlanner:
+class RankPlanner(CoordinatedPlanner):
     """A planner for one of several ranks that train the same step on different data.
 
     All ranks must call it for the same steps in the same order, which they do when they train in step. Costs come from
@@ -47,62 +44,56 @@ class RankPlanner:
         RuntimeError: torch.distributed is not initialized.
     """
 
-    in_step = True
-
     def __init__(self, planner: Planner | str | None = None, group: Any = None) -> None:
         if not dist.is_initialized():
             raise RuntimeError("RankPlanner needs torch.distributed: call init_process_group first")
+        alone = planner_for(planner)
+        super().__init__(alone.asked, alone.profiles, Ranks(group))
+
+
+class Ranks:
+    """The coordinator of the ranks of a process group: the first one measures and asks, all verify."""
+
+    in_step = True
+
+    def __init__(self, group: Any = None) -> None:
         self.group = group
         self.first = dist.get_rank(group) == 0
-        self.asked = planner_for(planner)
-        self.profiles = RankProfiles(self)
 
-    def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: Callable[[Progress], None] | None = None,
-    ) -> Answer:
-        """The first rank's answer, on every rank.
+    def table(self, own: ProfileTable) -> RankProfiles:
+        """The first rank's table."""
+        return RankProfiles(self, own)
+
+    def costs(self, own: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """The first rank's numbers; this rank's own where those have other lengths."""
+        mine = {name: list(numbers) for name, numbers in own.items()}
+        heard: dict[str, list[int]] = self.share(lambda: mine)
+        fits = {name: len(numbers) for name, numbers in heard.items()} == {n: len(own[n]) for n in own}
+        return heard if fits else mine
+
+    def same(self, problem: Problem) -> None:
+        """Compare the problem's digest with the first rank's.
+
+        Raises:
+            RanksDiffer: on every rank, where some rank has another one.
+        """
+        digest = problem_digest(problem)
+        heard = self.share(lambda: digest)
+        if not self.all_equal(heard == digest):
+            raise RanksDiffer(
+                f"rank {dist.get_rank(self.group)} has graph and budget {digest[:12]}, the first rank {heard[:12]}: "
+                "all ranks must train the same model on inputs of the same shape"
+            )
+
+    def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` gives on the first rank, on all of them, once all are seen to pose the same problem; checked.
 
         Raises:
             RanksDiffer: some rank poses another problem.
             RematError: the first rank got no answer; every rank hears why.
         """
-        return self.agreed(
-            problem,
-            lambda: self.asked.plan(
-                problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress
-            ),
-        )
-
-    def agreed(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
-        """What `ask` gives on the first rank, on all of them, once all are seen to pose the same problem; checked.
-
-        Raises:
-            RanksDiffer, RematError: as `plan`.
-        """
-        digest = problem_digest(problem)
-
-        def told() -> dict[str, Any]:
-            try:
-                answer = ask()
-            except Exception as error:  # the others wait for a word, whatever happens here
-                return {"digest": digest, "error": _reason(error)}
-            return {"digest": digest, "answer": answer.to_json()}
-
-        heard = self.share(told)
-        if not self.all_equal(heard["digest"] == digest):
-            raise RanksDiffer(
-                f"rank {dist.get_rank(self.group)} has graph and budget {digest[:12]}, the first rank "
-                f"{heard['digest'][:12]}: all ranks must train the same model on inputs of the same shape"
-            )
-        if "error" in heard:
-            raise RematError(f"the first rank has no plan: {heard['error']}")
-        return checked(problem, Answer.from_json(heard["answer"]))
+        self.same(problem)
+        return checked(problem, Answer.from_json(self.share(lambda: ask().to_json())))
 
     def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> RankLater[T]:
         """What `make` makes on each rank of the first rank's answer, all of them at the start of the same step.
@@ -112,39 +103,21 @@ class RankPlanner:
         """
         return RankLater(self, problem, ask, make)
 
-    def agreed_chain(self, chain: Chain, graded: frozenset[int]) -> tuple[Chain, frozenset[int]]:
-        """A chain with the times and workspaces that the first rank has measured; its sizes stay this rank's own.
-
-        Where the ranks' stages are not the same, `plan` says so: their problems differ.
-        """
-        heard = self.share(
-            lambda: {
-                **{name: list(getattr(chain, name)) for name in _MEASURED},
-                "link_bytes_per_s": chain.link_bytes_per_s,
-                "graded": sorted(graded),
-            }
-        )
-        if len(heard["forward_ns"]) != chain.stages:
-            return chain, graded
-        measured: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
-        if chain.link_bytes_per_s is not None and heard["link_bytes_per_s"] is not None:
-            measured["link_bytes_per_s"] = heard["link_bytes_per_s"]
-        return replace(chain, **measured), frozenset(heard["graded"])
-
     def all_equal(self, here: bool) -> bool:
         """Whether something holds on every rank."""
-        return self.least(int(here)) == 1
+        return self.least([int(here)]) == [1]
 
-    def least(self, number: int) -> int:
-        """The least of the numbers that the ranks have."""
-        found = torch.tensor([number], device=of_messages(self.group))
-        dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)
-        return int(found.item())
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        """Of each of the numbers, the least that a rank has."""
+        return self._reduced(numbers, dist.ReduceOp.MIN)
 
     def most(self, numbers: Sequence[int]) -> list[int]:
         """Of each of the numbers, the most that a rank has."""
+        return self._reduced(numbers, dist.ReduceOp.MAX)
+
+    def _reduced(self, numbers: Sequence[int], how: Any) -> list[int]:
         found = torch.tensor(list(numbers), device=of_messages(self.group))
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(found, how, group=self.group)
         return [int(number) for number in found.tolist()]
 
     def share(self, make: Callable[[], Any]) -> Any:
@@ -189,7 +162,7 @@ class RankLater(Generic[T]):
     """
 
     def __init__(
-        self, ranks: RankPlanner, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]
+        self, ranks: Ranks, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]
     ) -> None:
         self._ranks, self._problem, self._make = ranks, problem, make
         self._asked = _beside(ask) if ranks.first else None
@@ -201,13 +174,13 @@ class RankLater(Generic[T]):
         if self._ended:
             return True
         if self._made is None:
-            if self._ranks.least(int(self._asked is None or self._asked.done())):
+            if self._ranks.all_equal(self._asked is None or self._asked.done()):
                 told = self._ranks.share(self._told)
                 self._made = _beside(lambda: self._use(told))
             return False
         # 0: still at work; 1: nothing that is better; 2: made
         state = 0 if not self._made.done() else 1 + int(self._made.result() is not None)
-        least = self._ranks.least(state)
+        (least,) = self._ranks.least([state])
         self._ended, self._worth = least > 0, least == 2
         return self._ended
 
@@ -246,20 +219,20 @@ def _beside(work: Callable[[], U]) -> Future[U]:
     return found
 
 
-class RankProfiles:
+class RankProfiles(ProfileTable):
     """The first rank's table of measured costs, seen by all ranks."""
 
-    def __init__(self, ranks: RankPlanner) -> None:
-        self._ranks = ranks
-        self._table = profile_table(ranks.asked)
+    def __init__(self, ranks: Ranks, own: ProfileTable) -> None:
+        self._ranks, self._table = ranks, own
 
-    def get(self, device: str, signatures: Sequence[str]) -> dict[str, Profile]:
+    def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
         """What the first rank knows; every rank then measures the same rest.
 
         Raises:
             RanksDiffer: the ranks ask for other kernels, so they do not train the same step.
         """
-        asked = hashlib.sha256(json.dumps(sorted(signatures)).encode()).hexdigest()
+        signatures = sorted(signatures)
+        asked = hashlib.sha256(json.dumps(signatures).encode()).hexdigest()
         heard = self._ranks.share(
             lambda: {"asked": asked, "known": {s: list(p) for s, p in self._table.get(device, signatures).items()}}
         )
@@ -275,7 +248,7 @@ class RankProfiles:
         stands = self._ranks.share(lambda: {s: list(p) for s, p in self._table.put(device, profiles).items()})
         return {s: Profile(*p) for s, p in stands.items()}
 
-    def agreed(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    def derived(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """The first rank's, of kernels that were not all measured: nothing is written."""
         heard = self._ranks.share(lambda: {s: list(p) for s, p in profiles.items()})
         return {s: Profile(*p) for s, p in heard.items()}

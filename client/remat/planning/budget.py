@@ -87,6 +87,21 @@ def bytes_of(size: int | str) -> int:
     return int(Ratio(found[1]) * _UNITS[found[2].upper()])
 
 
+def check_budget(budget: object) -> None:
+    """Refuse what is no budget, before anything is done for it.
+
+    Raises:
+        InvalidData: it is none; the message shows what would be one.
+    """
+    if isinstance(budget, (Fraction, ActivationBytes, UnitBytes)):
+        return
+    if not isinstance(budget, (int, str)) or isinstance(budget, bool):
+        raise InvalidData(
+            f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
+        )
+    bytes_of(budget)
+
+
 def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
     """The budget of a graph in bytes, fixed bytes included.
 
@@ -102,10 +117,6 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
         return graph.fixed_bytes + bytes_of(budget.size)
     if isinstance(budget, UnitBytes):
         return graph.fixed_bytes + bytes_of(budget.peak)
-    if not isinstance(budget, (int, str)) or isinstance(budget, bool):
-        raise InvalidData(
-            f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
-        )
     found = device_budget(budget, slack)
     assert isinstance(found, int)
     return found
@@ -128,7 +139,12 @@ def bounded(graph: Graph, budget: Budget) -> Graph:
 
 
 def device_budget(budget: Budget, slack: float) -> Budget:
-    """A budget in bytes of the device less the allocator's share; any other as it is."""
+    """A budget in bytes of the device less the allocator's share; any other as it is.
+
+    Raises:
+        InvalidData: not a budget.
+    """
+    check_budget(budget)
     if not isinstance(budget, (int, str)):
         return budget
     return int(bytes_of(budget) / Ratio(slack)) if slack != 1.0 else bytes_of(budget)

@@ -7,8 +7,8 @@ stalls is passed over with a warning, unless `strict` makes that an error.
 
 from __future__ import annotations
 
+import inspect
 import logging
-import math
 import re
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -21,8 +21,10 @@ from remat_ir.working_set import working_set
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
 from .check import checked
-from .http import Http, Timeouts
+from .coordinator import Coordinator, OneProcess
+from .http import Timeouts
 from .memo import Memo
+from .options import DEFAULT, SolveOptions
 from .profiles import DiskProfiles, ProfileTable, SharedProfiles
 from .sources import PATIENCE_S, GreedyPlanner, LocalPlanner, OnProgress, ServicePlanner
 
@@ -34,15 +36,12 @@ class Planner(Protocol):
     """Anybody who answers problems."""
 
     def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: OnProgress | None = None,
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
         """An answer; infeasible and out of time are answers too.
+
+        Args:
+            options: of which `method`, `time_limit_s` and `max_gap` concern a planner.
 
         Raises:
             RematError: there is none.
@@ -55,62 +54,39 @@ class FallbackPlanner:
 
     Args:
         planners: in the order in which they are asked; named for the log by their class.
-        profiles: the table of measured costs that goes with them.
     """
 
-    def __init__(
-        self,
-        planners: Sequence[Planner],
-        *,
-        memo: Memo | None = None,
-        profiles: ProfileTable | None = None,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, planners: Sequence[Planner], *, memo: Memo | None = None, strict: bool = False) -> None:
         self.planners = tuple(planners)
-        self.memo, self.profiles, self.strict = memo, profiles, strict
+        self.memo, self.strict = memo, strict
 
     def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: OnProgress | None = None,
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
         """The first answer with a plan or a proof that there is none, checked; else the last one that had neither.
 
         Raises:
             RematError: every planner failed, or one did and `strict` is set.
         """
-        if not (math.isfinite(time_limit_s) and time_limit_s > 0):
-            raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
-        if not 0 <= max_gap < 1:
-            raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
         if self.memo is not None:
-            known = self.memo.get(problem, method, time_limit_s, max_gap)
+            known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap)
             if known is not None:
                 return known
         last: Answer | None = None
         failure: Exception | None = None
         for planner in self.planners:
             try:
-                answer = checked(
-                    problem,
-                    planner.plan(
-                        problem, method=method, time_limit_s=time_limit_s, max_gap=max_gap, on_progress=on_progress
-                    ),
-                )
+                answer = checked(problem, planner.plan(problem, options, on_progress=on_progress))
             except (InvalidData, Refused) as error:
                 # a method asked for by name, which nobody else may swap for another
-                if method != "auto" and (isinstance(error, InvalidData) or error.status in (400, 413, 422)):
+                if options.method != "auto" and (isinstance(error, InvalidData) or error.status in (400, 413, 422)):
                     raise
                 failure = error
             except Exception as error:  # whatever it is, the training job goes on
                 failure = error
             else:
                 if answer.plan is not None or answer.status is Status.INFEASIBLE:
-                    self._remember(planner, problem, method, answer, time_limit_s)
+                    self._remember(planner, problem, answer, options)
                     return answer
                 last = answer
                 continue
@@ -121,17 +97,35 @@ class FallbackPlanner:
             raise failure or InvalidData("there is no planner to ask")
         return last
 
-    def _remember(
-        self, planner: Planner, problem: Problem, method: str, answer: Answer, time_limit_s: float | None
-    ) -> None:
+    def _remember(self, planner: Planner, problem: Problem, answer: Answer, options: SolveOptions) -> None:
         # a greedy plan must not stand in the way of the service's once that is back
         if self.memo is not None and not isinstance(planner, GreedyPlanner):
-            self.memo.put(problem, method, answer, time_limit_s)
+            self.memo.put(problem, options.method, answer, options.time_limit_s)
 
 
-def in_step(planner: object) -> bool:
-    """Whether a planner must be asked by all ranks of a job in the same order, and so never beside the training."""
-    return any(getattr(one, "in_step", False) for one in (planner, *getattr(planner, "planners", ())))
+class CoordinatedPlanner:
+    """Who is asked, the table of measured costs that goes with it, and what the processes of a job agree on.
+
+    Attributes:
+        asked: who is asked, in one of the processes and without a word to the others.
+        profiles: the table that all processes see.
+    """
+
+    def __init__(self, asked: Planner, profiles: ProfileTable, coordinator: Coordinator | None = None) -> None:
+        self.asked = asked
+        self.coordinator: Coordinator = coordinator or OneProcess()
+        self.profiles = self.coordinator.table(profiles)
+
+    def plan(
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
+    ) -> Answer:
+        """One answer for all processes.
+
+        Raises:
+            RanksDiffer: some process poses another problem.
+            RematError: there is no answer; every process hears why.
+        """
+        return self.coordinator.answer(problem, lambda: self.asked.plan(problem, options, on_progress=on_progress))
 
 
 def planner_for(
@@ -142,7 +136,8 @@ def planner_for(
     transport: httpx2.BaseTransport | None = None,
     timeouts: Timeouts | None = None,
     patience_s: float = PATIENCE_S,
-) -> Planner:
+    profiles: ProfileTable | None = None,
+) -> CoordinatedPlanner:
     """The planner that an argument means.
 
     Args:
@@ -151,51 +146,55 @@ def planner_for(
             "greedy": the client's own plan; a `Planner`: that one, its answers checked. A `RankPlanner` stays as it is:
             ranks that fell back each by itself would run different plans.
         strict: raise at the first failure instead of falling back.
+        profiles: the table of measured costs; None is that of the service, or this machine's own.
 
     Raises:
         InvalidData: neither a planner nor one of these words, or "local" without a solver.
     """
-    if isinstance(planner, FallbackPlanner) or getattr(planner, "in_step", False):
-        return planner  # type: ignore[return-value]
+    if isinstance(planner, CoordinatedPlanner):
+        return planner
     here = given or settings()
     disk = DiskProfiles(here.cache_dir / "profiles")
     memo = Memo(here.cache_dir / "answers")
+    if isinstance(planner, FallbackPlanner):
+        return CoordinatedPlanner(planner, profiles or disk)
     if planner is not None and not isinstance(planner, str):
-        if not callable(getattr(planner, "plan", None)):
-            raise InvalidData(f"a planner must have a method `plan`; {type(planner).__name__} has none")
-        asked: list[Planner] = [planner]
-        return FallbackPlanner(
-            _with_fallbacks(asked, strict, local=False), profiles=profile_table(planner, here), strict=strict
-        )
+        _refuse_no_planner(planner)
+        table = SharedProfiles(planner.http, disk) if isinstance(planner, ServicePlanner) else disk
+        fallback = FallbackPlanner(_with_fallbacks([planner], strict, local=False), strict=strict)
+        return CoordinatedPlanner(fallback, profiles or table)
     if planner == "greedy":
-        return FallbackPlanner([GreedyPlanner()], profiles=disk, strict=strict)
+        return CoordinatedPlanner(FallbackPlanner([GreedyPlanner()], strict=strict), profiles or disk)
     if planner == "local":
-        return FallbackPlanner(
-            _with_fallbacks([LocalPlanner()], strict, local=False), memo=memo, profiles=disk, strict=strict
-        )
+        asked = _with_fallbacks([LocalPlanner()], strict, local=False)
+        return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or disk)
     if planner is not None and "://" not in planner:
         raise InvalidData(f"a planner is a URL, 'local' or 'greedy', not {planner!r}")
     url = here.service_url if planner is None else checked_url(planner)
     if url is None or here.offline:
-        return FallbackPlanner(_with_fallbacks([], strict, local=True), memo=memo, profiles=disk, strict=strict)
-    asking = ServicePlanner(url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s)
-    return FallbackPlanner(
-        _with_fallbacks([asking], strict, local=True),
-        memo=memo,
-        profiles=SharedProfiles(asking.http, disk),
-        strict=strict,
+        asked = _with_fallbacks([], strict, local=True)
+        return CoordinatedPlanner(FallbackPlanner(asked, memo=memo, strict=strict), profiles or disk)
+    service = ServicePlanner(url, api_key=here.api_key, transport=transport, timeouts=timeouts, patience_s=patience_s)
+    asked = _with_fallbacks([service], strict, local=True)
+    return CoordinatedPlanner(
+        FallbackPlanner(asked, memo=memo, strict=strict), profiles or SharedProfiles(service.http, disk)
     )
 
 
-def profile_table(planner: object, given: Settings | None = None) -> ProfileTable:
-    """The table of measured costs that goes with a planner: its service's, or this machine's own."""
-    table = getattr(planner, "profiles", None)
-    if table is not None:
-        found: ProfileTable = table
-        return found
-    disk = DiskProfiles((given or settings()).cache_dir / "profiles")
-    http = getattr(planner, "http", None)
-    return SharedProfiles(http, disk) if isinstance(http, Http) else disk
+def _refuse_no_planner(planner: object) -> None:
+    """Refuse what cannot be asked as a `Planner` is.
+
+    Raises:
+        InvalidData: it has no method `plan`, or one that takes other arguments.
+    """
+    if not isinstance(planner, Planner) or not callable(planner.plan) or isinstance(planner, type):
+        raise InvalidData(f"a planner must have a method `plan`; {planner!r} has none")
+    try:
+        inspect.signature(planner.plan).bind(None, DEFAULT, on_progress=None)
+    except TypeError as error:
+        raise InvalidData(
+            f"the method `plan` of {type(planner).__name__} must take (problem, options, *, on_progress): {error}"
+        ) from None
 
 
 def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:

@@ -41,8 +41,12 @@ class ProfileTable(Protocol):
         """Offer profiles; what now stands for each of them."""
         ...
 
+    def derived(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+        """What stands for profiles that were not measured but follow from others; nothing is written."""
+        return dict(profiles)
 
-class DiskProfiles:
+
+class DiskProfiles(ProfileTable):
     """One small file per device and signature; a corrupted one is a miss, and is replaced by the next writer."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +96,7 @@ class DiskProfiles:
                 write_whole(path, text.encode())
 
 
-class SharedProfiles:
+class SharedProfiles(ProfileTable):
     """The service's table, with the disk behind it for when the service is away.
 
     Where both know a signature the service's profile counts: that is the one other jobs have.

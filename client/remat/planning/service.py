@@ -10,25 +10,23 @@ from remat_ir import Answer, InvalidData, Problem
 
 from ..errors import BadAnswer
 from .http import Http, Reply
+from .options import SolveOptions
 
 
 def submit(
     http: Http,
     problem: Problem,
+    options: SolveOptions,
     *,
-    method: str,
-    time_limit_s: float | None,
-    max_gap: float,
-    options: Mapping[str, object] | None = None,
+    method_options: Mapping[str, object] | None = None,
     wait_s: float = 0.0,
     give_up_at: float = float("inf"),
 ) -> Answer:
     """POST a problem: the answer at once where it is known or done within `wait_s`, else one that is under way."""
-    body: dict[str, Any] = {"problem": problem.to_json(), "method": method, "max_gap": max_gap}
-    if time_limit_s is not None:
-        body["time_limit_s"] = time_limit_s
-    if options:
-        body["options"] = dict(options)
+    body: dict[str, Any] = {"problem": problem.to_json()}
+    body |= {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
+    if method_options:
+        body["options"] = dict(method_options)
     headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
     return _answer(
         http.call("POST", "/v1/solves", body=body, headers=headers, wait_s=wait_s, give_up_at=give_up_at), "solve"

@@ -18,6 +18,7 @@ from . import service
 from .check import checked
 from .greedy import greedy_answer
 from .http import Http, Timeouts
+from .options import DEFAULT, SolveOptions
 
 LONGEST_POLL_S = 20.0
 """Seconds that one request is held by the service; it allows 30 at most."""
@@ -34,16 +35,11 @@ class GreedyPlanner:
     """The client's own greedy plan: always there, fast, nothing proved."""
 
     def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: OnProgress | None = None,
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
         """The best of a few greedy walks; `method` is not looked at."""
-        return greedy_answer(problem, time_limit_s=min(10.0, time_limit_s), max_gap=max_gap, on_progress=on_progress)
+        limit = min(10.0, options.time_limit_s)
+        return greedy_answer(problem, time_limit_s=limit, max_gap=options.max_gap, on_progress=on_progress)
 
 
 class LocalPlanner:
@@ -58,20 +54,14 @@ class LocalPlanner:
         self._solve: Callable[..., Answer] = solver_door("local")
 
     def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: OnProgress | None = None,
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
         """The solver's answer, found in this process and its children."""
         return self._solve(
             problem,
-            method=method,
-            time_limit_s=time_limit_s,
-            max_gap=max_gap,
+            method=options.method,
+            time_limit_s=options.time_limit_s,
+            max_gap=options.max_gap,
             options=self.options or None,
             on_progress=on_progress,
         )
@@ -119,13 +109,7 @@ class ServicePlanner:
         return f"ServicePlanner({self.http.base_url!r})"
 
     def plan(
-        self,
-        problem: Problem,
-        *,
-        method: str = "auto",
-        time_limit_s: float = 60.0,
-        max_gap: float = 0.001,
-        on_progress: OnProgress | None = None,
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
         """The service's answer, checked against the problem; the id of the solve is logged before it is waited for.
 
@@ -133,16 +117,8 @@ class ServicePlanner:
             ServiceError: unreachable, refused, failed, out of time, or an answer that is not what it claims to be.
         """
         start = time.monotonic()
-        give_up_at = start + time_limit_s + self.patience_s
-        answer = service.submit(
-            self.http,
-            problem,
-            method=method,
-            time_limit_s=time_limit_s,
-            max_gap=max_gap,
-            options=self.options,
-            give_up_at=give_up_at,
-        )
+        give_up_at = start + options.time_limit_s + self.patience_s
+        answer = service.submit(self.http, problem, options, method_options=self.options, give_up_at=give_up_at)
         if not answer.status.ended:
             if answer.id is None:
                 raise BadAnswer(f"{self.http.base_url} is solving the problem but does not say under which id")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from remat_ir import InvalidData
+
 from .fixed import here
 
 _COPIES = {
@@ -24,6 +26,16 @@ _COPIES = {
 
 _SETTINGS = {"Adam": ("amsgrad",), "AdamW": ("amsgrad",), "RMSprop": ("momentum", "centered"), "SGD": ("momentum",)}
 """Settings each of which adds one more."""
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no optimizer; None is none at all.
+
+    Raises:
+        InvalidData: it lacks the parameter groups or the state of one.
+    """
+    if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
+        raise InvalidData(f"optimizer must be a torch.optim.Optimizer or None, not {optimizer!r}")
 
 
 def optimizer_state(optimizer: Any) -> int:

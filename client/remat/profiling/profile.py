@@ -30,6 +30,8 @@ class Table(Protocol):
 
     def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
+    def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
 
 class Profiled(NamedTuple):
     """The cost of each kernel, and where it is from.
@@ -75,9 +77,8 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, size
     shared = len(known)
     fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
     fresh = _measure({s: n for s, n in by_signature.items() if s not in known}, fitted)
-    agree = getattr(table, "agreed", None)
-    if agree is not None and fitted:  # among ranks
-        fresh |= _as_measured(agree({s: fresh[s] for s in fitted}))
+    if table is not None and fitted:
+        fresh |= _as_measured(table.derived({s: fresh[s] for s in fitted}))
     timed = {s: m for s, m in fresh.items() if s not in fitted}
     if table is not None and timed:
         fresh |= _as_measured({s: m for s, m in table.put(device, timed).items() if s in timed})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from ..planning.budget import Budget
+from ..planning.options import SolveOptions, TrainingFields, solve_options
+from ..planning.planner import Planner
+from ..planning.sources import OnProgress
 from ..training.enable import disable, enable
+from ..training.optimize import check_training
 
 
 class RematCallback(Callback):
@@ -21,17 +25,41 @@ class RematCallback(Callback):
     Args:
         budget: as for `remat.optimize`.
         part: dotted name of the submodule; empty for the LightningModule itself.
-        options: as for `remat.enable`.
+        planner, on_progress, options, fields: as for `remat.enable`.
+        optimizer: in place of the Trainer's.
+
+    Raises:
+        InvalidData: as for `remat.enable`.
     """
 
-    def __init__(self, budget: Budget, part: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        part: str = "",
+        *,
+        planner: Planner | str | None = None,
+        optimizer: Any = None,
+        on_progress: OnProgress | None = None,
+        options: SolveOptions | None = None,
+        **fields: Unpack[TrainingFields],
+    ) -> None:
         super().__init__()
-        self.budget, self.part, self.options = budget, part, options
+        self.budget, self.part, self.planner, self.optimizer = budget, part, planner, optimizer
+        self.on_progress = on_progress
+        self.options = solve_options(RematCallback, TrainingFields, options, fields)
+        check_training(budget, self.options, planner, optimizer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enable plans before the first step."""
-        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        enable(self._module(pl_module), budget=self.budget, **{"optimizer": optimizer, **self.options})
+        only = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        enable(
+            self._module(pl_module),
+            budget=self.budget,
+            planner=self.planner,
+            optimizer=self.optimizer or only,
+            on_progress=self.on_progress,
+            options=self.options,
+        )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module as it was."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 from transformers import TrainerCallback
 
 from ..planning.budget import Budget
+from ..planning.options import SolveOptions, TrainingFields, solve_options
+from ..planning.planner import Planner
+from ..planning.sources import OnProgress
 from ..training.enable import disable, enable
+from ..training.optimize import check_training
 
 
 class RematCallback(TrainerCallback):
@@ -20,11 +24,26 @@ class RematCallback(TrainerCallback):
 
     Args:
         budget: as for `remat.optimize`.
-        options: as for `remat.enable`.
+        planner, on_progress, options, fields: as for `remat.enable`.
+        optimizer: in place of the Trainer's.
+
+    Raises:
+        InvalidData: as for `remat.enable`.
     """
 
-    def __init__(self, budget: Budget, **options: Any) -> None:
-        self.budget, self.options = budget, options
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        planner: Planner | str | None = None,
+        optimizer: Any = None,
+        on_progress: OnProgress | None = None,
+        options: SolveOptions | None = None,
+        **fields: Unpack[TrainingFields],
+    ) -> None:
+        self.budget, self.planner, self.optimizer, self.on_progress = budget, planner, optimizer, on_progress
+        self.options = solve_options(RematCallback, TrainingFields, options, fields)
+        check_training(budget, self.options, planner, optimizer)
         self._cached: bool | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -41,8 +60,14 @@ class RematCallback(TrainerCallback):
         config = getattr(model, "config", None)
         if getattr(config, "use_cache", None):
             self._cached, config.use_cache = True, False  # type: ignore[union-attr]
-        optimizer = given.get("optimizer")
-        enable(model, budget=self.budget, **{"optimizer": optimizer, **self.options})
+        enable(
+            model,
+            budget=self.budget,
+            planner=self.planner,
+            optimizer=self.optimizer or given.get("optimizer"),
+            on_progress=self.on_progress,
+            options=self.options,
+        )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the model as it was."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
@@ -13,6 +13,9 @@ from .._compat.module_state import CALL_HOOKS
 from ..capture.trace import untraced
 from ..distributed.refused import fsdp_module
 from ..planning.budget import Budget
+from ..planning.options import SolveOptions, TrainingFields, solve_options
+from ..planning.planner import Planner
+from ..planning.sources import OnProgress
 from .module import Rematerialized
 from .optimize import planned_module
 
@@ -21,25 +24,37 @@ M = TypeVar("M", bound=nn.Module)
 _PLANNED = "_remat_planned"
 
 
-def enable(model: M, *, budget: Budget, **options: Any) -> M:
+def enable(
+    model: M,
+    *,
+    budget: Budget,
+    planner: Planner | str | None = None,
+    optimizer: Any = None,
+    on_progress: OnProgress | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[TrainingFields],
+) -> M:
     """Train this module by plans from now on, in place: the counterpart of `gradient_checkpointing_enable()`.
 
     The module keeps its class, attributes, hooks and state_dict. A call in train mode with gradients enabled runs by
     the plan of its kind, planned when it is first seen; any other call runs as before. Wrap in DDP after this.
 
     Args:
-        budget: as for `remat.optimize`.
-        options: `planner`, `method`, `time_limit_s`, `max_gap`, `optimizer`, `slack`, `on_failure`, `on_progress`,
-            `wait`, `self_check`, `mode`, as for `remat.optimize`.
+        budget, planner, optimizer, on_progress, options, fields: as for `remat.optimize`.
 
     Returns:
         The same module.
 
     Raises:
         RuntimeError: it is enabled already.
+        InvalidData: as for `remat.optimize`, before anything is captured.
     """
     refuse_enabled(model)
-    return install(model, planned_module(twin_of(model), budget, **options))
+    asking = solve_options(enable, TrainingFields, options, fields)
+    planned = planned_module(
+        twin_of(model), budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress
+    )
+    return install(model, planned)
 
 
 def refuse_enabled(model: nn.Module) -> None:

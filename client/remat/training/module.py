@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -17,15 +17,12 @@ from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
 from ..device import device_failed
 from ..errors import CaptureError
+from ..planning.options import DEFAULT, OnFailure
 from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
 
-OnFailure: TypeAlias = Literal["raise", "plain"]
 log = logging.getLogger("remat")
 
-
-MOST_PLANS = 64
-"""A plan holds its captured graph: some megabytes of a large model's memory on the host."""
 
 _UNKNOWN: Any = object()
 
@@ -56,7 +53,7 @@ class Rematerialized(nn.Module):
         make_plan: MakePlan,
         on_failure: OnFailure = "raise",
         self_check: bool = True,
-        most_plans: int = MOST_PLANS,
+        most_plans: int = DEFAULT.most_plans,
     ) -> None:
         super().__init__()
         for name in SHARED:
@@ -66,7 +63,7 @@ class Rematerialized(nn.Module):
         self._chains: dict[Any, ChainedModule] = {}
         self._make_plan = make_plan
         self._on_failure = on_failure
-        self._most_plans = max(1, most_plans)
+        self._most_plans = most_plans
         self._check = SelfCheck() if self_check else None
         self.training = module.training
 

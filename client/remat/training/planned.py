@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from remat_ir import Answer
 
 from ..capture.guards import Holders
+from ..planning.coordinator import Later
 from .step import Around, TrainingStep
-
-
-class Later(Protocol):
-    """A plan that is still being looked for, such as a future."""
-
-    def done(self) -> bool:
-        """Whether it has been found, or will not be; asked at the start of each step."""
-        ...
-
-    def result(self) -> Planned | None:
-        """The plan, or None: there is none that is better."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +32,7 @@ class Planned:
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
-    better: Later | None = field(default=None, repr=False)
+    better: Later[Planned] | None = field(default=None, repr=False)
     around: list[Around] = field(default_factory=list, repr=False)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -14,6 +14,9 @@ from remat_ir.chain_plan import Verb
 from .. import _compat
 from ..chains.chained import ChainedModule
 from ..planning.budget import Budget, readable
+from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
+from ..planning.planner import Planner
+from ..planning.sources import OnProgress
 from .module import Rematerialized
 from .optimize import optimize
 from .planned import Planned
@@ -28,7 +31,11 @@ def explain(
     budget: Budget | None = None,
     depth: int = 3,
     rows: int = 12,
-    **asking: Any,
+    planner: Planner | str | None = None,
+    optimizer: Any = None,
+    on_progress: OnProgress | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[TrainingFields],
 ) -> str:
     """Memory by module, recomputed ops by module, predicted cost and peak, before anything is trained.
 
@@ -39,15 +46,27 @@ def explain(
         rows: the most modules that a table lists.
 
     Raises:
-        InvalidData: a module that has no plan yet, without a budget.
+        InvalidData: a module that has no plan yet, without a budget; or an argument that `optimize` does not take.
         CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
     """
+    asking = solve_options(explain, TrainingFields, options, fields)
     if isinstance(model, Rematerialized):
+        if asking != DEFAULT:
+            raise InvalidData("explain asks nobody for the plans of a module that has them: options go with a budget")
         trained = model
     elif budget is None:
         raise InvalidData("explain takes what remat.optimize returned, or a module, one call of it and a budget")
     else:
-        trained = optimize(model, example_args, example_kwargs, budget=budget, **asking)
+        trained = optimize(
+            model,
+            example_args,
+            example_kwargs,
+            budget=budget,
+            planner=planner,
+            optimizer=optimizer,
+            on_progress=on_progress,
+            options=asking,
+        )
     parts = [
         "\n".join(filter(None, (explain_plan(planned, depth, rows), summary(trained.peaks, planned))))
         for planned in trained.plans.values()

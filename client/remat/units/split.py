@@ -15,7 +15,6 @@ from torch import nn
 from remat_ir import (
     Answer,
     Graph,
-    InvalidData,
     InvalidPlan,
     Plan,
     Problem,
@@ -27,12 +26,12 @@ from remat_ir import (
 )
 from remat_ir.greedy import checkpointed
 
-from ..distributed.ranks import RankPlanner
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..lowering.peak import kernel_phases
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
 from ..planning.greedy import greedy_answer
-from ..planning.planner import Planner, profile_table
+from ..planning.options import SolveOptions
+from ..planning.planner import CoordinatedPlanner
 from ..training.enable import disable, install, refuse_enabled, twin_of
 from ..training.module import Rematerialized
 from ..training.optimize import BUSY, carry_out, plan_step
@@ -100,12 +99,12 @@ class Pick(NamedTuple):
 class Unit:
     """One unit: first it runs by the plan that holds least, then within what it was given."""
 
-    def __init__(self, name: str, module: nn.Module, planner: Planner, asking: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, module: nn.Module, planner: CoordinatedPlanner, asking: SolveOptions) -> None:
         self.name, self.module = name, module
         self.step: TrainingStep | None = None
         self.size: UnitBytes | None = None
         self.first: Planned
-        self._planner, self._asking, self._table = planner, asking, profile_table(planner)
+        self._planner, self._asking = planner, asking
         refuse_enabled(module)
         self.twin = twin_of(module)
         self.planned = Rematerialized(self.twin, self._make_plan, self_check=False)
@@ -113,12 +112,9 @@ class Unit:
 
     def _make_plan(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
         if self.size is not None:
-            budget, planner, table = self.size, self._planner, self._table
-            return plan_step(
-                self.twin, args, kwargs, budget=budget, planner=planner, table=table, known=known, **self._asking
-            )
+            return plan_step(self.twin, args, kwargs, self.size, self._planner, self._asking, known=known)
         with BUSY:
-            self.step = training_step(self.twin, args, kwargs, table=self._table)
+            self.step = training_step(self.twin, args, kwargs, table=self._planner.profiles)
         self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         return self.first
 
@@ -146,10 +142,10 @@ class Split:
     """The search for one model: trial, curves, picks, check."""
 
     def __init__(
-        self, model: nn.Module, named: Mapping[str, nn.Module], planner: Planner, asking: Mapping[str, Any]
+        self, model: nn.Module, named: Mapping[str, nn.Module], planner: CoordinatedPlanner, asking: SolveOptions
     ) -> None:
         self.model, self.planner, self.asking = model, planner, asking
-        self.ranks = planner if isinstance(planner, RankPlanner) else None
+        self.coordinator = planner.coordinator
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.units: list[Unit] = []
         try:
@@ -163,7 +159,7 @@ class Split:
         """What was made of each pick; every rank has the same."""
         self.solves = 0
 
-    def run(self, step: Callable[[], Any], budget: Budget, slack: float, fixed: int) -> UnitPlans:
+    def run(self, step: Callable[[], Any], budget: Budget, fixed: int) -> UnitPlans:
         """Trial, picks and check; see `optimize_units`."""
         step()  # captures each unit in its call, and makes what first steps make
         missing = [unit.name for unit in self.units if unit.step is None]
@@ -172,9 +168,7 @@ class Split:
         self._class_units()
         _, rest = self._watched(step, [unit.first for unit in self.units], self.least)
         plain = peak_of(rest.before_bytes, rest.places, [self.plain[u].option for u in rest.order])
-        allowed = _allowed(budget, slack, fixed, plain)
-        if self.ranks is not None:
-            allowed = -self.ranks.most([-allowed])[0]
+        (allowed,) = self.coordinator.least([_allowed(budget, self.asking.slack, fixed, plain)])
         for _ in range(MOST_TRIES):
             points = self._picked(rest, allowed, fixed)
             planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
@@ -222,19 +216,14 @@ class Split:
         stretches = trace.watch(step)
         rest = rest_of(stretches, [point.option for point in points], [unit.name for unit in self.units])
         peak = max(stretch.peak_bytes for stretch in stretches)
-        if self.ranks is not None:
-            peak, before, *numbers = self.ranks.most([peak, rest.before_bytes, *(n for p in rest.places for n in p)])
-            places = tuple(Place(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
-            rest = Rest(rest.order, before, places)
-        return peak, rest
+        found = self.coordinator.most([peak, rest.before_bytes, *(n for p in rest.places for n in p)])
+        peak, before, *numbers = found
+        places = tuple(Place(*numbers[i : i + 3]) for i in range(0, len(numbers), 3))
+        return peak, Rest(rest.order, before, places)
 
     def _picked(self, rest: Rest, allowed: int, fixed: int) -> list[Point]:
         """A point for each unit, by the greedy curves first, then among what the planner made of what they picked."""
-
-        def first() -> list[Pick] | str:
-            return self._first_picks(rest, allowed, fixed)
-
-        picks = first() if self.ranks is None else self.ranks.share(first)
+        picks = self.coordinator.share(lambda: self._first_picks(rest, allowed, fixed))
         if isinstance(picks, str):
             raise BudgetTooSmall(picks, _no_answer(fixed + allowed))
         for pick in dict.fromkeys(Pick(*numbers) for numbers in picks):
@@ -287,10 +276,10 @@ class Split:
             assert self.curves is not None
             return Answer.of_plan(problem, self.curves[pick.graph][pick.point].plan, method="greedy")
 
-        found = [greedy() if self.ranks is None else self.ranks.agreed(problem, greedy)]
+        found = [self.coordinator.answer(problem, greedy)]
         if found[0].cost_ns != step.graph.total_cost_ns:
             self.solves += 1
-            found.append(self.planner.plan(problem, **self.asking))
+            found.append(self.planner.plan(problem, self.asking))
         return [_point(step, answer.plan, size) for answer in found if isinstance(answer.plan, Plan)]
 
     def _result(self, rest: Rest, points: Sequence[Point], fixed: int, above: tuple[int, int, int]) -> UnitPlans:
@@ -353,19 +342,13 @@ def _more(one: Rest, other: Rest) -> Rest:
 
 
 def _allowed(budget: Budget, slack: float, fixed: int, plain: int) -> int:
-    """The bytes above the fixed ones that a budget leaves.
-
-    Raises:
-        InvalidData: not a budget of a whole model.
-    """
+    """The bytes above the fixed ones that a budget leaves."""
     if isinstance(budget, Fraction):
         return int(budget.fraction * plain)
     if isinstance(budget, ActivationBytes):
         return bytes_of(budget.size)
-    if isinstance(budget, UnitBytes) or not isinstance(budget, (int, str)):
-        raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
     size = device_budget(budget, slack)
-    assert isinstance(size, int)
+    assert isinstance(size, int), "see optimize_units"
     return size - fixed
 
 

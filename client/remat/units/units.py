@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -18,13 +18,17 @@ from torch import nn
 from remat_ir import InvalidData
 
 from .. import generators
-from ..planning.budget import Budget
+from ..planning.budget import Budget, UnitBytes, check_budget
+from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
 from ..profiling.measure import forward_backward
-from ..profiling.optimizers import optimizer_state
+from ..profiling.optimizers import check_optimizer, optimizer_state
 from ..training.enable import disable
 from .split import Split, UnitPlans
+
+EACH = SolveOptions(time_limit_s=20.0, max_gap=0.01)
+"""The defaults here: several graphs are solved, and one plan of each is picked."""
 
 
 def optimize_units(
@@ -35,12 +39,10 @@ def optimize_units(
     *,
     budget: Budget,
     planner: Planner | str | None = None,
-    method: str = "auto",
-    time_limit_s: float = 20.0,
-    max_gap: float = 0.01,
     optimizer: Any = None,
-    slack: float = 1.0,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[PlanFields],
 ) -> UnitPlans:
     """Train units of a model by plans of their own, in place, inside one budget for the whole model.
 
@@ -55,24 +57,30 @@ def optimize_units(
         example_args, example_kwargs: the largest batch; one call of the model.
         budget: as for `remat.optimize`; a fraction is one of what plain training needs beside the fixed bytes.
         planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
-        time_limit_s: for each of the planner's solves.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
+        options, fields: those of `remat.SolveOptions` that concern the plan, for each of the planner's solves; without
+            an object, 20 seconds and a gap of 0.01 for each.
 
     Raises:
         CaptureError: a unit cannot be captured, or does not run once in a step; the message names it.
         BudgetTooSmall: no choice of plans fits; the message says what would do.
         NothingFound: the measured peak stayed over the budget.
-        InvalidData: not a budget, or no units of this model.
+        InvalidData: not a budget of a whole model, no units of it, not a planner, not an optimizer, or not an option;
+            before anything runs.
         RuntimeError: remat is enabled on a unit already.
     """
-    asking = {"method": method, "time_limit_s": time_limit_s, "max_gap": max_gap}
+    asking = solve_options(optimize_units, PlanFields, options, fields, default=EACH)
+    check_budget(budget)
+    if isinstance(budget, UnitBytes):
+        raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
+    check_optimizer(optimizer)
     split = Split(model, _named(model, units), planner_for(planner), asking)
     args, kwargs = tuple(example_args), dict(example_kwargs or {})
     fixed = sum(resident(model, (args, kwargs), {}).values()) + existing_gradients(model) + optimizer_state(optimizer)
     try:
         with _undisturbed(model):
-            return split.run(forward_backward(model, args, kwargs, loss), budget, slack, fixed)
+            return split.run(forward_backward(model, args, kwargs, loss), budget, fixed)
     except BaseException:
         for unit in split.units:
             disable(unit.module)

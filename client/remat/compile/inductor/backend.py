@@ -17,7 +17,9 @@ from remat_ir import Answer, InvalidData, Problem
 from ... import _compat
 from ..._compat import inductor
 from ...planning.budget import Budget, budget_bytes, readable
-from ...planning.planner import FallbackPlanner, Planner, in_step
+from ...planning.options import SolveOptions
+from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
+from ...planning.sources import OnProgress
 from ...profiling.profile import device_kind
 from ..eager import Backend, resident_bytes
 from .cost import region_costs
@@ -47,11 +49,18 @@ class InductorBackend(Backend):
         carried: what was planned and compiled so far, in order; a graph from Inductor's caches has no entry.
     """
 
-    def __init__(self, budget: Budget, planner: Planner, *, options: Mapping[str, Any] | None = None, **asking: Any):
-        super().__init__(budget, planner, **asking)
-        self.options = checked_options(options or {})
+    def __init__(
+        self,
+        budget: Budget,
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        options: Mapping[str, Any],
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        super().__init__(budget, planner, asking, on_progress)
+        self.options = checked_options(options)
         self.carried: list[Carried] = []
-        self.asked = _planner_name(planner)
+        self.asked = _planner_name(planner.asked)
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls for each graph and each kind of input.
@@ -69,21 +78,17 @@ class InductorBackend(Backend):
             self.key(),
             self.options,
             self._seen,
-            cached=not in_step(self.planner),
+            cached=not self.planner.coordinator.in_step,
         )
 
     def _ask(self, problem: Problem) -> Answer:
         with _compat.only_real_tensors():
-            return self.planner.plan(problem, **self.asking)  # type: ignore[arg-type]
+            return self.planner.plan(problem, self.asking, on_progress=self.on_progress)
 
     def _agreed(self, found: Sequence[int]) -> list[int]:
-        """The most that any rank finds of each number, if they are asked in step; alone, what is found here."""
-        most = getattr(self.planner, "most", None)
-        if most is None:
-            return list(found)
+        """The most that any rank finds of each number."""
         with _compat.only_real_tensors():
-            agreed: list[int] = most(found)
-        return agreed
+            return self.planner.coordinator.most(found)
 
     def _seen(self, backward: bool, generated: inductor.Generated) -> None:
         if not self.carried:
@@ -101,8 +106,7 @@ class InductorBackend(Backend):
 
     def key(self) -> str:
         """What a plan depends on beyond the graph, for the keys of Inductor's caches."""
-        text: list[Any] = [FORMAT, version("remat"), device_kind([]), repr(self.budget), self.slack, self.asked]
-        text += [self.asking["method"], self.asking["time_limit_s"], self.asking["max_gap"]]
+        text: list[Any] = [FORMAT, version("remat"), device_kind([]), repr(self.budget), self.asked, repr(self.asking)]
         return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
     def partition(
@@ -114,10 +118,12 @@ class InductorBackend(Backend):
         step = regions(found.flow)
         # Inductor partitions under a fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
-            costs = region_costs(step, self.table)
+            costs = region_costs(step, self.planner.profiles)
         graph = region_graph(step, costs, resident_bytes(found.flow))
-        budget = budget_bytes(self.budget, graph, self.slack)
-        carried = Search(found, step, graph, num_fwd_outputs, budget, self._ask, self.table, self._agreed).run()
+        budget = budget_bytes(self.budget, graph, self.asking.slack)
+        carried = Search(
+            found, step, graph, num_fwd_outputs, budget, self._ask, self.planner.profiles, self._agreed
+        ).run()
         self.answers.append(carried.answer)
         self.graphs.append(carried.graph)
         self.carried.append(carried)

@@ -1,0 +1,149 @@
+"""What the processes of one training job agree on before they plan, and what one process does alone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from remat_ir import Answer, Problem
+
+from .profiles import ProfileTable
+
+log = logging.getLogger("remat")
+
+T = TypeVar("T")
+Made = TypeVar("Made", covariant=True)
+
+_ASKING = threading.Semaphore(2)
+"""Of many problems that wait for better plans, so many are asked for at once."""
+
+
+class Later(Protocol[Made]):
+    """Something that is still being looked for, such as a future."""
+
+    def done(self) -> bool:
+        """Whether it has been found, or will not be; asked at the start of each step."""
+        ...
+
+    def result(self) -> Made | None:
+        """What was made, or None: there is nothing better."""
+        ...
+
+
+class Coordinator(Protocol):
+    """What is agreed on among the processes of a job: costs, numbers, answers, and when a better plan takes over.
+
+    Every process makes the same calls in the same order. With one process nothing is said: see `OneProcess`.
+    """
+
+    @property
+    def in_step(self) -> bool:
+        """Whether other processes wait for each call, so that none may be left out or made from another thread."""
+        ...
+
+    def table(self, own: ProfileTable) -> ProfileTable:
+        """The table of measured costs that all processes read and write, where this one's own is `own`."""
+        ...
+
+    def costs(self, own: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """Measured numbers by name, the same in every process.
+
+        Where the numbers of another process have other lengths, it keeps its own: the processes' problems differ, which
+        `same` and `answer` find out.
+        """
+        ...
+
+    def same(self, problem: Problem) -> None:
+        """See to it that all processes pose the same problem.
+
+        Raises:
+            RanksDiffer: they do not.
+        """
+        ...
+
+    def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
+        """One answer to a problem that all processes pose; `ask` is called in one of them.
+
+        Raises:
+            RanksDiffer: they do not pose the same problem.
+            RematError: there is no answer.
+        """
+        ...
+
+    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Later[T]:
+        """What `make` makes of an answer that is asked for while training goes on, for all processes at the same step.
+
+        Args:
+            ask: called in a thread of one process; it must not speak with the others.
+            make: called in a thread of each process.
+        """
+        ...
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What `make` returns in one process, in all of them, as JSON has it: tuples become lists.
+
+        Raises:
+            RematError: `make` raised there.
+        """
+        ...
+
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        """Of each of the numbers, the least that a process has."""
+        ...
+
+    def most(self, numbers: Sequence[int]) -> list[int]:
+        """Of each of the numbers, the most that a process has."""
+        ...
+
+
+class OneProcess:
+    """The coordinator of a job that is one process, or whose processes plan each for itself."""
+
+    in_step = False
+
+    def table(self, own: ProfileTable) -> ProfileTable:
+        """The process's own."""
+        return own
+
+    def costs(self, own: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+        """The process's own."""
+        return {name: list(numbers) for name, numbers in own.items()}
+
+    def same(self, problem: Problem) -> None:
+        """Nothing to compare."""
+
+    def answer(self, problem: Problem, ask: Callable[[], Answer]) -> Answer:
+        """What is asked for."""
+        return ask()
+
+    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Later[T]:
+        """What `make` makes of the answer; a thread asks and makes, which does not keep the process."""
+        found: Future[T | None] = Future()
+
+        def work() -> None:
+            made = None
+            try:
+                with _ASKING:
+                    answer = ask()
+                made = make(answer)
+            except Exception as error:  # the planner's trouble is no reason to stop training
+                log.warning("no better plan came, training goes on by the quick one: %s", error)
+            found.set_result(made)
+
+        threading.Thread(target=work, name="remat-planner", daemon=True).start()
+        return found
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What was made."""
+        return make()
+
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        """The numbers."""
+        return list(numbers)
+
+    def most(self, numbers: Sequence[int]) -> list[int]:
+        """The numbers."""
+        return list(numbers)

@@ -1,0 +1,154 @@
+"""How a plan is asked for and what training does with it: one object or its fields, checked at the call."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+from remat_ir import InvalidData
+
+OnFailure: TypeAlias = Literal["raise", "plain"]
+Mode: TypeAlias = Literal["auto", "graph", "chain"]
+
+
+def _check(name: str, value: object, fine: bool, must: str) -> None:
+    if not fine:
+        raise InvalidData(f"{name} must be {must}, not {value!r}", f"/{name}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """The options of `optimize`, `enable` and of all that asks for plans; each field may be given as a keyword, too.
+
+    Example:
+        >>> SolveOptions(time_limit_s=300, max_gap=0)
+        SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
+on_failure='raise', mode='auto', most_plans=64)
+
+    Attributes:
+        method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
+        time_limit_s: seconds for each solve, more than 0; time in a service's queue does not count.
+        max_gap: a solve ends when (cost − bound) / cost is no larger; at least 0 and below 1.
+        slack: bytes reserved over bytes allocated, where a budget is bytes of a device; at least 1.
+        wait: False starts training on the client's quick greedy plan; the planner's takes over at the start of a later
+            step, once it is there.
+        self_check: whether the first step of each plan measures its peak, and warns where it is off by more than 3 %.
+            Chains have no such check.
+        on_failure: what to do where a step cannot be captured: "raise", or train "plain" and log a warning.
+        mode: "graph" captures the step as one graph; "chain" runs the stages of an `nn.Sequential` one after the other,
+            with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes the graph, and
+            the chain where a Sequential of one tensor cannot be captured.
+        most_plans: how many kinds of calls keep their plan, at least 1; beyond, the one used least lately is planned
+            anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
+
+    Raises:
+        InvalidData: a value out of range; the message names the option, the value and what it must be.
+    """
+
+    method: str = "auto"
+    time_limit_s: float = 60.0
+    max_gap: float = 0.001
+    slack: float = 1.0
+    wait: bool = True
+    self_check: bool = True
+    on_failure: OnFailure = "raise"
+    mode: Mode = "auto"
+    most_plans: int = 64
+
+    def __post_init__(self) -> None:
+        method = self.method
+        named = isinstance(method, str) and re.fullmatch(r"[A-Za-z][\w.+-]*", method) is not None
+        _check("method", method, named, "the name of a method, such as 'auto'")
+        limit, gap, slack = self.time_limit_s, self.max_gap, self.slack
+        _check("time_limit_s", limit, _number(limit) and limit > 0, "a positive number of seconds")
+        _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "at least 0 and below 1")
+        _check("slack", slack, _number(slack) and slack >= 1, "a number of at least 1")
+        for name in ("wait", "self_check"):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, bool), "True or False")
+        for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, str) and value in values, f"one of {', '.join(map(repr, values))}")
+        most = self.most_plans
+        fine = isinstance(most, int) and not isinstance(most, bool) and most >= 1
+        _check("most_plans", most, fine, "an integer of at least 1")
+
+
+class PlanFields(TypedDict, total=False):
+    """The fields of `SolveOptions` that concern the plan."""
+
+    method: str
+    time_limit_s: float
+    max_gap: float
+    slack: float
+
+
+class TrainingFields(PlanFields, total=False):
+    """All fields of `SolveOptions`: how a plan is asked for, and what training does with it."""
+
+    wait: bool
+    self_check: bool
+    on_failure: OnFailure
+    mode: Mode
+    most_plans: int
+
+
+DEFAULT = SolveOptions()
+
+
+def solve_options(
+    what: Callable[..., Any],
+    takes: type[PlanFields],
+    options: SolveOptions | None,
+    given: Mapping[str, Any],
+    *,
+    default: SolveOptions = DEFAULT,
+) -> SolveOptions:
+    """The options of a call: the object, or `default` without one, and keywords in place of its fields.
+
+    Args:
+        what: the function or class that was called; its parameters are named where a keyword is misspelt.
+        takes: the fields that mean something there.
+        given: the call's other keywords.
+
+    Raises:
+        InvalidData: a keyword that is none of its options, an object with a field set that means nothing there, or a
+            value out of range.
+    """
+    known = tuple(takes.__annotations__)
+    name = what.__name__
+    for word in given:
+        if word not in known:
+            raise InvalidData(f"{name} has no option {word}{_meant(word, known, what)} It takes {', '.join(known)}")
+    if options is None:
+        return replace(default, **given)
+    if not isinstance(options, SolveOptions):
+        raise InvalidData(f"options of {name} must be a remat.SolveOptions, not {options!r}")
+    for field in fields(options):
+        if field.name not in known and getattr(options, field.name) != field.default:
+            raise InvalidData(
+                f"{name} has no option {field.name}, which is set in options. It takes {', '.join(known)}"
+            )
+    return replace(options, **given)
+
+
+def plan_fields(options: SolveOptions) -> PlanFields:
+    """The fields that concern the plan, as keywords."""
+    return PlanFields(
+        method=options.method, time_limit_s=options.time_limit_s, max_gap=options.max_gap, slack=options.slack
+    )
+
+
+def _meant(word: str, known: tuple[str, ...], what: Callable[..., Any]) -> str:
+    others = [p.name for p in inspect.signature(what).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    near = difflib.get_close_matches(word, [*known, *others], 1)
+    return f"; did you mean {near[0]}?" if near else "."

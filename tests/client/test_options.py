@@ -1,0 +1,345 @@
+"""Options are checked at the call, wherever they are given: nothing misspelt, wrong or without effect goes through."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from client.small_models import numbers
+from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
+from remat.planning.planner import planner_for
+from remat.training.enable import plans_of
+from remat_ir import Answer, InvalidData, Problem, Status
+
+
+class Untouched(nn.Module):
+    """A module that must not be looked at: whatever is wrong is said before anything is run or captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the module was run")
+
+
+class Head(nn.Module):
+    def forward(self, *ends: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the head was run")
+
+
+X = torch.ones(4, 4)
+
+
+def _never() -> nn.Module:
+    raise AssertionError("the model was made")
+
+
+def _callback(module: str) -> Callable[..., Any]:
+    def made(**given: Any) -> Any:
+        return pytest.importorskip(f"remat.trainers.{module}").RematCallback(**given)
+
+    return made
+
+
+def _stages() -> nn.Sequential:
+    return nn.Sequential(Untouched(), Untouched())
+
+
+TRAINING: dict[str, Callable[..., Any]] = {
+    "optimize": lambda **given: remat.optimize(Untouched(), (X,), **given),
+    "enable": lambda **given: remat.enable(Untouched(), **given),
+    "explain": lambda **given: remat.explain(Untouched(), (X,), **given),
+    "RematCallback (lightning)": _callback("lightning"),
+    "RematCallback (transformers)": _callback("transformers"),
+}
+PLANNING: dict[str, Callable[..., Any]] = {
+    "backend (eager)": lambda **given: remat.backend(**given),
+    "backend (inductor)": lambda **given: remat.backend(inner="inductor", **given),
+    "optimize_units": lambda **given: remat.optimize_units(_stages(), [], (X,), **given),
+    "optimize_chain": lambda **given: remat.optimize_chain(_stages(), X, **given),
+    "optimize_join": lambda **given: remat.optimize_join([_stages(), _stages()], Head(), [X, X], **given),
+    "checkpoint_sequential": lambda **given: remat.checkpoint_sequential(_stages(), None, X, **given),
+    "max_batch": lambda **given: remat.max_batch(_never, _never, **given),
+}
+ALL = TRAINING | PLANNING
+BUDGET = "1GiB"
+
+
+@pytest.mark.parametrize("entry", ALL)
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("time_limit", "time_limit_s"), ("max_gaps", "max_gap"), ("metod", "method"), ("plannr", "planner")],
+)
+def test_a_misspelt_option_fails_at_the_call_with_the_names_that_exist(entry: str, word: str, meant: str) -> None:
+    with pytest.raises(InvalidData) as caught:
+        ALL[entry](budget=BUDGET, **{word: 5})
+    name = entry.partition(" ")[0]
+    assert str(caught.value).startswith(f"{name} has no option {word}; did you mean {meant}? It takes method, time_lim")
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("method", ""),
+    ("method", "two words"),
+    ("method", 3),
+    ("time_limit_s", 0),
+    ("time_limit_s", float("nan")),
+    ("time_limit_s", float("inf")),
+    ("time_limit_s", "5"),
+    ("time_limit_s", True),
+    ("max_gap", -0.1),
+    ("max_gap", 1),
+    ("max_gap", None),
+    ("slack", 0.9),
+    ("slack", float("inf")),
+]
+WRONG_TRAINING: list[tuple[str, Any]] = [
+    ("wait", "no"),
+    ("self_check", 1),
+    ("on_failure", "ignore"),
+    ("on_failure", []),
+    ("mode", "chains"),
+    ("most_plans", 0),
+    ("most_plans", 2.5),
+    ("most_plans", True),
+]
+
+
+@pytest.mark.parametrize("entry", ALL)
+@pytest.mark.parametrize(("name", "value"), WRONG + WRONG_TRAINING)
+def test_a_wrong_value_fails_at_the_call(entry: str, name: str, value: object) -> None:
+    """With the option's name and the value; where it means nothing, whatever its value."""
+    with pytest.raises(InvalidData) as caught:
+        ALL[entry](budget=BUDGET, **{name: value})
+    if (name, value) in WRONG or entry in TRAINING:
+        assert str(caught.value).startswith(f"{name} must be ")
+        assert repr(value) in str(caught.value)
+        assert caught.value.pointer == f"/{name}"
+        with pytest.raises(InvalidData, match=f"{name} must be "):
+            SolveOptions(**{name: value})  # type: ignore[arg-type]
+    else:
+        assert f"has no option {name}" in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", PLANNING)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("wait", False), ("self_check", False), ("on_failure", "plain"), ("mode", "chain"), ("most_plans", 2)],
+)
+def test_what_has_no_effect_is_refused_in_an_object_as_in_a_keyword(entry: str, name: str, value: object) -> None:
+    fields: Any = {name: value}
+    for given in (fields, {"options": SolveOptions(**fields)}):
+        with pytest.raises(InvalidData, match=f"has no option {name}"):
+            PLANNING[entry](budget=BUDGET, **given)
+
+
+@pytest.mark.parametrize("entry", ALL)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"options": {"time_limit_s": 5}},
+        {"budget": "much"},
+        {"budget": -1},
+        {"budget": True},
+        {"budget": 0.5},
+        {"budget": ["1GiB"]},
+        {"planner": "magic"},
+        {"planner": 7},
+        {"planner": object()},
+        {"planner": remat.GreedyPlanner},
+    ],
+    ids=lambda given: ", ".join(f"{name}={type(value).__name__}" for name, value in given.items()),
+)
+def test_what_is_no_budget_no_planner_or_no_options_fails_at_the_call(entry: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidData):
+        ALL[entry](**{"budget": BUDGET, **given})
+
+
+@pytest.mark.parametrize("entry", [*TRAINING, "optimize_units"])
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adam, 3])
+def test_what_is_no_optimizer_fails_at_the_call(entry: str, optimizer: object) -> None:
+    with pytest.raises(InvalidData, match="optimizer must be"):
+        ALL[entry](budget=BUDGET, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("entry", TRAINING)
+def test_a_chain_drops_no_option(entry: str) -> None:
+    with pytest.raises(InvalidData, match="wait=False does not go with mode='chain'"):
+        TRAINING[entry](budget=BUDGET, mode="chain", wait=False)
+    with pytest.raises(InvalidData, match=r"not remat\.UnitBytes"):
+        TRAINING[entry](budget=remat.UnitBytes("1GiB", "1MiB"), mode="chain")
+
+
+@pytest.mark.parametrize("entry", ["optimize_chain", "optimize_join", "checkpoint_sequential", "optimize_units"])
+def test_a_budget_of_a_unit_is_none_of_a_whole(entry: str) -> None:
+    with pytest.raises(InvalidData, match="bytes"):
+        ALL[entry](budget=remat.UnitBytes("1GiB", "1MiB"))
+
+
+def test_segments_and_plans_that_exist_take_no_options() -> None:
+    with pytest.raises(InvalidData, match="options go with a budget"):
+        remat.checkpoint_sequential(_stages(), 2, X, time_limit_s=5)
+    trained = remat.optimize(nn.Linear(4, 4), (X,), budget=BUDGET, planner="greedy")
+    with pytest.raises(InvalidData, match="options go with a budget"):
+        remat.explain(trained, time_limit_s=5)
+
+
+class Noting(remat.GreedyPlanner):
+    """With which options it was asked."""
+
+    def __init__(self) -> None:
+        self.heard: list[SolveOptions] = []
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.heard.append(options)
+        return super().plan(problem, options)
+
+
+def _small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)))
+
+
+def _trained(planner: Any, **given: Any) -> None:
+    model = remat.enable(_small(), budget=remat.Fraction(0.9), planner=planner, **given)
+    model(numbers(16, 8)).sum().backward()
+    plans_of(model)
+
+
+def _compiled(planner: Any, **given: Any) -> None:
+    torch._dynamo.reset()
+    backend = remat.backend(remat.Fraction(0.9), planner, **given)
+    torch.compile(_small(), backend=backend, dynamic=False)(numbers(16, 8)).sum().backward()
+
+
+ASKING: dict[str, Callable[..., Any]] = {
+    "optimize": lambda planner, **given: remat.optimize(
+        _small(), (numbers(16, 8),), budget=remat.Fraction(0.9), planner=planner, **given
+    ),
+    "optimize, chain": lambda planner, **given: remat.optimize(
+        _small(), (numbers(16, 8),), budget=remat.Fraction(1), planner=planner, mode="chain", **given
+    ),
+    "enable": _trained,
+    "backend": _compiled,
+    "optimize_chain": lambda planner, **given: remat.optimize_chain(
+        _small(), numbers(16, 8), budget=remat.Fraction(1), planner=planner, **given
+    ),
+    "checkpoint_sequential": lambda planner, **given: remat.checkpoint_sequential(
+        _small(), None, numbers(16, 8), budget=remat.Fraction(1), planner=planner, **given
+    ),
+    "optimize_units": lambda planner, **given: remat.optimize_units(
+        *(2 * (_small(),)),
+        (numbers(16, 8),),
+        budget=remat.Fraction(0.9),
+        planner=planner,
+        loss=lambda y: y.sum(),
+        **given,
+    ),
+    "max_batch": lambda planner, **given: remat.max_batch(
+        _small,
+        lambda batch: numbers(batch, 8),
+        remat.ActivationBytes("100KiB"),
+        planner=planner,
+        loss=lambda y: y.sum(),
+        limit=16,
+        **given,
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", ASKING)
+def test_an_object_and_its_fields_are_the_same(entry: str) -> None:
+    """The planner hears what was given, and a keyword counts where both give a field."""
+    ways = [
+        {"time_limit_s": 3.0, "max_gap": 0.25, "method": "magic"},
+        {"options": SolveOptions(time_limit_s=3.0, max_gap=0.25, method="magic")},
+        {"options": SolveOptions(time_limit_s=9.0, max_gap=0.25), "time_limit_s": 3.0, "method": "magic"},
+    ]
+    for given in ways:
+        planner = Noting()
+        ASKING[entry](planner, **given)
+        assert planner.heard
+        assert {(o.method, o.time_limit_s, o.max_gap) for o in planner.heard} == {("magic", 3.0, 0.25)}
+
+
+def test_a_chain_hears_of_progress_and_takes_the_slack() -> None:
+    seen: list[object] = []
+
+    class Telling(remat.GreedyPlanner):
+        def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+            on_progress("asked")
+            return super().plan(problem, options)
+
+    def budget(slack: float) -> int:
+        trained = remat.optimize(
+            _small(),
+            (numbers(16, 8),),
+            budget="1MiB",
+            planner=Telling(),
+            mode="chain",
+            on_progress=seen.append,
+            slack=slack,
+        )
+        (chain,) = trained.chains.values()
+        assert chain.answer is not None
+        return chain.answer.budget_bytes
+
+    assert budget(1.0) - budget(2.0) == 2**19
+    assert seen == ["asked", "asked"]
+
+
+def test_every_field_is_a_keyword_and_is_documented() -> None:
+    assert set(TrainingFields.__annotations__) == set(SolveOptions.__dataclass_fields__)
+    for name in SolveOptions.__dataclass_fields__:
+        assert f"        {name}: " in (SolveOptions.__doc__ or "")
+    assert remat.SolveOptions is SolveOptions
+
+
+def test_a_plan_method_that_cannot_be_asked_is_refused() -> None:
+    class Old:
+        def plan(self, problem: Problem, *, method: str = "auto", time_limit_s: float = 60.0) -> Answer:
+            raise AssertionError
+
+    with pytest.raises(InvalidData, match=r"the method `plan` of Old must take \(problem, options, \*, on_progress\)"):
+        planner_for(Old())  # type: ignore[arg-type]
+
+
+def test_alone_nothing_is_said_between_processes() -> None:
+    """The coordinator of one process: each call is its own."""
+    alone, graph = remat.OneProcess(), remat.Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
+    problem = Problem(graph, 10)
+    answer = Answer(Status.NOTHING_FOUND, "none", 10)
+    coordinator: remat.Coordinator = alone
+    assert not coordinator.in_step
+    assert coordinator.costs({"a": (1, 2)}) == {"a": [1, 2]}
+    assert coordinator.answer(problem, lambda: answer) is answer
+    assert coordinator.later(problem, lambda: answer, lambda found: found.method).result(60) == "none"  # type: ignore[call-arg]
+    assert coordinator.share(lambda: (1, 2)) == (1, 2)
+    assert coordinator.least([3, 1]) == coordinator.most([3, 1]) == [3, 1]
+    coordinator.same(problem)
+    table = planner_for("greedy").profiles
+    assert coordinator.table(table) is table
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--time-limit", "0"), "--time-limit must be a positive number of seconds, not 0.0"),
+        (("--max-gap", "1"), "--max-gap must be at least 0 and below 1, not 1.0"),
+        (("--method", "two words"), "--method must be the name of a method, such as 'auto', not 'two words'"),
+    ],
+)
+def test_the_command_line_names_its_own_options(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    graph = remat.Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(graph.to_json()))
+    ran = subprocess.run(
+        [sys.executable, "-m", "remat", "solve", file, "--budget", "10", *words], capture_output=True, text=True
+    )
+    assert ran.returncode == 2
+    assert said in ran.stderr
