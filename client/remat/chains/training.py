@@ -121,12 +121,13 @@ def checkpoint_sequential(
         ValueError: neither a budget nor segments, or options without a budget.
     """
     asking = solve_options(checkpoint_sequential, PlanFields, options, fields)
-    if budget is None and asking != DEFAULT:
+    if budget is None and (planner is not None or asking != DEFAULT):
         raise InvalidData("checkpoint_sequential asks nobody for a plan of segments: options go with a budget")
     modules = list(functions)
     kind = (input.shape, input.dtype, input.device, input.requires_grad)
-    key = (*map(id, modules), *kind, segments, repr(budget), asking)
-    made = _made.get(key)
+    who = planner if isinstance(planner, str) else id(planner)
+    key = (*map(id, modules), *kind, segments, repr(budget), who, asking)
+    made, _ = _made.get(key, (None, planner))
     if made is None:
         if budget is not None:
             made = optimize_chain(modules, input, budget=budget, planner=planner, options=asking)
@@ -136,13 +137,13 @@ def checkpoint_sequential(
             raise ValueError("checkpoint_sequential needs a budget or a number of segments")
         while len(_made) >= 64:
             _made.pop(next(iter(_made)))
-        _made[key] = made
+        _made[key] = made, planner
     result: torch.Tensor = made(input)
     return result
 
 
-_made: dict[Any, ChainedModule] = {}
-"""Planned chains by their modules and input; each holds its modules, so that no id is used twice."""
+_made: dict[Any, tuple[ChainedModule, Planner | str | None]] = {}
+"""Planned chains by their modules, input and planner; each is held with these, so that no id is used twice."""
 
 
 def _segmented(modules: Sequence[nn.Module], x: torch.Tensor, segments: int) -> ChainedModule:

@@ -18,7 +18,7 @@ Mode: TypeAlias = Literal["auto", "graph", "chain"]
 
 def _check(name: str, value: object, fine: bool, must: str) -> None:
     if not fine:
-        raise InvalidData(f"{name} must be {must}, not {value!r}", f"/{name}")
+        raise InvalidData(f"{name} {must}, not {value!r}", f"/{name}")
 
 
 def _number(value: object) -> bool:
@@ -67,20 +67,20 @@ on_failure='raise', mode='auto', most_plans=64)
     def __post_init__(self) -> None:
         method = self.method
         named = isinstance(method, str) and re.fullmatch(r"[A-Za-z][\w.+-]*", method) is not None
-        _check("method", method, named, "the name of a method, such as 'auto'")
+        _check("method", method, named, "must be the name of a method, such as 'auto'")
         limit, gap, slack = self.time_limit_s, self.max_gap, self.slack
-        _check("time_limit_s", limit, _number(limit) and limit > 0, "a positive number of seconds")
-        _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "at least 0 and below 1")
-        _check("slack", slack, _number(slack) and slack >= 1, "a number of at least 1")
+        _check("time_limit_s", limit, _number(limit) and limit > 0, "must be a positive number of seconds")
+        _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "must be at least 0 and below 1")
+        _check("slack", slack, _number(slack) and slack >= 1, "must be a number of at least 1")
         for name in ("wait", "self_check"):
             value = getattr(self, name)
-            _check(name, value, isinstance(value, bool), "True or False")
+            _check(name, value, isinstance(value, bool), "must be True or False")
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
             value = getattr(self, name)
-            _check(name, value, isinstance(value, str) and value in values, f"one of {', '.join(map(repr, values))}")
+            _check(name, value, isinstance(value, str) and value in values, f"is one of {', '.join(map(repr, values))}")
         most = self.most_plans
         fine = isinstance(most, int) and not isinstance(most, bool) and most >= 1
-        _check("most_plans", most, fine, "an integer of at least 1")
+        _check("most_plans", most, fine, "must be an integer of at least 1")
 
 
 class PlanFields(TypedDict, total=False):

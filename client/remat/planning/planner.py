@@ -152,7 +152,7 @@ def planner_for(
         InvalidData: neither a planner nor one of these words, or "local" without a solver.
     """
     if isinstance(planner, CoordinatedPlanner):
-        return planner
+        return planner if profiles is None else CoordinatedPlanner(planner.asked, profiles, planner.coordinator)
     here = given or settings()
     disk = DiskProfiles(here.cache_dir / "profiles")
     memo = Memo(here.cache_dir / "answers")

@@ -60,7 +60,7 @@ class Rematerialized(nn.Module):
             self.__dict__[name] = module.__dict__[name]
         self.__dict__["original"] = module  # as an attribute it would be registered: a submodule of its own twin
         self._plans: OrderedDict[Any, Planned | None] = OrderedDict()
-        self._chains: dict[Any, ChainedModule] = {}
+        self._chains: OrderedDict[Any, ChainedModule] = OrderedDict()
         self._make_plan = make_plan
         self._on_failure = on_failure
         self._most_plans = most_plans
@@ -123,7 +123,8 @@ class Rematerialized(nn.Module):
             if len(plans) > 1:
                 plans.move_to_end(key)
             return latest
-        if key in self.chains:
+        if key in self._chains:
+            self._chains.move_to_end(key)
             return None
         if plans:
             log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
@@ -140,6 +141,8 @@ class Rematerialized(nn.Module):
             return None
         if isinstance(made, ChainedModule):
             self._chains[key] = made
+            if len(self._chains) > self._most_plans:
+                self._chains.popitem(last=False)
             return None
         plans[key] = self._expected(made)
         while len(plans) > self._most_plans:
