@@ -1,23 +1,57 @@
-"""Waking those who wait: one event a request, a solve or a queue, set when something about it has changed."""
+"""Waking those who wait: a subscription to a request, a solve or a queue, set when something about it has changed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Subscription:
+    """What one listener is told. Reset, then look, then wait: a change between the look and the wait is not missed."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def reset(self) -> None:
+        """Forget the changes up to now: the listener is about to look."""
+        self._changed.clear()
+
+    def set(self) -> None:
+        """Something has changed."""
+        self._changed.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait for a change, at most so long; returns whether it came."""
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):  # wait_for loses a cancellation that comes with the change
+                    await self._changed.wait()
+        return self._changed.is_set()
 
 
 class Notifier:
-    """Listen first, then look, then wait: a change between the look and the wait is not missed."""
+    """Who listens to which key; a key is held for as long as somebody listens to it."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._listeners: dict[str, set[Subscription]] = {}
         self.relay: Callable[[tuple[str, ...]], None] | None = None
         """Tells other processes of a change, where there are any."""
 
-    def listen(self, key: str) -> asyncio.Event:
-        """The event that the next change under this key sets."""
-        return self._waiting.setdefault(key, asyncio.Event())
+    @contextmanager
+    def subscribe(self, *keys: str) -> Iterator[Subscription]:
+        """Changes under any of these keys, up to the end of the block."""
+        subscription = Subscription()
+        for key in keys:
+            self._listeners.setdefault(key, set()).add(subscription)
+        try:
+            yield subscription
+        finally:
+            for key in set(keys):
+                self._listeners[key].discard(subscription)
+                if not self._listeners[key]:
+                    del self._listeners[key]
 
     def notify(self, *keys: str) -> None:
         """Wake whoever listens to these, here and in other processes."""
@@ -28,24 +62,12 @@ class Notifier:
     def notify_here(self, *keys: str) -> None:
         """Wake whoever listens to these in this process."""
         for key in keys:
-            event = self._waiting.pop(key, None)
-            if event is not None:
-                event.set()
+            for subscription in self._listeners.get(key, ()):
+                subscription.set()
 
     def notify_all(self) -> None:
-        """Wake everybody: the server is stopping."""
-        self.notify_here(*list(self._waiting))
+        """Wake everybody: the server is stopping, or changes may have been missed."""
+        self.notify_here(*self._listeners)
 
-    def listening(self) -> list[str]:
-        """What somebody may be waiting for."""
-        return list(self._waiting)
-
-
-async def wait_for(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for a change, at most so long; returns whether it came."""
-    if seconds <= 0:
-        return event.is_set()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):  # wait_for loses a cancellation that comes with the change
-            await event.wait()
-    return event.is_set()
+    def __len__(self) -> int:
+        return len(self._listeners)

@@ -59,7 +59,7 @@ class PostgresRelay:
 
     async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
         await connection.execute(f"LISTEN {_CHANNEL}")
-        self._notifier.notify_here(*self._notifier.listening())  # whatever was missed while disconnected
+        self._notifier.notify_all()  # whatever was missed while disconnected
         async for note in connection.notifies():
             self._notifier.notify_here(*note.payload.split(","))
 

@@ -7,7 +7,7 @@ killed before its id is given back, and its temporary folder removed; when the s
 socket does, and every group is killed.
 
 Control socket: the service sends one datagram a child, with the child's socket attached; the forkserver answers
-`{"started": pid}` and later `{"ended": pid, "status": n}`.
+`{"started": pid, "order": n}`, with the number that came in the order, and later `{"ended": pid, "status": n}`.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def main() -> None:
                 order, fds, _, _ = socket.recv_fds(control, 4096, 1)
                 if not order:
                     return
+                asked = json.loads(order)
                 pid = os.fork()
                 if pid == 0:
-                    _run_child(child, control, fds[0], json.loads(order), (wake_read, wake_write), scratch)
+                    _run_child(child, control, fds[0], asked, (wake_read, wake_write), scratch)
                 os.close(fds[0])
                 alive.add(pid)
-                control.send(json.dumps({"started": pid}).encode())
+                control.send(json.dumps({"started": pid, "order": asked["order"]}).encode())
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,12 +74,13 @@ class Child:
 class Supervisor:
     """Keeps one forkserver alive and hands out children forked there."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, start_limit_s: float = 60.0) -> None:
+        self._settings, self._start_limit_s = settings, start_limit_s
         self._forkserver: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._spawning: deque[tuple[asyncio.Future[Child], socket.socket]] = deque()
+        self._spawning: dict[int, tuple[asyncio.Future[Child], socket.socket]] = {}
+        self._orders = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._starting = asyncio.Lock()
 
@@ -91,29 +92,42 @@ class Supervisor:
 
     async def start_child(self, time_limit_s: float) -> Child:
         """A new child, waiting for its job; started again from a fresh forkserver if the old one has died."""
-        for last in (False, True):
-            try:
-                return await asyncio.wait_for(self._spawn(time_limit_s), 60.0)
-            except (OSError, TimeoutError):
-                if last:
-                    raise
-                await self.close()
-        raise AssertionError("unreachable")
+        try:
+            return await self._spawn(time_limit_s)
+        except (OSError, TimeoutError):
+            return await self._spawn(time_limit_s)
 
     async def _spawn(self, time_limit_s: float) -> Child:
         async with self._starting:
             if self._forkserver is None or self._forkserver.poll() is not None or self._control is None:
                 await self.close()
                 await self._start()
+            asked = self._forkserver
+        try:
+            async with asyncio.timeout(self._start_limit_s):
+                return await self._ordered(time_limit_s)
+        except (OSError, TimeoutError):
+            async with self._starting:
+                if self._forkserver is asked:  # else somebody else has replaced it already
+                    await self.close()
+            raise
+
+    async def _ordered(self, time_limit_s: float) -> Child:
         assert self._control is not None
         mine, its = socket.socketpair()
         mine.setblocking(False)
         started: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         # processor time is a last resort: generous, for engines with several threads
-        order = {"cpu_seconds": int(time_limit_s * 8 * max(1, self._settings.solver_threads) + 120)}
-        self._spawning.append((started, mine))
+        cpu_seconds = int(time_limit_s * 8 * max(1, self._settings.solver_threads) + 120)
+        order = next(self._orders)
+        self._spawning[order] = started, mine
         try:
-            socket.send_fds(self._control, [json.dumps(order).encode()], [its.fileno()])
+            message = json.dumps({"order": order, "cpu_seconds": cpu_seconds}).encode()
+            socket.send_fds(self._control, [message], [its.fileno()])
+        except OSError:
+            del self._spawning[order]
+            mine.close()
+            raise
         finally:
             its.close()
         return await started
@@ -142,7 +156,12 @@ class Supervisor:
                 self._receive(json.loads(message))
         except OSError:
             pass
-        for started, link in self._spawning:
+        finally:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """The forkserver is gone: nobody waits any longer for a child of its, and those that run are killed."""
+        for started, link in self._spawning.values():
             link.close()
             if not started.done():
                 started.set_exception(OSError("the forkserver of solver children died"))
@@ -153,7 +172,7 @@ class Supervisor:
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "started" in message:
-            started, link = self._spawning.popleft()
+            started, link = self._spawning.pop(message["order"])
             child = Child(message["started"], link)
             self._children[child.pid] = child
             if started.done():  # whoever asked has given up
@@ -171,24 +190,24 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the forkserver and with it every child."""
-        if self._listener is not None:
-            self._listener.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listener
-            self._listener = None
-        for child in list(self._children.values()):
-            child.signal(signal.SIGKILL)
-            self._died(child.pid, -signal.SIGKILL)
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        try:
+            if self._listener is not None:
+                self._listener.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._listener
+                self._listener = None
+        finally:
+            self._abandon()
+            if self._control is not None:
+                self._control.close()
+                self._control = None
         if self._forkserver is not None:
+            forkserver, self._forkserver = self._forkserver, None
             try:
-                await asyncio.to_thread(self._forkserver.wait, 5.0)
+                await asyncio.to_thread(forkserver.wait, 5.0)
             except subprocess.TimeoutExpired:
-                self._forkserver.kill()
-                await asyncio.to_thread(self._forkserver.wait)
-            self._forkserver = None
+                forkserver.kill()
+                await asyncio.to_thread(forkserver.wait)
 
 
 class ChildRun:

@@ -13,7 +13,6 @@ from remat_ir import Problem, Verdict
 from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller
-from ..notify.notifier import wait_for
 from ..storage.answers import document, rendered
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import EndedRequest
@@ -65,27 +64,31 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
         Gone: the answer's plan has been evicted, or was damaged.
     """
     looked = False
-    while True:
-        changed = context.notifier.listen(request_id)
-        found = await context.snapshots.ended_request(caller, request_id)
+    with context.notifier.subscribe(request_id) as changes:
+        while True:
+            changes.reset()
+            found = await context.snapshots.ended_request(caller, request_id)
+            body = None if found is None else _from_memory(context, found)
+            if body is not None:
+                context.notifier.notify_here(request_id)
+                return body, True
+            left = until - time.monotonic()
+            if not looked or found is not None or left <= 0 or context.stopping:
+                row, looked = await find_request(context, caller, request_id), True
+                if row.ended or left <= 0 or context.stopping:
+                    return await _settled(context, caller, row)
+            await changes.wait(left if context.database.is_sqlite else min(left, _POLL_S))
+
+
+async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
+    """The body for a row that is not waited for any longer."""
+    if not row.ended or row.plan_id is None:
+        return await body_of(context, caller, row)
+    context.notifier.notify_here(row.id)
+    async with context.locks.of(row.plan_id):  # of a burst, one has the plan judged
+        found = await context.snapshots.ended_request(caller, row.id)
         body = None if found is None else _from_memory(context, found)
-        if body is not None:
-            context.notifier.notify_here(request_id)
-            return body, True
-        left = until - time.monotonic()
-        if looked and found is None and left > 0 and not context.stopping:  # nothing new
-            await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
-            continue
-        row, looked = await find_request(context, caller, request_id), True
-        if row.ended or left <= 0 or context.stopping:
-            if not row.ended or row.plan_id is None:
-                return await body_of(context, caller, row)
-            context.notifier.notify_here(request_id)
-            async with context.locks.of(row.plan_id):  # of a burst, one has the plan judged
-                found = await context.snapshots.ended_request(caller, request_id)
-                body = None if found is None else _from_memory(context, found)
-                return (body, True) if body is not None else await body_of(context, caller, row)
-        await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
+        return (body, True) if body is not None else await body_of(context, caller, row)
 
 
 def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
@@ -106,15 +109,16 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
     Raises:
         NotFound: there is none of this tenant's.
     """
-    while True:
-        changed = context.notifier.listen(request_id)
-        row = await find_request(context, caller, request_id)
-        left = until - time.monotonic()
-        if row.ended or left <= 0 or context.stopping:
-            if row.ended:
-                context.notifier.notify_here(request_id)
-            return row
-        await wait_for(changed, left if context.database.is_sqlite else min(left, _POLL_S))
+    with context.notifier.subscribe(request_id) as changes:
+        while True:
+            changes.reset()
+            row = await find_request(context, caller, request_id)
+            left = until - time.monotonic()
+            if row.ended or left <= 0 or context.stopping:
+                if row.ended:
+                    context.notifier.notify_here(request_id)
+                return row
+            await changes.wait(left if context.database.is_sqlite else min(left, _POLL_S))
 
 
 async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:

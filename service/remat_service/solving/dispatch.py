@@ -11,7 +11,6 @@ import structlog
 from sqlalchemy import and_, case, func, or_, select
 
 from ..context import Context
-from ..notify.notifier import wait_for
 from ..storage.tables import now, solves, tenants
 from .execute import execute_solve
 
@@ -79,20 +78,26 @@ class Dispatcher:
             await context.supervisor.warm()
         except (OSError, TimeoutError):
             log.exception("no solver child can be started; trying again with the first solve")
-        while not context.stopping:
-            changed = context.notifier.listen("queue")
-            try:
-                while len(self._running) < context.settings.workers:
-                    solve_id = await next_solve(context, frozenset(self._running))
-                    if solve_id is None:
-                        break
-                    self._running[solve_id] = task = asyncio.create_task(execute_solve(context, solve_id))
-                    task.add_done_callback(partial(self._ended, solve_id))
-                    await asyncio.sleep(0)
-            except Exception:
-                log.exception("a look at the queue failed; trying again")
-                await asyncio.sleep(_LOOK_S)
-            await wait_for(changed, _LOOK_S)
+        with context.notifier.subscribe("queue") as changes:
+            while not context.stopping:
+                changes.reset()
+                try:
+                    await self._take()
+                except Exception:
+                    log.exception("a look at the queue failed; trying again")
+                    await asyncio.sleep(_LOOK_S)
+                await changes.wait(_LOOK_S)
+
+    async def _take(self) -> None:
+        """Start what is due, up to the number of workers."""
+        context = self._context
+        while len(self._running) < context.settings.workers:
+            solve_id = await next_solve(context, frozenset(self._running))
+            if solve_id is None:
+                return
+            self._running[solve_id] = task = asyncio.create_task(execute_solve(context, solve_id))
+            task.add_done_callback(partial(self._ended, solve_id))
+            await asyncio.sleep(0)
 
     def _ended(self, solve_id: str, task: asyncio.Task[bool]) -> None:
         self._running.pop(solve_id, None)

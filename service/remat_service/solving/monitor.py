@@ -11,7 +11,6 @@ import structlog
 from remat_ir import Status, gap_of
 
 from ..context import Context
-from ..notify.notifier import wait_for
 from ..processes.supervisor import ChildRun
 from ..requests.completion import end_request
 from ..storage.tables import now
@@ -37,23 +36,24 @@ class Monitor:
     async def watch(self) -> None:
         """Look whenever something about the solve has changed, and now and then."""
         context, claim, record = self._context, self._claim, self._record
-        beat, changed = time.monotonic(), context.notifier.listen(claim.id)
-        while True:
-            await wait_for(changed, _TICK_S)
-            await asyncio.sleep(_PAUSE_S)
-            changed = context.notifier.listen(claim.id)
-            try:
-                if time.monotonic() - beat >= context.settings.heartbeat_s:
-                    beat = time.monotonic()
-                    async with context.database.write() as connection:
-                        await record.write(connection, {"heartbeat_at": now(), "spent_s": record.spent()})
-                await self._review()
-            except LostClaim:
-                record.lost = True
-                self._run.child.signal(signal.SIGKILL)
-                return
-            except Exception:
-                log.exception("a look at the open requests failed; trying again", solve=claim.id)
+        beat = time.monotonic()
+        with context.notifier.subscribe(claim.id) as changes:
+            while True:
+                await changes.wait(_TICK_S)
+                await asyncio.sleep(_PAUSE_S)
+                changes.reset()
+                try:
+                    if time.monotonic() - beat >= context.settings.heartbeat_s:
+                        beat = time.monotonic()
+                        async with context.database.write() as connection:
+                            await record.write(connection, {"heartbeat_at": now(), "spent_s": record.spent()})
+                    await self._review()
+                except LostClaim:
+                    record.lost = True
+                    self._run.child.signal(signal.SIGKILL)
+                    return
+                except Exception:
+                    log.exception("a look at the open requests failed; trying again", solve=claim.id)
 
     async def _review(self) -> None:
         """End requests that want no more than there is by now; stop the child when nobody wants anything."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..context import Context
 from ..identity import Caller
-from ..notify.notifier import wait_for
 from ..requests import read
 
 _ALIVE_S = 10.0
@@ -20,24 +19,25 @@ async def stream(context: Context, caller: Caller, request_id: str, after: int) 
     """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan."""
     yield b"retry: 1000\n\n"
     quiet_since = time.monotonic()
-    while True:
-        request_changed = context.notifier.listen(request_id)
-        row = await read.find_request(context, caller, request_id)
-        changed = context.notifier.listen(row.solve_id) if row.solve_id else request_changed
-        progress = await read.progress_of(context, caller, request_id, after)
-        for point in progress["progress"]:
-            after = point["seq"]
-            yield event("progress", point, after)
-            quiet_since = time.monotonic()
-        if row.ended:
-            yield event("end", row.answer, after)
-            return
-        if context.stopping:
-            return  # the client comes back with Last-Event-ID
-        if time.monotonic() - quiet_since >= _ALIVE_S:
-            yield b": alive\n\n"
-            quiet_since = time.monotonic()
-        await wait_for(changed, _LOOK_S)
+    solve_id = (await read.find_request(context, caller, request_id)).solve_id
+    with context.notifier.subscribe(request_id, *([solve_id] if solve_id else [])) as changes:
+        while True:
+            changes.reset()
+            row = await read.find_request(context, caller, request_id)
+            progress = await read.progress_of(context, caller, request_id, after)
+            for point in progress["progress"]:
+                after = point["seq"]
+                yield event("progress", point, after)
+                quiet_since = time.monotonic()
+            if row.ended:
+                yield event("end", row.answer, after)
+                return
+            if context.stopping:
+                return  # the client comes back with Last-Event-ID
+            if time.monotonic() - quiet_since >= _ALIVE_S:
+                yield b": alive\n\n"
+                quiet_since = time.monotonic()
+            await changes.wait(_LOOK_S)
 
 
 def event(name: str, data: Any, number: int) -> bytes:
