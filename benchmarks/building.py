@@ -15,11 +15,11 @@ import pulp
 
 from benchmarks.cases import CASES, problem_of
 from remat_ir import Problem
-from remat_solver.formulate import checkmate, tables, tight
+from remat_solver.array_view import view_of
+from remat_solver.formulate import checkmate, tight
 from remat_solver.program import Program
-from remat_solver.staged.program import Rows, write
+from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import scale_of
-from remat_solver.staged.shape import shape_of
 
 T = TypeVar("T")
 _CUTS = 12
@@ -48,19 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _paper(problem: Problem) -> Program:
-    return checkmate(tables(problem.graph), problem.budget_bytes).program
+    return checkmate(view_of(problem)).program
 
 
 def _tight(problem: Problem) -> Program:
-    return tight(tables(problem.graph), problem.budget_bytes).program
+    return tight(view_of(problem)).program
 
 
 def _staged(problem: Problem) -> Program:
-    shape = shape_of(problem)
-    last = shape.ops - 1
-    first = min(max(0, shape.roomy - 1), last)
+    view = view_of(problem)
+    last = view.ops - 1
+    first = min(max(0, view.roomy - 1), last)
     cuts = {first + (last - first) * c // _CUTS for c in range(_CUTS + 1)}
-    return write(shape, Rows(cuts), scale_of(shape)).program
+    return write(view, Rows(cuts), scale_of(view)).program
 
 
 _BUILDS: tuple[tuple[str, Callable[[Problem], Program]], ...] = (

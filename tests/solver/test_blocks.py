@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.working_set import working_set
 from remat_solver import solve
+from remat_solver.array_view import view_of
 from remat_solver.blocks import Run, block_of, joined, menus_of, plans_by_blocks, runs_of, segments_of
 from remat_solver.blocks.kernel import NEVER
 from remat_solver.blocks.plans import sequence_of
-from remat_solver.blocks.program import Program
+from remat_solver.blocks.table import BlockTable
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.search import compiling
-from remat_solver.staged.shape import shape_of
 from remat_solver.staged.trace import trace
 from solver.little import little_graph
 
@@ -118,18 +118,18 @@ def test_a_plan_costs_what_the_program_says(name: str) -> None:
     segments, blocks = joined(segments, 40)
     menus = menus_of(blocks)
     # a hundredth more than the plain peak, for what is rounded
-    program = Program(segments, menus, plain_peak(graph) * 101 // 100, 512)
+    program = BlockTable(segments, menus, plain_peak(graph) * 101 // 100, 512)
     costs = program.costs()
     assert np.all(np.diff(costs) <= 0)
     assert costs[-1] * program.unit_ns <= graph.total_cost_ns < (costs[-1] + graph.ops) * program.unit_ns
-    shape = shape_of(Problem(graph, plain_peak(graph)))
+    view = view_of(Problem(graph, plain_peak(graph)))
     for slots in sorted({int(np.flatnonzero(costs < NEVER)[0]), 200, 300, 400, 511}):
         if costs[slots] < NEVER:
             order = sequence_of(segments, menus, program.items(slots))
             cost = sum(graph.op_cost_ns[op] for op in order)
             # each item was rounded down to whole units; what nothing reads is left out
             assert cost <= (int(costs[slots]) + len(order)) * program.unit_ns
-            assert trace(shape, order).memory.min() >= 0
+            assert trace(view, order).memory.min() >= 0
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 from collections.abc import Callable, Iterator
 from itertools import product
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -11,11 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_ir import Graph, Problem, graph_of, plain_peak, plan_of, verify
+from remat_solver import array_view, sequences
+from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
-from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tables, tight
-from remat_solver.formulate.schedule import matrices_of, stages, without_spurious
+from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
+from remat_solver.formulate.schedule import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
+from remat_solver.sequences import without_unread
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
 
@@ -49,36 +54,36 @@ def agrees(engine: Engine, problem: Problem, formulation: Formulation, space: st
 @QUICK
 @given(problem=problems(most_ops=6))
 def test_checkmate_is_exact(engine: Engine, problem: Problem) -> None:
-    agrees(engine, problem, checkmate(tables(problem.graph), problem.budget_bytes), ONE_PER_STAGE)
+    agrees(engine, problem, checkmate(view_of(problem)), ONE_PER_STAGE)
 
 
 @settings(QUICK, max_examples=80)
 @given(problem=problems(most_ops=6), switches=st.tuples(*[st.booleans()] * 6))
 def test_tight_is_exact_whatever_is_switched(engine: Engine, problem: Problem, switches: tuple[bool, ...]) -> None:
-    formulation = tight(tables(problem.graph), problem.budget_bytes, reductions=Reductions(*switches))
+    formulation = tight(view_of(problem), reductions=Reductions(*switches))
     agrees(engine, problem, formulation, ONE_PER_STAGE)
 
 
 @QUICK
 @given(problem=problems(most_ops=5), sweeps=st.integers(2, 3), reductions=st.sampled_from((True, False)))
 def test_several_sweeps_are_exact(engine: Engine, problem: Problem, sweeps: int, reductions: bool) -> None:
-    table = tables(problem.graph)
+    view = view_of(problem)
     if reductions:
-        agrees(engine, problem, tight(table, problem.budget_bytes, sweeps=sweeps), ONE_PER_STAGE, sweeps)
+        agrees(engine, problem, tight(view, sweeps=sweeps), ONE_PER_STAGE, sweeps)
     else:
-        agrees(engine, problem, checkmate(table, problem.budget_bytes, sweeps), ONE_PER_STAGE, sweeps)
+        agrees(engine, problem, checkmate(view, sweeps), ONE_PER_STAGE, sweeps)
 
 
 @settings(QUICK, max_examples=60)
 @given(problem=problems(most_ops=7).filter(lambda problem: problem.graph.backward_from is not None))
 def test_forward_is_exact_in_its_space(engine: Engine, problem: Problem) -> None:
-    agrees(engine, problem, forward(tables(problem.graph), problem.budget_bytes), FORWARD_OPS)
+    agrees(engine, problem, forward(view_of(problem)), FORWARD_OPS)
 
 
 @settings(QUICK, max_examples=25)
 @given(problem=problems(most_ops=4))
 def test_any_order_is_exact(engine: Engine, problem: Problem) -> None:
-    formulation = any_order(problem.graph, problem.budget_bytes)
+    formulation = any_order(problem)
     expected = optimum(problem, ANY_IN_STAGES)
     outcome = engine.run(formulation.program, deadline=Deadline(60))
     if expected.cost_ns is None:
@@ -98,7 +103,7 @@ def test_problems_drawn_here_are_not_all_trivial(engine: Engine) -> None:
     paid = 0
     for seed in range(8):
         for problem in little_problems(seed, 7, rich=seed % 2 == 0, budgets=2):
-            formulation = tight(tables(problem.graph), problem.budget_bytes)
+            formulation = tight(view_of(problem))
             paid += agrees(engine, problem, formulation, ONE_PER_STAGE)
     assert paid >= 4, "below the plain peak every plan recomputes something"
 
@@ -112,14 +117,14 @@ def test_five_unit_layers(engine: Engine, make: Callable[..., Formulation], frac
         inputs.append(sorted({i, *([i - 1] if i else []), *([len(inputs) - 1] if i < layers - 1 else [])}))
     graph = graph_of([1] * 8, [1] * 8, inputs)
     problem = Problem(graph, int(fraction * plain_peak(graph)))
-    agrees(engine, problem, make(tables(graph), problem.budget_bytes), ONE_PER_STAGE)
+    agrees(engine, problem, make(view_of(problem)), ONE_PER_STAGE)
 
 
 def test_rows_of_the_paper_one_for_one() -> None:
     """Counts of a chain of n ops: O(n²) rows and columns as printed, none for what the paper does not have."""
     n = 6
     graph = graph_of([1] * n, [1] * n, [[i - 1] if i else [] for i in range(n)])
-    program = checkmate(tables(graph), 100).program
+    program = checkmate(view_of(Problem(graph, 100))).program
     triangle, below = n * (n + 1) // 2, n * (n - 1) // 2
     free = sum(t for t in range(n))  # FREE[t,i,k] for the edges (k−1,k), k ≤ t
     assert program.columns == triangle + below + free + triangle  # R, S, FREE, U
@@ -131,9 +136,9 @@ def test_rows_of_the_paper_one_for_one() -> None:
 def test_collapse_keeps_all_that_is_of_use_not_what_is_live() -> None:
     # value 0 is live in no plain plan after op 1, but recomputing value 1 later would need it
     graph = graph_of([1, 1, 1, 1], [4, 2, 1, 1], [[], [0], [1], [1, 2]])
-    assert collapsed_stages(tables(graph), 6) == 2
-    assert collapsed_stages(tables(graph), 7) == 3
-    assert collapsed_stages(tables(graph), 5) == 1
+    assert collapsed_stages(view_of(Problem(graph, 6))) == 2
+    assert collapsed_stages(view_of(Problem(graph, 7))) == 3
+    assert collapsed_stages(view_of(Problem(graph, 5))) == 1
 
 
 @QUICK
@@ -142,11 +147,11 @@ def test_collapse_keeps_all_that_is_of_use_not_what_is_live() -> None:
 )
 def test_matrices_hold_any_set_of_recomputations(seed: int, ops: int, extra: list[tuple[int, int]]) -> None:
     graph = little_graph(seed, ops)
-    table, stage_of = tables(graph), stages(graph.ops)
-    chosen = {(stage, op) for stage, op in extra if op < stage < ops and not table.pinned[op]}
+    view, stage_of = view_of(Problem(graph, 0)), stages(graph.ops)
+    chosen = {(stage, op) for stage, op in extra if op < stage < ops and not view.pinned[op]}
     sequence = [op for stage in range(ops) for op in range(stage + 1) if op == stage or (stage, op) in chosen]
-    lean = without_spurious(graph, sequence)
-    matrices = matrices_of(table, stage_of, sequence)
+    lean = without_unread(graph, sequence)
+    matrices = matrices_of(view, stage_of, sequence)
     assert matrices is not None
     rows, columns = np.nonzero(matrices.computed)
     assert tuple(columns.tolist()) == lean
@@ -159,11 +164,11 @@ def test_matrices_hold_any_set_of_recomputations(seed: int, ops: int, extra: lis
 
 def test_sequences_beyond_the_space_have_no_start() -> None:
     graph = graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]])
-    table = tables(graph)
-    assert matrices_of(table, stages(3, 1), (0, 1, 0, 1, 0, 2)) is not None  # merged: ops 0 and 1 once each
-    assert matrices_of(table, stages(3, 2), (0, 1, 0, 1, 0, 2)) is not None
-    assert matrices_of(table, stages(3, 1, first=2), (0, 0, 1, 2)) is not None  # dropped: there is room before op 2
-    apart = tables(graph_of([1] * 4, [1] * 4, [[], [], [], [0, 1, 2]]))
+    view = view_of(Problem(graph, 0))
+    assert matrices_of(view, stages(3, 1), (0, 1, 0, 1, 0, 2)) is not None  # merged: ops 0 and 1 once each
+    assert matrices_of(view, stages(3, 2), (0, 1, 0, 1, 0, 2)) is not None
+    assert matrices_of(view, stages(3, 1, first=2), (0, 0, 1, 2)) is not None  # dropped: there is room before op 2
+    apart = view_of(Problem(graph_of([1] * 4, [1] * 4, [[], [], [], [0, 1, 2]]), 0))
     backwards = (0, 1, 2, 2, 1, 0, 3)  # three ascending runs
     assert matrices_of(apart, stages(4, 1), backwards) is not None  # put into op order
     assert matrices_of(apart, stages(4, 2), backwards) is None
@@ -178,3 +183,9 @@ def test_reordering_is_a_valid_problem_of_the_same_ops() -> None:
         assert order == tuple(range(6))
         assert other.graph.op_inputs == graph.op_inputs
         assert verify(other, plan) == verify(problem, plan_of(graph, range(6)))
+
+
+@pytest.mark.parametrize("module", [array_view, sequences])
+def test_the_examples_run(module: ModuleType) -> None:
+    ran = doctest.testmod(module)
+    assert (ran.attempted > 0, ran.failed) == (True, 0)

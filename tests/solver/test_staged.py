@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.working_set import pinned_ops, working_set
 from remat_solver import solve
+from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
 from remat_solver.restrictions import ONE_PER_STAGE
-from remat_solver.staged.program import Rows, write
 from remat_solver.staged.prove import Proof, Switches
 from remat_solver.staged.realize import in_order, point
+from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
-from remat_solver.staged.shape import shape_of
 from remat_solver.staged.trace import trace
 from solver.brute import FIXED_ORDER, optimum
 from solver.brute import ONE_PER_STAGE as RESTRICTED
@@ -106,15 +106,15 @@ def test_switches_change_the_pace_and_not_the_optimum(engines: Engines, switches
 @given(problems(most_ops=7), st.lists(st.integers(0, 6), max_size=6, unique=True))
 def test_a_cut_more_never_lowers_the_linear_bound(engines: Engines, problem: Problem, cuts: list[int]) -> None:
     assume(problem.budget_bytes >= working_set(problem.graph).least_bytes)
-    shape = shape_of(problem)
-    assume(shape.roomy < shape.ops)
-    scale = scale_of(shape)
+    view = view_of(problem)
+    assume(view.roomy < view.ops)
+    scale = scale_of(view)
     best = optimum(problem, FIXED_ORDER).cost_ns
-    last = shape.ops - 1
-    rows = Rows({min(max(0, shape.roomy - 1), last), last})
+    last = view.ops - 1
+    rows = Rows({min(max(0, view.roomy - 1), last), last})
     reached = 0.0
     for cut in [*(cut for cut in cuts if cut < last and cut not in rows.cuts), None]:
-        program = write(shape, rows, scale).program
+        program = write(view, rows, scale).program
         if program.rows:
             outcome = engines.highs.lp(program, deadline=Deadline(20))
             if outcome.status == "infeasible":
@@ -122,7 +122,7 @@ def test_a_cut_more_never_lowers_the_linear_bound(engines: Engines, problem: Pro
                 return
             assert outcome.bound >= reached - 1e-6
             reached = outcome.bound
-            assert best is None or scale.bound_ns(shape, outcome.bound, whole=False) <= best
+            assert best is None or scale.bound_ns(view, outcome.bound, whole=False) <= best
         if cut is not None:
             rows.cut(cut)
 
@@ -137,13 +137,13 @@ def test_charged_recomputations_exclude_no_plan(engines: Engines, data: st.DataO
     pinned = pinned_ops(graph)
     sequence = in_order(graph.ops, [(stage, op) for stage, op in extra if op < stage and op not in pinned])
     cuts = data.draw(st.sets(ops, min_size=1)) | {graph.ops - 1}
-    shape = shape_of(Problem(graph, plain_peak(graph) + sum(graph.value_bytes)))
-    run = trace(shape, sequence)
-    shape = shape_of(Problem(graph, run.peak + graph.fixed_bytes))
+    view = view_of(Problem(graph, plain_peak(graph) + sum(graph.value_bytes)))
+    run = trace(view, sequence)
+    view = view_of(Problem(graph, run.peak + graph.fixed_bytes))
     rows = Rows(cuts, reruns={cut: set(range(graph.ops)) for cut in cuts})
-    written = write(shape, rows, scale_of(shape))
+    written = write(view, rows, scale_of(view))
     assume(written.program.columns)
-    x = point(shape, written.columns, run)
+    x = point(view, written.columns, run)
     lower, upper = written.program.lower.copy(), written.program.upper.copy()
     lower[: len(x)] = upper[: len(x)] = x
     fixed = replace(written.program, lower=lower, upper=upper)
@@ -152,13 +152,13 @@ def test_charged_recomputations_exclude_no_plan(engines: Engines, data: st.DataO
 
 def test_the_spans_are_why(engines: Engines) -> None:
     graph = Graph.from_json((GRAPHS / "made-resnet50.json").read_text())
-    shape = shape_of(Problem(graph, budget_at(graph, 0.2)))
-    last, bounds = shape.ops - 1, {}
+    view = view_of(Problem(graph, budget_at(graph, 0.2)))
+    last, bounds = view.ops - 1, {}
     for nested in (False, True):
-        rows = Rows({shape.roomy - 1, last})
+        rows = Rows({view.roomy - 1, last})
         reached: list[float] = []
         for cut in (181, 313, 305, 335, 210, None):
-            program = write(shape, rows, scale_of(shape), nested=nested).program
+            program = write(view, rows, scale_of(view), nested=nested).program
             outcome = engines.highs.lp(balanced(program), deadline=Deadline(20))
             reached.append(outcome.bound / balance_of(program))
             if cut is not None:
@@ -216,23 +216,23 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
     for seed in range(20):
         for problem in little_problems(seed, 7, budgets=3):
             plan = optimum(problem, FIXED_ORDER).plan
-            shape = shape_of(problem)
-            if plan is None or shape.roomy == shape.ops:
+            view = view_of(problem)
+            if plan is None or view.roomy == view.ops:
                 continue
-            run = trace(shape, plan.computes)
-            if run.peak > shape.capacity:
+            run = trace(view, plan.computes)
+            if run.peak > view.capacity:
                 continue  # an optimum that frees and keeps more cleverly than its bare sequence says
             extra = sum(problem.graph.op_cost_ns[op] for op in plan.computes) - problem.graph.total_cost_ns
             for cuts in (
-                {shape.ops - 1},
-                {0, shape.ops - 1},
-                {1, shape.ops // 2, shape.ops - 1},
-                set(range(shape.ops)),
+                {view.ops - 1},
+                {0, view.ops - 1},
+                {1, view.ops // 2, view.ops - 1},
+                set(range(view.ops)),
             ):
-                written = write(shape, Rows(cuts), scale_of(shape))
-                x = point(shape, written.columns, run)
+                written = write(view, Rows(cuts), scale_of(view))
+                x = point(view, written.columns, run)
                 assert written.program.violation(x) <= 0
-                assert scale_of(shape).cost_ns * written.program.objective(x) <= extra
+                assert scale_of(view).cost_ns * written.program.objective(x) <= extra
 
 
 def test_the_method_is_reached_by_its_name_and_repeats_itself() -> None:

@@ -9,8 +9,8 @@ from remat_ir import Graph, Problem
 from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 
+from ..array_view import view_of
 from ..search import Search
-from ..staged.shape import shape_of
 from ..staged.trace import trace
 from .block import Block
 
@@ -90,8 +90,8 @@ def choice_of(block: Block, order: tuple[int, ...]) -> Choice:
     graph, turn = block.graph, block.turn
     at = order.index(turn)
     backward = order[at + 1 :]
-    shape = shape_of(Problem(graph, 0))
-    run = trace(shape, (*range(turn + 1), *backward))
+    view = view_of(Problem(graph, 0))
+    run = trace(view, (*range(turn + 1), *backward))
     after = run.instance_value[(run.made < turn) & (run.last > turn)]
     held = {int(v) for v in after if graph.value_op[v] != 0} | set(block.joint)
     return Choice(
@@ -104,7 +104,7 @@ def choice_of(block: Block, order: tuple[int, ...]) -> Choice:
 
 
 def _memory_at(graph: Graph, order: tuple[int, ...], op: int) -> int:
-    return int(trace(shape_of(Problem(graph, 0)), order).memory[order.index(op)])
+    return int(trace(view_of(Problem(graph, 0)), order).memory[order.index(op)])
 
 
 def _cheap(graph: Graph, budget: int, start: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from remat_ir import Graph, plan_of
 from remat_ir.working_set import pinned_ops
 
-from ..chain.linear import without_unread
+from ..array_view import ArrayView, view_of
 from ..incumbent import Incumbent
-from ..staged.shape import Shape, shape_of
+from ..sequences import without_unread
 from ..staged.trace import Trace, trace
 from .block import Block
 from .kernel import NEVER
 from .menu import Menu, menu_of
-from .program import Item, Program
 from .repeats import joined
 from .segments import Segments, segments_of
+from .table import BlockTable, Item
 
 MOST_SEGMENTS = 200
 """More are joined, so that the program takes about a second and 40 MB."""
@@ -50,11 +50,11 @@ def plans_by_blocks(
     if max(block.graph.ops for block in blocks) > max(32, problem.graph.ops // 2):
         return False
     menus = menus_of(blocks, stopped=incumbent.stopped)
-    shape = shape_of(problem)
+    view = view_of(problem)
     if incumbent.stopped():
         return True
-    program = Program(segments, menus, int(_SPARE * shape.capacity), slots_of(segments.count))
-    near = _offer_best(incumbent, shape, program, source)
+    program = BlockTable(segments, menus, int(_SPARE * view.capacity), slots_of(segments.count))
+    near = _offer_best(incumbent, view, program, source)
     if near is not None and polish is not None and not incumbent.stopped():
         polish(near)
     return True
@@ -97,10 +97,10 @@ def sequence_of(segments: Segments, menus: list[Menu], items: list[Item]) -> lis
             if op >= done or op not in pinned:
                 order.append(op)
                 done = max(done, op + 1)
-    return without_unread(graph, order)
+    return list(without_unread(graph, order))
 
 
-def _offer_best(incumbent: Incumbent, shape: Shape, program: Program, source: str) -> list[int] | None:
+def _offer_best(incumbent: Incumbent, view: ArrayView, program: BlockTable, source: str) -> list[int] | None:
     """Offer the cheapest plan that fits, found by halving over memory limits; the cheapest next one that does not."""
     costs = program.costs()
     limits = [m for m in range(program.slots) if costs[m] < NEVER and (m == 0 or costs[m] < costs[m - 1])]
@@ -109,11 +109,11 @@ def _offer_best(incumbent: Incumbent, shape: Shape, program: Program, source: st
     def fits(limit: int) -> bool:
         nonlocal near
         order = sequence_of(program.segments, program.menus, program.items(limit))
-        run: Trace = trace(shape, order)
-        if run.peak > shape.capacity:
+        run: Trace = trace(view, order)
+        if run.peak > view.capacity:
             near = order
             return False
-        incumbent.offer(plan_of(shape.graph, order), source)
+        incumbent.offer(plan_of(view.graph, order), source)
         return True
 
     low, high = -1, len(limits)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from remat_ir import Chain, ChainPlan, Graph, Plan, Verb, plan_of
+
+from ..sequences import without_unread
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,6 @@ class LinearGraph:
                 first = self.seed_op if stage == self.chain.stages else None
                 computes += (op for op in (first, self.backward_op[stage - 1]) if op is not None)
         return plan_of(self.graph, without_unread(self.graph, computes))
-
-
-def without_unread(graph: Graph, computes: Iterable[int]) -> list[int]:
-    """The computes without recomputations of which no value is read before the next instance is made."""
-    order = list(computes)
-    wanted: set[int] = set()  # values that a later compute reads, before an instance in between
-    kept: list[int] = []
-    left = Counter(order)
-    for op in reversed(order):
-        left[op] -= 1
-        if not left[op] or any(value in wanted for value in graph.op_values[op]):
-            wanted.difference_update(graph.op_values[op])
-            wanted.update(graph.op_inputs[op])
-            kept.append(op)
-    return kept[::-1]
 
 
 def linear_graph(graph: Graph) -> LinearGraph | None:

@@ -4,18 +4,15 @@ from .checkmate import checkmate
 from .formulation import Formulation
 from .order import any_order, reordered
 from .size import engine_bytes
-from .tables import Tables, tables
 from .tight import Reductions, forward, tight
 
 __all__ = [
     "Formulation",
     "Reductions",
-    "Tables",
     "any_order",
     "checkmate",
     "engine_bytes",
     "forward",
     "reordered",
-    "tables",
     "tight",
 ]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
@@ -33,47 +34,46 @@ from .columns import (
 )
 from .formulation import Formulation, cost_units
 from .schedule import Matrices, Stages, recomputable, stages
-from .tables import Index, Tables
 
 
-def checkmate(table: Tables, budget_bytes: int, sweeps: int = 1) -> Formulation:
+def checkmate(view: ArrayView, sweeps: int = 1) -> Formulation:
     """The paper's program; `sweeps` stages per op (Section 4.10)."""
-    builder, stage_of = Builder(), stages(table.ops, sweeps)
-    cost, unit_ns, whole = cost_units(table)
-    runs = recomputable(table, stage_of)
-    earlier = (table.maker < stage_of.frontier[:, None]) & ~table.kept
-    retains = np.vstack((earlier, np.zeros((1, table.values), dtype=np.bool_)))
-    keeps = runs[:, table.maker] & table.optional
-    columns = stage_columns(builder, table, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps)
-    add_dependencies(builder, columns, table)
+    builder, stage_of = Builder(), stages(view.ops, sweeps)
+    cost, unit_ns, whole = cost_units(view)
+    runs = recomputable(view, stage_of)
+    earlier = (view.maker < stage_of.frontier[:, None]) & ~view.kept
+    retains = np.vstack((earlier, np.zeros((1, view.values), dtype=np.bool_)))
+    keeps = runs[:, view.maker] & view.optional
+    columns = stage_columns(builder, view, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps)
+    add_dependencies(builder, columns, view)
     add_retention(builder, columns)
-    add_keeping_needs_computing(builder, columns, table)
-    free, free_own = _free_columns(builder, columns, table)
-    add_free_of_uses(builder, columns, table, free)
-    add_free_of_own(builder, columns, table, free_own)
-    memory = add_memory(builder, columns, table, stage_of, budget_bytes, free, free_own)
+    add_keeping_needs_computing(builder, columns, view)
+    free, free_own = _free_columns(builder, columns, view)
+    add_free_of_uses(builder, columns, view, free)
+    add_free_of_own(builder, columns, view, free_own)
+    memory = add_memory(builder, columns, view, stage_of, free, free_own)
     program = builder.program()
 
     def complete(matrices: Matrices) -> Floats:
-        x = filled(columns, table, matrices, program.columns)
-        freed, freed_own = _freed(table, matrices)
+        x = filled(columns, view, matrices, program.columns)
+        freed, freed_own = _freed(view, matrices)
         for placed, values in ((free, freed), (free_own, freed_own)):
             x[placed[placed >= 0]] = values[placed >= 0]
-        used = _memory_of(table, matrices, freed, freed_own) / room(table, stage_of, budget_bytes)[1]
+        used = _memory_of(view, matrices, freed, freed_own) / room(view, stage_of)[1]
         x[memory[memory >= 0]] = used[memory >= 0]
         return x
 
-    return Formulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
+    return Formulation(view, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
-def add_dependencies(builder: Builder, columns: Columns, table: Tables) -> None:
+def add_dependencies(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """(1b): R[s,k] ≤ MADE[s,v] + S[s,v] for every value v that op k reads: made in the stage or retained into it."""
-    stage, use = np.nonzero(columns.compute[:, table.use_op] >= 0)
-    value, each = table.use_value[use], np.arange(len(use))
+    stage, use = np.nonzero(columns.compute[:, view.uses.op] >= 0)
+    value, each = view.uses.value[use], np.arange(len(use))
     builder.add_rows(
         len(use),
         [
-            Term(each, columns.compute[stage, table.use_op[use]]),
+            Term(each, columns.compute[stage, view.uses.op[use]]),
             picked(each, columns.made[stage, value], -1.0),
             picked(each, columns.retain[stage, value], -1.0),
         ],
@@ -81,19 +81,19 @@ def add_dependencies(builder: Builder, columns: Columns, table: Tables) -> None:
     )
 
 
-def _free_columns(builder: Builder, columns: Columns, table: Tables) -> tuple[Index, Index]:
+def _free_columns(builder: Builder, columns: Columns, view: ArrayView) -> tuple[Ids, Ids]:
     """(7a): binaries FREE of each use, [stages, uses], and of own outputs, [stages, values]."""
-    uses = columns.compute[:, table.use_op] >= 0
+    uses = columns.compute[:, view.uses.op] >= 0
     free = np.full(uses.shape, -1, dtype=np.int64)
     free[uses] = builder.variables(int(uses.sum()))
-    several = np.bincount(table.maker, minlength=table.ops) > 1
-    own = (columns.compute[:, table.maker] >= 0) & several[table.maker] & ~table.optional & ~table.kept
+    several = np.bincount(view.maker, minlength=view.ops) > 1
+    own = (columns.compute[:, view.maker] >= 0) & several[view.maker] & ~view.optional & ~view.kept
     free_own = np.full(own.shape, -1, dtype=np.int64)
     free_own[own] = builder.variables(int(own.sum()))
     return free, free_own
 
 
-def add_free_of_uses(builder: Builder, columns: Columns, table: Tables, free: Index) -> None:
+def add_free_of_uses(builder: Builder, columns: Columns, view: ArrayView, free: Ids) -> None:
     """(7b, 7c): FREE[s,v,k] = 1 exactly if num_hazards(s,v,k) = 0.
 
     num_hazards (6) = 1 − R[s,k] + S[s+1,v] + Σ R[s,j] over the later users j of v. κ is the largest value that it can
@@ -102,48 +102,48 @@ def add_free_of_uses(builder: Builder, columns: Columns, table: Tables, free: In
     stage, use = np.nonzero(free >= 0)
     number = np.full(free.shape, -1, dtype=np.int64)
     number[stage, use] = np.arange(len(use))
-    each, value = np.arange(len(use)), table.use_value[use]
-    earlier, later = _later_uses(table)
-    both = (free[:, earlier] >= 0) & (columns.compute[:, table.use_op[later]] >= 0)
+    each, value = np.arange(len(use)), view.uses.value[use]
+    earlier, later = _later_uses(view)
+    both = (free[:, earlier] >= 0) & (columns.compute[:, view.uses.op[later]] >= 0)
     pair_stage, pair = np.nonzero(both)
     pair_row = number[pair_stage, earlier[pair]]
     retained = columns.retain[stage + 1, value]
     kappa = 1.0 + (retained >= 0) + np.bincount(pair_row, minlength=len(use))
     hazards = [
-        Term(each, columns.compute[stage, table.use_op[use]], -1.0),
+        Term(each, columns.compute[stage, view.uses.op[use]], -1.0),
         picked(each, retained),
-        Term(pair_row, columns.compute[pair_stage, table.use_op[later[pair]]]),
+        Term(pair_row, columns.compute[pair_stage, view.uses.op[later[pair]]]),
     ]
     builder.add_rows(len(use), [*hazards, Term(each, free[stage, use])], lower=np.zeros(len(use)))
     builder.add_rows(len(use), [*hazards, Term(each, free[stage, use], kappa)], upper=kappa - 1.0)
 
 
-def _later_uses(table: Tables) -> tuple[Index, Index]:
+def _later_uses(view: ArrayView) -> tuple[Ids, Ids]:
     """Pairs of uses of one value, the earlier first."""
     earlier: list[int] = []
     later: list[int] = []
-    for value in range(table.values):
-        first, last = int(table.first_use[value]), int(table.last_use[value])
+    for value in range(view.values):
+        first, last = int(view.uses.first[value]), int(view.uses.last[value])
         for use in range(first, last):
             earlier += [use] * (last - use)
             later += range(use + 1, last + 1)
     return np.array(earlier, dtype=np.int64), np.array(later, dtype=np.int64)
 
 
-def add_free_of_own(builder: Builder, columns: Columns, table: Tables, free_own: Index) -> None:
+def add_free_of_own(builder: Builder, columns: Columns, view: ArrayView, free_own: Ids) -> None:
     """(7b, 7c) for an op's own output v: num_hazards = 1 − R[s,maker] + S[s+1,v] + Σ R[s,j] over all users j of v."""
     stage, value = np.nonzero(free_own >= 0)
     number = np.full(free_own.shape, -1, dtype=np.int64)
     number[stage, value] = np.arange(len(value))
     each = np.arange(len(value))
-    use_stage, use = np.nonzero((free_own[:, table.use_value] >= 0) & (columns.compute[:, table.use_op] >= 0))
-    use_row = number[use_stage, table.use_value[use]]
+    use_stage, use = np.nonzero((free_own[:, view.uses.value] >= 0) & (columns.compute[:, view.uses.op] >= 0))
+    use_row = number[use_stage, view.uses.value[use]]
     retained = columns.retain[stage + 1, value]
     kappa = 1.0 + (retained >= 0) + np.bincount(use_row, minlength=len(value))
     hazards = [
-        Term(each, columns.compute[stage, table.maker[value]], -1.0),
+        Term(each, columns.compute[stage, view.maker[value]], -1.0),
         picked(each, retained),
-        Term(use_row, columns.compute[use_stage, table.use_op[use]]),
+        Term(use_row, columns.compute[use_stage, view.uses.op[use]]),
     ]
     builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value])], lower=np.zeros(len(value)))
     builder.add_rows(len(value), [*hazards, Term(each, free_own[stage, value], kappa)], upper=kappa - 1.0)
@@ -152,20 +152,19 @@ def add_free_of_own(builder: Builder, columns: Columns, table: Tables, free_own:
 def add_memory(
     builder: Builder,
     columns: Columns,
-    table: Tables,
+    view: ArrayView,
     stage_of: Stages,
-    budget_bytes: int,
-    free: Index,
-    free_own: Index,
-) -> Index:
+    free: Ids,
+    free_own: Ids,
+) -> Ids:
     """(2, 3, 4, 8): U[s,k], memory while op k runs in stage s, in units of the room; returns its columns.
 
     U[s,0] is what was retained plus what op 0 makes; U[s,k+1] is U[s,k], less what is freed after op k, plus what op
     k+1 makes. U is at most the room, and U + workspace · R too.
     """
-    left, unit = room(table, stage_of, budget_bytes)
-    weight, workspace = table.size / unit, table.workspace / unit
-    slots = np.arange(table.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
+    left, unit = room(view, stage_of)
+    weight, workspace = view.size / unit, view.workspace / unit
+    slots = np.arange(view.ops) <= stage_of.frontier[:, None] - ~stage_of.advances[:, None]
     stage, op = np.nonzero(slots)
     memory = np.full(slots.shape, -1, dtype=np.int64)
     memory[slots] = builder.variables(len(op), upper=left[slots], integer=False)
@@ -173,19 +172,19 @@ def add_memory(
     row[slots] = np.arange(len(op))
     previous = np.where(op > 0, memory[stage, np.maximum(op, 1) - 1], -1)
     retain_stage, retained = np.nonzero(columns.retain >= 0)
-    made_stage, made = np.nonzero((columns.made >= 0) & ~table.kept)
+    made_stage, made = np.nonzero((columns.made >= 0) & ~view.kept)
     # freed after op k: in the row of slot k + 1, where the stage has one
-    use_stage, use = np.nonzero((free >= 0) & _has_next(slots, table.use_op))
-    own_stage, own = np.nonzero((free_own >= 0) & _has_next(slots, table.maker))
+    use_stage, use = np.nonzero((free >= 0) & _has_next(slots, view.uses.op))
+    own_stage, own = np.nonzero((free_own >= 0) & _has_next(slots, view.maker))
     builder.add_rows(
         len(op),
         [
             Term(np.arange(len(op)), memory[stage, op]),
             picked(np.arange(len(op)), previous, -1.0),
             Term(row[retain_stage, 0], columns.retain[retain_stage, retained], -weight[retained]),
-            Term(row[made_stage, table.maker[made]], columns.made[made_stage, made], -weight[made]),
-            Term(row[use_stage, table.use_op[use] + 1], free[use_stage, use], weight[table.use_value[use]]),
-            Term(row[own_stage, table.maker[own] + 1], free_own[own_stage, own], weight[own]),
+            Term(row[made_stage, view.maker[made]], columns.made[made_stage, made], -weight[made]),
+            Term(row[use_stage, view.uses.op[use] + 1], free[use_stage, use], weight[view.uses.value[use]]),
+            Term(row[own_stage, view.maker[own] + 1], free_own[own_stage, own], weight[own]),
         ],
         lower=np.zeros(len(op)),
         upper=np.zeros(len(op)),
@@ -200,39 +199,39 @@ def add_memory(
     return memory
 
 
-def _has_next(slots: Booleans, op: Index) -> Booleans:
+def _has_next(slots: Booleans, op: Ids) -> Booleans:
     """[stages, …] whether the stage has a slot after each op's."""
     wider = np.hstack((slots, np.zeros((len(slots), 1), dtype=np.bool_)))
     return np.asarray(wider[:, op + 1])
 
 
-def _freed(table: Tables, matrices: Matrices) -> tuple[Booleans, Booleans]:
+def _freed(view: ArrayView, matrices: Matrices) -> tuple[Booleans, Booleans]:
     """[stages, uses] and [stages, values]: FREE of a plan's matrices."""
     after = matrices.retained[1:]
-    runs = matrices.computed[:, table.use_op]
+    runs = matrices.computed[:, view.uses.op]
     needed_later = np.zeros_like(runs)
     # from the last use of a value to its first: whether anything later needs it
-    for use in range(table.uses - 1, -1, -1):
-        follower = table.next_use[use]
+    for use in range(view.uses.count - 1, -1, -1):
+        follower = view.uses.next[use]
         needed_later[:, use] = (
-            after[:, table.use_value[use]] if follower < 0 else needed_later[:, follower] | runs[:, follower]
+            after[:, view.uses.value[use]] if follower < 0 else needed_later[:, follower] | runs[:, follower]
         )
-    own = matrices.computed[:, table.maker] & ~after
-    for value in range(table.values):
-        first = table.first_use[value]
+    own = matrices.computed[:, view.maker] & ~after
+    for value in range(view.values):
+        first = view.uses.first[value]
         if first >= 0:
             own[:, value] &= ~(needed_later[:, first] | runs[:, first])
     return runs & ~needed_later, own
 
 
-def _memory_of(table: Tables, matrices: Matrices, freed: Booleans, freed_own: Booleans) -> Floats:
+def _memory_of(view: ArrayView, matrices: Matrices, freed: Booleans, freed_own: Booleans) -> Floats:
     """[stages, ops] U of a plan's matrices in bytes, without workspaces, fixed bytes and kept values."""
-    change = np.zeros((len(matrices.computed), table.ops + 1))
-    change[:, 0] = (matrices.retained[:-1] & ~table.kept) @ table.size
-    several = np.bincount(table.maker, minlength=table.ops) > 1
-    own = freed_own & several[table.maker] & ~table.optional & ~table.kept
+    change = np.zeros((len(matrices.computed), view.ops + 1))
+    change[:, 0] = (matrices.retained[:-1] & ~view.kept) @ view.size
+    several = np.bincount(view.maker, minlength=view.ops) > 1
+    own = freed_own & several[view.maker] & ~view.optional & ~view.kept
     rows = np.arange(len(change))[:, None]
-    np.add.at(change, (rows, table.maker[None, :]), made_bytes(table, matrices))
-    np.add.at(change, (rows, table.use_op[None, :] + 1), -(freed * table.size[table.use_value]))
-    np.add.at(change, (rows, table.maker[None, :] + 1), -(own * table.size))
+    np.add.at(change, (rows, view.maker[None, :]), made_bytes(view, matrices))
+    np.add.at(change, (rows, view.uses.op[None, :] + 1), -(freed * view.size[view.uses.value]))
+    np.add.at(change, (rows, view.maker[None, :] + 1), -(own * view.size))
     return np.asarray(np.cumsum(change, axis=1)[:, :-1])

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..array_view import ArrayView, Ids
 from ..program import Booleans, Builder, Floats, Term
 from .schedule import Matrices, Stages
-from .tables import Index, Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +25,15 @@ class Columns:
         made: [stages, values] the column by which the stage makes the value: K of an optional value, else R of its op.
     """
 
-    compute: Index
-    retain: Index
-    keep: Index
-    made: Index
+    compute: Ids
+    retain: Ids
+    keep: Ids
+    made: Ids
 
 
 def stage_columns(
     builder: Builder,
-    table: Tables,
+    view: ArrayView,
     stage_of: Stages,
     *,
     cost: Floats,
@@ -46,17 +46,17 @@ def stage_columns(
 
     (1a) minimises the cost of R. (1d) fixes R of a stage's frontier to 1. `holds` marks the S that are known to be 1.
     """
-    first = (np.arange(table.ops) == stage_of.frontier[:, None]) & stage_of.advances[:, None]
+    first = (np.arange(view.ops) == stage_of.frontier[:, None]) & stage_of.advances[:, None]
     stage, op = np.nonzero(runs)
     compute = _placed(runs, builder.variables(len(op), cost=cost[op], lower=first[stage, op]))
     sure = np.zeros(int(retains.sum())) if holds is None else holds[retains]
     retain = _placed(retains, builder.variables(int(retains.sum()), lower=sure))
     keep = _placed(keeps, builder.variables(int(keeps.sum())))
-    made = np.where(table.optional, keep, compute[:, table.maker]) if table.values else keep
+    made = np.where(view.optional, keep, compute[:, view.maker]) if view.values else keep
     return Columns(compute, retain, keep, made)
 
 
-def _placed(mask: Booleans, columns: Index) -> Index:
+def _placed(mask: Booleans, columns: Ids) -> Ids:
     placed = np.full(mask.shape, -1, dtype=np.int64)
     placed[mask] = columns
     return placed
@@ -69,11 +69,11 @@ def picked(row: ArrayLike, column: NDArray[Any], value: ArrayLike = 1.0) -> Term
     return Term(rows[there], columns[there], values[there])
 
 
-def add_keeping_needs_computing(builder: Builder, columns: Columns, table: Tables) -> None:
+def add_keeping_needs_computing(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """K[s,v] ≤ R[s,maker(v)]: a value is kept only from a computation that takes place."""
     stage, value = np.nonzero(columns.keep >= 0)
     each = np.arange(len(stage))
-    op = columns.compute[stage, table.maker[value]]
+    op = columns.compute[stage, view.maker[value]]
     builder.add_rows(
         len(stage), [Term(each, columns.keep[stage, value]), picked(each, op, -1.0)], upper=np.zeros(len(stage))
     )
@@ -98,24 +98,24 @@ def add_retention(builder: Builder, columns: Columns, which: Booleans | None = N
     )
 
 
-def room(table: Tables, stage_of: Stages, budget_bytes: int) -> tuple[Floats, float]:
+def room(view: ArrayView, stage_of: Stages) -> tuple[Floats, float]:
     """[stages, ops] what is left of the budget for values that are a choice, and the unit of memory in bytes.
 
     Taken off: fixed bytes, and the values that stay to the end, once they are made. They are a constant: the op that
     makes them runs once, at its first computation, before which none of them is there. The unit is the budget without
     fixed bytes, so memory rows have right-hand sides near 1.
     """
-    kept_bytes = np.bincount(table.maker, table.size * table.kept, minlength=table.ops)
+    kept_bytes = np.bincount(view.maker, view.size * view.kept, minlength=view.ops)
     before = np.concatenate(([0.0], np.cumsum(kept_bytes)))
     held = before[stage_of.frontier][:, None] + np.where(
-        np.arange(table.ops) == stage_of.frontier[:, None], kept_bytes, 0.0
+        np.arange(view.ops) == stage_of.frontier[:, None], kept_bytes, 0.0
     )
-    free = budget_bytes - table.graph.fixed_bytes
+    free = view.capacity
     unit = float(max(free, 1))
     return (free - held) / unit, unit
 
 
-def filled(columns: Columns, table: Tables, matrices: Matrices, count: int) -> Floats:
+def filled(columns: Columns, view: ArrayView, matrices: Matrices, count: int) -> Floats:
     """[columns] a start with R, S and K set from a plan's matrices, the rest 0."""
     x = np.zeros(count)
     for placed, values in (
@@ -128,7 +128,7 @@ def filled(columns: Columns, table: Tables, matrices: Matrices, count: int) -> F
     return x
 
 
-def made_bytes(table: Tables, matrices: Matrices) -> Floats:
+def made_bytes(view: ArrayView, matrices: Matrices) -> Floats:
     """[stages, values] bytes that a stage's computation adds while its op runs: kept values not counted."""
-    produced = matrices.computed[:, table.maker] & ~table.kept & (~table.optional | matrices.made)
-    return np.asarray(produced * table.size)
+    produced = matrices.computed[:, view.maker] & ~view.kept & (~view.optional | matrices.made)
+    return np.asarray(produced * view.size)

@@ -10,9 +10,9 @@ import numpy as np
 
 from remat_ir import Plan, plan_of
 
+from ..array_view import ArrayView, Ids
 from ..program import Floats, Program
 from .schedule import Matrices, Stages, matrices_of, sequence_of
-from .tables import Index, Tables
 
 LARGEST_WHOLE_COST = 1e7
 """Costs are passed as whole multiples of their common divisor while they add up to less than this: engines then know
@@ -39,11 +39,11 @@ class Formulation:
         whole: whether every objective is a whole number of units.
     """
 
-    table: Tables
+    view: ArrayView
     stages: Stages
     program: Program
-    compute: Index
-    retain: Index
+    compute: Ids
+    retain: Ids
     complete: Callable[[Matrices], Floats]
     unit_ns: float
     whole: bool
@@ -53,15 +53,15 @@ class Formulation:
         computed = np.zeros(self.compute.shape, dtype=np.bool_)
         there = self.compute >= 0
         computed[there] = x[self.compute[there]] > 0.5
-        return sequence_of(self.table, self.stages, computed)
+        return sequence_of(self.view, self.stages, computed)
 
     def plan(self, x: Floats) -> Plan:
         """The least-memory plan of a solution; whether it fits in whole bytes is the judge's to say."""
-        return plan_of(self.table.graph, self.sequence(x))
+        return plan_of(self.view.graph, self.sequence(x))
 
     def start(self, sequence: Sequence[int]) -> Floats | None:
         """[columns] the solution of a plan's sequence of ops, or None if the program's space does not hold it."""
-        matrices = matrices_of(self.table, self.stages, sequence)
+        matrices = matrices_of(self.view, self.stages, sequence)
         if matrices is None or bool((matrices.computed & (self.compute < 0)).any()):
             return None
         x = self.complete(matrices)
@@ -76,14 +76,14 @@ class Formulation:
         return math.ceil(safe) * round(self.unit_ns) if self.whole else math.ceil(safe * self.unit_ns)
 
 
-def cost_units(table: Tables) -> tuple[Floats, float, bool]:
+def cost_units(view: ArrayView) -> tuple[Floats, float, bool]:
     """[ops] costs in units, ns per unit, and whether the units are whole."""
-    costs = table.graph.op_cost_ns
+    costs = view.graph.op_cost_ns
     divisor = math.gcd(*costs)
-    total = table.graph.total_cost_ns
+    total = view.graph.total_cost_ns
     if divisor and total / divisor <= LARGEST_WHOLE_COST:
-        return table.cost / divisor, float(divisor), True
+        return view.cost / divisor, float(divisor), True
     if not total:
-        return table.cost, 1.0, True
+        return view.cost.astype(np.float64), 1.0, True
     unit = total / SCALED_COST
-    return table.cost / unit, unit, False
+    return view.cost / unit, unit, False

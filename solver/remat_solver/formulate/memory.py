@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Booleans, Builder, Floats, Term
 from .columns import Columns, picked, room
 from .residency import Residency
 from .schedule import Stages
-from .tables import Index, Tables
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
     """The U columns, [slots] in stage and op order, and the change of memory at each slot as (slot, column, weight)."""
 
-    column: Index
+    column: Ids
     begins_stage: Booleans
     changes: tuple[Term, ...]
 
@@ -32,9 +32,7 @@ class Memory:
         x[self.column] = total - np.repeat(before, np.diff([*starts, len(total)]))
 
 
-def add_memory(
-    builder: Builder, columns: Columns, table: Tables, stage_of: Stages, budget_bytes: int, held: Residency
-) -> Memory:
+def add_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages, held: Residency) -> Memory:
     """(8) at each slot (s,k) where op k may run: U[s,k] + workspace · R[s,k] ≤ room, in units of the room.
 
     U is written as changes from slot to slot, which keeps rows short. Until its maker's index has passed, a value
@@ -42,8 +40,8 @@ def add_memory(
     `after`. At a slot whose op does not run this is no more than what the op before left behind, so the rows of idle
     slots cut off nothing.
     """
-    left, unit = room(table, stage_of, budget_bytes)
-    weight, workspace = table.size / unit, table.workspace / unit
+    left, unit = room(view, stage_of)
+    weight, workspace = view.size / unit, view.workspace / unit
     stage, op = np.nonzero(columns.compute >= 0)
     slots = len(op)
     slot = np.full(columns.compute.shape, -1, dtype=np.int64)
@@ -52,18 +50,18 @@ def add_memory(
     begins_stage = np.concatenate(([True], stage[1:] != stage[:-1])) if slots else np.zeros(0, dtype=np.bool_)
     first_slot = np.zeros(stage_of.count, dtype=np.int64)
     first_slot[stage[begins_stage]] = np.flatnonzero(begins_stage)
-    charged = ~table.kept
+    charged = ~view.kept
     retain_stage, retained = np.nonzero(columns.retain[:-1] >= 0)
     made_stage, made = np.nonzero((columns.made >= 0) & charged)
-    passed = following[:, table.maker]  # the first slot after a value's maker
+    passed = following[:, view.maker]  # the first slot after a value's maker
     turn_stage, turn = np.nonzero((passed >= 0) & charged)
     turn_slot = passed[turn_stage, turn]
-    used = np.where(held.column >= 0, following[:, table.use_op], -1)
+    used = np.where(held.column >= 0, following[:, view.uses.op], -1)
     use_stage, use = np.nonzero(used >= 0)
-    use_slot, use_weight = used[use_stage, use], weight[table.use_value[use]]
+    use_slot, use_weight = used[use_stage, use], weight[view.uses.value[use]]
     changes = (
         Term(first_slot[retain_stage], columns.retain[retain_stage, retained], weight[retained]),
-        Term(slot[made_stage, table.maker[made]], columns.made[made_stage, made], weight[made]),
+        Term(slot[made_stage, view.maker[made]], columns.made[made_stage, made], weight[made]),
         picked(turn_slot, held.begins[turn_stage, turn], weight[turn]),
         picked(turn_slot, columns.made[turn_stage, turn], -weight[turn]),
         picked(turn_slot, columns.retain[turn_stage, turn], -weight[turn]),
@@ -87,7 +85,7 @@ def add_memory(
     return Memory(column, begins_stage, changes)
 
 
-def _following(slot: Index) -> Index:
+def _following(slot: Ids) -> Ids:
     """[stages, ops] the first slot of the stage after each op, or −1."""
     following = np.full(slot.shape, -1, dtype=np.int64)
     for op in range(slot.shape[1] - 2, -1, -1):
@@ -95,20 +93,20 @@ def _following(slot: Index) -> Index:
     return following
 
 
-def add_frontier_memory(builder: Builder, columns: Columns, table: Tables, stage_of: Stages, budget_bytes: int) -> None:
+def add_frontier_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> None:
     """Memory at slot (t,t): inputs and outputs of t, and what is retained beside them, S[s+1,v] ≤ room, as a knapsack.
 
     It repeats what U says there: at its first computation, op t is the last of its stage, so what is resident beside
     its inputs is what the next stage retains.
     """
-    left, unit = room(table, stage_of, budget_bytes)
-    weight = table.size / unit
+    left, unit = room(view, stage_of)
+    weight = view.size / unit
     stage = np.flatnonzero(stage_of.advances)
     op = stage_of.frontier[stage]
-    reads = np.zeros((table.ops, table.values), dtype=np.bool_)
-    reads[table.use_op, table.use_value] = True
-    beside = (columns.retain[stage + 1] >= 0) & ~reads[op] & (table.maker != op[:, None])
-    makes = (columns.made[stage] >= 0) & (table.maker == op[:, None]) & ~table.kept
+    reads = np.zeros((view.ops, view.values), dtype=np.bool_)
+    reads[view.uses.op, view.uses.value] = True
+    beside = (columns.retain[stage + 1] >= 0) & ~reads[op] & (view.maker != op[:, None])
+    makes = (columns.made[stage] >= 0) & (view.maker == op[:, None]) & ~view.kept
     row, value = np.nonzero(beside)
     made_row, made = np.nonzero(makes)
     inputs = reads[op] @ weight
@@ -118,5 +116,5 @@ def add_frontier_memory(builder: Builder, columns: Columns, table: Tables, stage
             Term(row, columns.retain[stage[row] + 1, value], weight[value]),
             Term(made_row, columns.made[stage[made_row], made], weight[made]),
         ],
-        upper=left[stage, op] - inputs - table.workspace[op] / unit,
+        upper=left[stage, op] - inputs - view.workspace[op] / unit,
     )

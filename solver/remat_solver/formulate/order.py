@@ -18,7 +18,9 @@ import numpy as np
 from remat_ir import Graph, Plan, Problem, plan_of
 from remat_ir.working_set import pinned_ops
 
+from ..array_view import view_of
 from ..program import INFINITY, Booleans, Builder, Floats, Term
+from ..sequences import without_unread
 from .columns import (
     Columns,
     add_keeping_needs_computing,
@@ -35,8 +37,7 @@ from .residency import (
     residency_columns,
     residents,
 )
-from .schedule import Matrices, Stages, matrices_of, stages, without_spurious
-from .tables import tables
+from .schedule import Matrices, Stages, matrices_of, stages
 from .tight import add_exclusive
 
 
@@ -46,60 +47,61 @@ class OrderFormulation(Formulation):
     def sequence(self, x: Floats) -> tuple[int, ...]:
         """The ops that a solution runs, in order; the first computations may be in any order."""
         rows, ops = np.nonzero(x[self.compute] > 0.5)
-        return without_spurious(self.table.graph, ops[np.argsort(rows, kind="stable")].tolist())
+        return without_unread(self.view.graph, ops[np.argsort(rows, kind="stable")].tolist())
 
     def start(self, sequence: Sequence[int]) -> Floats | None:
         """[columns] the solution of a plan in the graph's own order, or None if the space does not hold it."""
-        matrices = matrices_of(self.table, stages(self.table.ops), sequence)
+        matrices = matrices_of(self.view, stages(self.view.ops), sequence)
         if matrices is None:
             return None
         x = self.complete(matrices)
         return x if self.program.violation(x) <= 1e-6 else None
 
 
-def any_order(graph: Graph, budget_bytes: int) -> OrderFormulation:
+def any_order(problem: Problem) -> OrderFormulation:
     """The program of `ops` stages in which each op runs at least once, in whatever order its inputs allow."""
+    graph = problem.graph
     # kept values are choices here: nobody knows beforehand in which stage they appear
-    table = tables(replace(graph, keep=()))
+    view = view_of(replace(problem, subject=replace(graph, keep=())))
     pinned = np.isin(np.arange(graph.ops), sorted(pinned_ops(graph)))
     kept = np.isin(np.arange(graph.values), graph.keep)
     builder = Builder()
     stage_of = Stages(np.full(graph.ops, graph.ops), np.zeros(graph.ops, dtype=np.bool_), 1)
-    cost, unit_ns, whole = cost_units(table)
+    cost, unit_ns, whole = cost_units(view)
     everywhere = np.ones((graph.ops, graph.ops), dtype=np.bool_)
     retains = np.ones((graph.ops + 1, graph.values), dtype=np.bool_)
     retains[0], retains[-1] = False, kept
     holds = np.zeros_like(retains)
     holds[-1] = kept
-    keeps = np.broadcast_to(table.optional, (graph.ops, graph.values))
+    keeps = np.broadcast_to(view.optional, (graph.ops, graph.values))
     columns = stage_columns(
-        builder, table, stage_of, cost=cost, runs=everywhere, retains=retains, keeps=keeps, holds=holds
+        builder, view, stage_of, cost=cost, runs=everywhere, retains=retains, keeps=keeps, holds=holds
     )
-    held = residency_columns(builder, columns, table, stage_of)
-    add_uses_of_residency(builder, columns, table, held)
-    add_start_of_residency(builder, columns, table, held)
-    add_residency_chain(builder, table, held)
-    add_retention_of_residents(builder, columns, table, held)
-    add_keeping_needs_computing(builder, columns, table)
-    add_exclusive(builder, columns, table)
+    held = residency_columns(builder, columns, view, stage_of)
+    add_uses_of_residency(builder, columns, view, held)
+    add_start_of_residency(builder, columns, view, held)
+    add_residency_chain(builder, view, held)
+    add_retention_of_residents(builder, columns, view, held)
+    add_keeping_needs_computing(builder, columns, view)
+    add_exclusive(builder, columns, view)
     add_each_runs(builder, columns, pinned)
     add_staying(builder, columns, kept)
-    memory = add_memory(builder, columns, table, stage_of, budget_bytes, held)
+    memory = add_memory(builder, columns, view, stage_of, held)
     program = builder.program()
 
     def complete(matrices: Matrices) -> Floats:
-        stage, op = np.nonzero(matrices.computed[:, table.maker[kept]])
+        stage, op = np.nonzero(matrices.computed[:, view.maker[kept]])
         retained = matrices.retained.copy()
         for at, which in zip(stage.tolist(), np.flatnonzero(kept)[op].tolist(), strict=True):
             retained[at + 1 :, which] = True
         full = Matrices(matrices.computed, retained, matrices.made)
-        x = filled(columns, table, full, program.columns)
-        present = residents(table, full)
+        x = filled(columns, view, full, program.columns)
+        present = residents(view, full)
         x[held.column[held.column >= 0]] = present[held.column >= 0]
         memory.fill(x)
         return x
 
-    return OrderFormulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
+    return OrderFormulation(view, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
 def add_each_runs(builder: Builder, columns: Columns, pinned: Booleans) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Booleans, Builder, Term
 from .columns import Columns, add_retention, picked
 from .schedule import Matrices, Stages
-from .tables import Index, Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,29 +25,29 @@ class Residency:
         last: [stages, values] its last use there, or −1.
     """
 
-    column: Index
-    after: Index
-    begins: Index
-    first: Index
-    last: Index
+    column: Ids
+    after: Ids
+    begins: Ids
+    first: Ids
+    last: Ids
 
 
-def residency_columns(builder: Builder, columns: Columns, table: Tables, stage_of: Stages) -> Residency:
+def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> Residency:
     """Add A[s,e] for each use by an op that may run in the stage; 1 where it must."""
-    op_runs = columns.compute[:, table.use_op]
+    op_runs = columns.compute[:, view.uses.op]
     there = op_runs >= 0
-    sure = (table.use_op == stage_of.frontier[:, None]) & stage_of.advances[:, None]
+    sure = (view.uses.op == stage_of.frontier[:, None]) & stage_of.advances[:, None]
     column = np.full(there.shape, -1, dtype=np.int64)
     column[there] = builder.variables(int(there.sum()), lower=sure[there], integer=False)
     count = len(there)
     next_retained = columns.retain[1:]
     after = np.full(there.shape, -1, dtype=np.int64)
     begins = next_retained.copy()
-    first = np.full((count, table.values), -1, dtype=np.int64)
-    last = np.full((count, table.values), -1, dtype=np.int64)
+    first = np.full((count, view.values), -1, dtype=np.int64)
+    last = np.full((count, view.values), -1, dtype=np.int64)
     # from the last use of a value to its first: `begins` holds what is known of the time after the use before
-    for use in range(table.uses - 1, -1, -1):
-        value = table.use_value[use]
+    for use in range(view.uses.count - 1, -1, -1):
+        value = view.uses.value[use]
         runs = there[:, use]
         after[:, use] = begins[:, value]
         begins[runs, value] = column[runs, use]
@@ -56,18 +56,18 @@ def residency_columns(builder: Builder, columns: Columns, table: Tables, stage_o
     return Residency(column, after, begins, first, last)
 
 
-def add_uses_of_residency(builder: Builder, columns: Columns, table: Tables, held: Residency) -> None:
+def add_uses_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
     """R[s,k] ≤ A[s,(v,k)]: an op that runs has its inputs resident; (1b) follows with the start of residency."""
     stage, use = np.nonzero(held.column >= 0)
     each = np.arange(len(use))
     builder.add_rows(
         len(use),
-        [Term(each, columns.compute[stage, table.use_op[use]]), Term(each, held.column[stage, use], -1.0)],
+        [Term(each, columns.compute[stage, view.uses.op[use]]), Term(each, held.column[stage, use], -1.0)],
         upper=np.zeros(len(use)),
     )
 
 
-def add_start_of_residency(builder: Builder, columns: Columns, table: Tables, held: Residency) -> None:
+def add_start_of_residency(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
     """A[s,first use of v] ≤ MADE[s,v] + S[s,v]: residency begins by computation or by retention.
 
     All readers of v have larger indices than its maker, and a stage runs in index order: so a stage that makes v makes
@@ -86,7 +86,7 @@ def add_start_of_residency(builder: Builder, columns: Columns, table: Tables, he
     )
 
 
-def add_residency_chain(builder: Builder, table: Tables, held: Residency) -> None:
+def add_residency_chain(builder: Builder, view: ArrayView, held: Residency) -> None:
     """A[s,next e] ≤ A[s,e], and S[s+1,v] ≤ A[s,last e]: what is there later in the stage was there all along.
 
     Within a stage a value is made once at most, before its uses, so it cannot come back.
@@ -100,16 +100,16 @@ def add_residency_chain(builder: Builder, table: Tables, held: Residency) -> Non
     )
 
 
-def add_retention_of_residents(builder: Builder, columns: Columns, table: Tables, held: Residency) -> None:
+def add_retention_of_residents(builder: Builder, columns: Columns, view: ArrayView, held: Residency) -> None:
     """(1c) for values without a use in the stage; for the others it follows from the chain."""
     add_retention(builder, columns, held.first < 0)
 
 
-def residents(table: Tables, matrices: Matrices) -> Booleans:
+def residents(view: ArrayView, matrices: Matrices) -> Booleans:
     """[stages, uses] A of a plan's matrices: this use or a later event of the stage needs the value."""
     after = matrices.retained[1:]
-    present = matrices.computed[:, table.use_op].copy()
-    for use in range(table.uses - 1, -1, -1):
-        follower = table.next_use[use]
-        present[:, use] |= after[:, table.use_value[use]] if follower < 0 else present[:, follower]
+    present = matrices.computed[:, view.uses.op].copy()
+    for use in range(view.uses.count - 1, -1, -1):
+        follower = view.uses.next[use]
+        present[:, use] |= after[:, view.uses.value[use]] if follower < 0 else present[:, follower]
     return present

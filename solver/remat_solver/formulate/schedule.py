@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_ir import Graph
-
+from ..array_view import ArrayView, Ids
 from ..program import Booleans
-from .tables import Index, Tables
+from ..sequences import without_unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class Stages:
         sweeps: stages per op.
     """
 
-    frontier: Index
+    frontier: Ids
     advances: Booleans
     sweeps: int
 
@@ -42,36 +41,18 @@ def stages(ops: int, sweeps: int = 1, first: int = 0) -> Stages:
     return Stages(frontier, advances, sweeps)
 
 
-def sequence_of(table: Tables, stage_of: Stages, computed: Booleans) -> tuple[int, ...]:
-    """The ops in the order in which they run, by a row-major scan (Checkmate, Algorithm 1), spurious ones left out.
+def sequence_of(view: ArrayView, stage_of: Stages, computed: Booleans) -> tuple[int, ...]:
+    """The ops in the order in which they run, by a row-major scan (Checkmate, Algorithm 1), unread ones left out.
 
     Args:
         computed: [stages, ops] R.
     """
-    before = int(stage_of.frontier[0]) if stage_of.count else table.ops
+    before = int(stage_of.frontier[0]) if stage_of.count else view.ops
     rows, ops = np.nonzero(computed)
     # after its frontier has been computed, a stage has nothing left to do
     inside = ops <= stage_of.frontier[rows]
     order = [*range(before), *ops[inside].tolist()]
-    return without_spurious(table.graph, order)
-
-
-def without_spurious(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
-    """The sequence without recomputations of which no output is read, which can only cost time and memory."""
-    seen: set[int] = set()
-    first = []
-    for op in sequence:
-        first.append(op not in seen)
-        seen.add(op)
-    needed: set[int] = set()  # values that something later reads and nothing between makes
-    kept: list[int] = []
-    for position in range(len(sequence) - 1, -1, -1):
-        op = sequence[position]
-        if first[position] or any(value in needed for value in graph.op_values[op]):
-            kept.append(op)
-            needed.difference_update(graph.op_values[op])
-            needed.update(graph.op_inputs[op])
-    return tuple(reversed(kept))
+    return without_unread(view.graph, order)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,18 +70,18 @@ class Matrices:
     made: Booleans
 
 
-def matrices_of(table: Tables, stage_of: Stages, sequence: Sequence[int]) -> Matrices | None:
+def matrices_of(view: ArrayView, stage_of: Stages, sequence: Sequence[int]) -> Matrices | None:
     """The matrices of a sequence; None if it needs more sweeps than a stage has.
 
     With one sweep, what a stage recomputes is put into op order, each op once: for a sequence that is not so already
     this is another schedule, whose memory may differ, and it may lack an input. What is recomputed before all stages
     is left out: there is room there to keep everything.
     """
-    first = int(stage_of.frontier[0]) if stage_of.count else table.ops
-    runs = _runs(table, sequence)
-    computed = np.zeros((stage_of.count, table.ops), dtype=np.bool_)
+    first = int(stage_of.frontier[0]) if stage_of.count else view.ops
+    runs = _runs(view, sequence)
+    computed = np.zeros((stage_of.count, view.ops), dtype=np.bool_)
     order, where = list(range(first)), [-1] * first
-    for op in range(first, table.ops):
+    for op in range(first, view.ops):
         sweeps = runs[op] or [[]]
         if len(sweeps) > stage_of.sweeps:
             if stage_of.sweeps > 1:
@@ -112,15 +93,15 @@ def matrices_of(table: Tables, stage_of: Stages, sequence: Sequence[int]) -> Mat
             computed[stage, run] = True
             order += run
             where += [stage] * len(run)
-    retention = _retention(table, stage_of.count, order, where)
+    retention = _retention(view, stage_of.count, order, where)
     return None if retention is None else Matrices(computed, *retention)
 
 
-def _runs(table: Tables, sequence: Sequence[int]) -> list[list[list[int]]]:
+def _runs(view: ArrayView, sequence: Sequence[int]) -> list[list[list[int]]]:
     """[ops] what is recomputed between the first computation of the op before and its own, in ascending runs."""
-    runs: list[list[list[int]]] = [[] for _ in range(table.ops + 1)]
+    runs: list[list[list[int]]] = [[] for _ in range(view.ops + 1)]
     done = 0
-    for op in without_spurious(table.graph, sequence):
+    for op in without_unread(view.graph, sequence):
         if op == done:
             done += 1
         elif runs[done] and op > runs[done][-1][-1]:
@@ -131,31 +112,31 @@ def _runs(table: Tables, sequence: Sequence[int]) -> list[list[list[int]]]:
 
 
 def _retention(
-    table: Tables, count: int, order: Sequence[int], where: Sequence[int]
+    view: ArrayView, count: int, order: Sequence[int], where: Sequence[int]
 ) -> tuple[Booleans, Booleans] | None:
-    retained = np.zeros((count + 1, table.values), dtype=np.bool_)
-    made = np.zeros((count, table.values), dtype=np.bool_)
+    retained = np.zeros((count + 1, view.values), dtype=np.bool_)
+    made = np.zeros((count, view.values), dtype=np.bool_)
     current: dict[int, int] = {}
     for op, stage in zip(order, where, strict=True):
-        for value in table.graph.op_inputs[op]:
+        for value in view.graph.op_inputs[op]:
             if value not in current:
                 return None
             born = current[value]
             retained[born + 1 : stage + 1, value] = True
             if born >= 0:
                 made[born, value] = True
-        for value in table.graph.op_values[op]:
+        for value in view.graph.op_values[op]:
             current[value] = stage
     return retained, made
 
 
-def recomputable(table: Tables, stage_of: Stages, allowed: Booleans | None = None) -> Booleans:
+def recomputable(view: ArrayView, stage_of: Stages, allowed: Booleans | None = None) -> Booleans:
     """[stages, ops] where an op may run: its first computation, or again before a later op's if it is not pinned.
 
     `allowed`: [stages, ops] where recomputing is allowed at all; everywhere if None.
     """
-    op = np.arange(table.ops)
-    again = (op < stage_of.frontier[:, None]) & ~table.pinned
+    op = np.arange(view.ops)
+    again = (op < stage_of.frontier[:, None]) & ~view.pinned
     if allowed is not None:
         again &= allowed
     return np.asarray(again | ((op == stage_of.frontier[:, None]) & stage_of.advances[:, None]))

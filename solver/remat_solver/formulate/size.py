@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .tables import Tables
+from ..array_view import ArrayView
 
 BYTES_PER_ENTRY = 1500
 BASE_BYTES = 100_000_000
@@ -12,22 +12,22 @@ BASE_BYTES = 100_000_000
 on one of 120 thousand, 0.1 GB on small ones. The arrays of the program while it is built stay below that."""
 
 
-def entries(table: Tables, *, sweeps: int = 1, first: int = 0, pairs: bool = False) -> int:
+def entries(view: ArrayView, *, sweeps: int = 1, first: int = 0, pairs: bool = False) -> int:
     """About how many coefficients the program has that are not zero.
 
     Each stage of frontier f has rows for the uses by ops up to f, the values of ops before f, and the ops up to f:
     about 8, 5 and 3 coefficients for each. The paper's rows 7b and 7c also have one for each pair of uses of a value.
     """
     # in how many stages each is there: those whose frontier is its op or later
-    of_use = table.ops - np.maximum(table.use_op, first)
-    of_value = table.ops - np.maximum(table.maker + 1, first)
-    of_op = table.ops - np.maximum(np.arange(table.ops), first)
+    of_use = view.ops - np.maximum(view.uses.op, first)
+    of_value = view.ops - np.maximum(view.maker + 1, first)
+    of_op = view.ops - np.maximum(np.arange(view.ops), first)
     total = 8 * int(of_use.sum()) + 5 * int(of_value.sum()) + 3 * int(of_op.sum())
-    if pairs and table.uses:
-        total += 2 * int((of_use * (np.arange(table.uses) - table.first_use[table.use_value])).sum())
+    if pairs and view.uses.count:
+        total += 2 * int((of_use * (np.arange(view.uses.count) - view.uses.first[view.uses.value])).sum())
     return total * sweeps
 
 
-def engine_bytes(table: Tables, *, sweeps: int = 1, first: int = 0, pairs: bool = False) -> int:
+def engine_bytes(view: ArrayView, *, sweeps: int = 1, first: int = 0, pairs: bool = False) -> int:
     """About how much memory an engine needs for the program, in bytes."""
-    return entries(table, sweeps=sweeps, first=first, pairs=pairs) * BYTES_PER_ENTRY + BASE_BYTES
+    return entries(view, sweeps=sweeps, first=first, pairs=pairs) * BYTES_PER_ENTRY + BASE_BYTES

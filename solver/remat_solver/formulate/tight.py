@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Booleans, Builder, Floats, Term
 from .columns import Columns, add_keeping_needs_computing, filled, stage_columns
 from .formulation import Formulation, cost_units
@@ -24,7 +25,6 @@ from .residency import (
     residents,
 )
 from .schedule import Matrices, Stages, recomputable, stages
-from .tables import Index, Tables, without_recomputing
 
 
 @dataclass(frozen=True)
@@ -51,64 +51,61 @@ class Reductions:
 
 
 def tight(
-    table: Tables,
-    budget_bytes: int,
+    view: ArrayView,
     *,
     sweeps: int = 1,
     reductions: Reductions = Reductions(),
 ) -> Formulation:
     """The program of one recomputation per op and stage, or of `sweeps`."""
-    return _tight(table, budget_bytes, sweeps, reductions, 0, table.ops)
+    return _tight(view, sweeps, reductions, 0, view.ops)
 
 
-def forward(table: Tables, budget_bytes: int, *, reductions: Reductions = Reductions()) -> Formulation:
+def forward(view: ArrayView, *, reductions: Reductions = Reductions()) -> Formulation:
     """The tight program where only ops before `backward_from` are recomputed, and only from its stage on.
 
     A restriction: its optimum is one of the restricted space. It leaves far fewer binaries.
     """
-    border = table.graph.backward_from
+    border = view.graph.backward_from
     assert border is not None
-    only = without_recomputing(table, np.arange(table.ops) >= border)
-    return _tight(only, budget_bytes, 1, reductions, border, border)
+    only = view.without_recomputing(np.arange(view.ops) >= border)
+    return _tight(only, 1, reductions, border, border)
 
 
-def _tight(
-    table: Tables, budget_bytes: int, sweeps: int, reductions: Reductions, least_stage: int, most_op: int
-) -> Formulation:
+def _tight(view: ArrayView, sweeps: int, reductions: Reductions, least_stage: int, most_op: int) -> Formulation:
     """The program where ops before `most_op` are recomputed in the stages of frontiers from `least_stage` on."""
-    first = collapsed_stages(table, budget_bytes) if reductions.collapse else 0
-    builder, stage_of = Builder(), stages(table.ops, sweeps, first)
-    cost, unit_ns, whole = cost_units(table)
-    allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(table.ops) < most_op)
-    runs = recomputable(table, stage_of, allowed)
-    retains, holds, keeps = _masks(table, stage_of, first, runs, reductions)
-    columns = stage_columns(builder, table, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps, holds=holds)
-    held = residency_columns(builder, columns, table, stage_of)
-    add_uses_of_residency(builder, columns, table, held)
-    add_start_of_residency(builder, columns, table, held)
-    add_residency_chain(builder, table, held)
-    add_retention_of_residents(builder, columns, table, held)
-    add_keeping_needs_computing(builder, columns, table)
+    first = collapsed_stages(view) if reductions.collapse else 0
+    builder, stage_of = Builder(), stages(view.ops, sweeps, first)
+    cost, unit_ns, whole = cost_units(view)
+    allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(view.ops) < most_op)
+    runs = recomputable(view, stage_of, allowed)
+    retains, holds, keeps = _masks(view, stage_of, first, runs, reductions)
+    columns = stage_columns(builder, view, stage_of, cost=cost, runs=runs, retains=retains, keeps=keeps, holds=holds)
+    held = residency_columns(builder, columns, view, stage_of)
+    add_uses_of_residency(builder, columns, view, held)
+    add_start_of_residency(builder, columns, view, held)
+    add_residency_chain(builder, view, held)
+    add_retention_of_residents(builder, columns, view, held)
+    add_keeping_needs_computing(builder, columns, view)
     if reductions.exclusive:
-        add_exclusive(builder, columns, table)
+        add_exclusive(builder, columns, view)
     if reductions.useful:
-        add_useful(builder, columns, table)
-    memory = add_memory(builder, columns, table, stage_of, budget_bytes, held)
+        add_useful(builder, columns, view)
+    memory = add_memory(builder, columns, view, stage_of, held)
     if reductions.frontier:
-        add_frontier_memory(builder, columns, table, stage_of, budget_bytes)
+        add_frontier_memory(builder, columns, view, stage_of)
     program = builder.program(offset=float(cost[:first].sum()))
 
     def complete(matrices: Matrices) -> Floats:
-        x = filled(columns, table, matrices, program.columns)
-        present = residents(table, matrices)
+        x = filled(columns, view, matrices, program.columns)
+        present = residents(view, matrices)
         x[held.column[held.column >= 0]] = present[held.column >= 0]
         memory.fill(x)
         return x
 
-    return Formulation(table, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
+    return Formulation(view, stage_of, program, columns.compute, columns.retain, complete, unit_ns, whole)
 
 
-def collapsed_stages(table: Tables, budget_bytes: int) -> int:
+def collapsed_stages(view: ArrayView) -> int:
     """How many first stages need no recomputation: in each of them, all that can still be of use fits the budget.
 
     Take any plan. In these stages drop its recomputations and keep every value, optional ones too, that can still serve
@@ -116,18 +113,17 @@ def collapsed_stages(table: Tables, budget_bytes: int) -> int:
     there, since it was made; what it holds that is not kept here is of no use any more. So nothing costs more, and it
     fits. (With the memory profile of the plain plan in place of "all that can still be of use" this would be false.)
     """
-    kept_bytes = budget_bytes - table.graph.fixed_bytes
-    for op in range(table.ops):
-        before = (table.maker < op) & ((table.reach >= op) | table.kept)
-        mine = (table.maker == op) & (~table.optional | (table.reach > op))
-        if float(table.size[before | mine].sum()) + float(table.workspace[op]) > kept_bytes:
+    for op in range(view.ops):
+        before = (view.maker < op) & ((view.value_reach >= op) | view.kept)
+        mine = (view.maker == op) & (~view.optional | (view.value_reach > op))
+        if float(view.size[before | mine].sum()) + float(view.workspace[op]) > view.capacity:
             return op
     # everything fits: the last stage stays, so that there is a program
-    return table.ops - 1
+    return view.ops - 1
 
 
 def _masks(
-    table: Tables, stage_of: Stages, first: int, runs: Booleans, reductions: Reductions
+    view: ArrayView, stage_of: Stages, first: int, runs: Booleans, reductions: Reductions
 ) -> tuple[Booleans, Booleans, Booleans]:
     """Where S and K exist, and where S is 1; takes R from `runs` where it is of no use.
 
@@ -137,31 +133,30 @@ def _masks(
     `pinned`: a value of an op that runs once cannot be made again, so it stays until its last reader has first run.
     """
     frontier = stage_of.frontier[:, None]
-    earlier = (table.maker < frontier) & ~table.kept
-    keeps_value = np.broadcast_to(table.optional, earlier.shape)
+    earlier = (view.maker < frontier) & ~view.kept
+    keeps_value = np.broadcast_to(view.optional, earlier.shape)
     if reductions.reach:
-        needed = table.reach >= frontier
+        needed = view.value_reach >= frontier
         earlier = earlier & needed
         keeps_value = keeps_value & needed
-        runs &= (np.arange(table.ops) == frontier) | (table.op_reach >= frontier)
+        runs &= (np.arange(view.ops) == frontier) | (view.op_reach >= frontier)
     # stage 0 has nothing to retain, unless stages before it were collapsed
     if first == 0:
         earlier[0] = False
-    retains = np.vstack((earlier, np.zeros((1, table.values), dtype=np.bool_)))
-    keeps = runs[:, table.maker] & keeps_value
-    last_reader = np.where(table.last_use >= 0, table.use_op[table.last_use], -1) if table.uses else table.last_use
-    sure = table.pinned[table.maker] & (last_reader >= frontier) if reductions.pinned else np.zeros_like(earlier)
-    holds = retains & np.vstack((sure, np.zeros((1, table.values), dtype=np.bool_)))
+    retains = np.vstack((earlier, np.zeros((1, view.values), dtype=np.bool_)))
+    keeps = runs[:, view.maker] & keeps_value
+    sure = view.pinned[view.maker] & (view.last_reader >= frontier) if reductions.pinned else np.zeros_like(earlier)
+    holds = retains & np.vstack((sure, np.zeros((1, view.values), dtype=np.bool_)))
     return retains, holds, keeps
 
 
-def add_exclusive(builder: Builder, columns: Columns, table: Tables) -> None:
+def add_exclusive(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """R[s,maker(v)] + S[s,v] ≤ 1: a stage that runs v's maker has not retained v.
 
     Exact: v is read in the stage only after its maker's index, so what was retained would be held for nothing. For a
     value that is always made the judge demands it: nothing is made while it is resident.
     """
-    maker = columns.compute[:, table.maker]
+    maker = columns.compute[:, view.maker]
     stage, value = np.nonzero((maker >= 0) & (columns.retain[:-1] >= 0))
     each = np.arange(len(value))
     builder.add_rows(
@@ -171,22 +166,22 @@ def add_exclusive(builder: Builder, columns: Columns, table: Tables) -> None:
     )
 
 
-def add_useful(builder: Builder, columns: Columns, table: Tables) -> None:
+def add_useful(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """What is retained into a stage, or recomputed in it, is read in it or retained by it.
 
     S[s,v] ≤ S[s+1,v] + Σ R[s,j] over the readers j of v; R[s,i] ≤ the sum of that over the values of i, unless this is
     its first computation. Exact: what is not so can be left out, and costs and holds less.
     """
     stage, value = np.nonzero(columns.retain[:-1] >= 0)
-    _add_used(builder, columns, table, columns.retain[:-1], stage, value, np.arange(table.values))
+    _add_used(builder, columns, view, columns.retain[:-1], stage, value, np.arange(view.values))
     first = np.zeros(columns.compute.shape, dtype=np.bool_)
     first[columns.compute >= 0] = builder.lower_of(columns.compute[columns.compute >= 0]) > 0
     stage, op = np.nonzero((columns.compute >= 0) & ~first)
-    _add_used(builder, columns, table, columns.compute, stage, op, table.maker)
+    _add_used(builder, columns, view, columns.compute, stage, op, view.maker)
 
 
 def _add_used(
-    builder: Builder, columns: Columns, table: Tables, subject: Index, stage: Index, thing: Index, owner: Index
+    builder: Builder, columns: Columns, view: ArrayView, subject: Ids, stage: Ids, thing: Ids, owner: Ids
 ) -> None:
     """Rows subject[stage, thing] ≤ Σ over the values v with owner[v] = thing of S[s+1,v] and R of v's readers."""
     number = np.full(subject.shape, -1, dtype=np.int64)
@@ -194,8 +189,8 @@ def _add_used(
     value_row = number[:, owner]
     after = columns.retain[1:]
     retained = np.nonzero((value_row >= 0) & (after >= 0))
-    use_row = value_row[:, table.use_value]
-    reader = columns.compute[:, table.use_op]
+    use_row = value_row[:, view.uses.value]
+    reader = columns.compute[:, view.uses.op]
     read = np.nonzero((use_row >= 0) & (reader >= 0))
     builder.add_rows(
         len(thing),

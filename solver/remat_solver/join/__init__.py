@@ -3,7 +3,7 @@
 from .equivalent import equivalent_plan
 from .homogenized import homogenized_plan, offer_homogenized
 from .method import equiv_chain, join
-from .program import JoinTable, chain_steps, states
+from .table import JoinTable, chain_steps, states
 
 __all__ = [
     "JoinTable",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remat_ir import JoinPlan, JoinStep, JoinVerb
 
-from .program import JoinTable
+from .table import JoinTable
 
 
 def equivalent_plan(lengths: tuple[int, ...], slots: int) -> JoinPlan | None:

@@ -7,7 +7,7 @@ from remat_ir.branches import Branches, branches_of
 from remat_ir.errors import InvalidPlan
 
 from ..incumbent import Incumbent
-from .program import JoinTable, states
+from .table import JoinTable, states
 
 MOST_WORK = 1e9
 """Comparisons that the join program may take beside the general solver: about a second."""

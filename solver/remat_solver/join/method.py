@@ -6,7 +6,7 @@ from remat_ir import Join, Problem
 
 from ..incumbent import Incumbent
 from .equivalent import equivalent_plan
-from .program import JoinTable
+from .table import JoinTable
 
 
 def usable_slots(problem: Problem) -> int:

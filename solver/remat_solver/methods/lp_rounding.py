@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_ir import Graph, plan_of, replay
+from remat_ir import Graph, Problem, plan_of, replay
 
+from ..array_view import view_of
 from ..backends import Ending, Engine, check_memory
 from ..baselines.recompute import Retained, computed
-from ..formulate import Formulation, checkmate, tables, tight
+from ..formulate import Formulation, checkmate, tight
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
@@ -104,7 +105,7 @@ class _Rounding:
         room = problem.budget_bytes - self.graph.fixed_bytes
         budget = self.graph.fixed_bytes + int((1 - epsilon) * room)
         make = tight if options.program == "tight" else checkmate
-        self.formulation: Formulation = make(tables(self.graph), budget)
+        self.formulation: Formulation = make(view_of(Problem(self.graph, budget)))
         self.best: int | None = None
 
     def solve(self, engine: Engine) -> Ending:

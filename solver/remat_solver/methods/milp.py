@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from remat_ir import InvalidPlan, Plan, Problem, verify
 from remat_ir.greedy import greedy_plan
 
+from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome, free_memory
-from ..formulate import Formulation, Reductions, Tables, checkmate, engine_bytes, forward, tables, tight
+from ..formulate import Formulation, Reductions, checkmate, engine_bytes, forward, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, recomputations_per_stage
@@ -79,28 +80,30 @@ _SWITCHES = tuple(field.name for field in dataclasses.fields(Reductions))
 
 def run_milp(incumbent: Incumbent, options: MilpOptions) -> None:
     """Checkmate's program as in the paper, equations 1 to 8."""
-    table = tables(incumbent.problem.graph)
-    need = engine_bytes(table, sweeps=options.recomputations, pairs=True)
+    view = view_of(incumbent.problem)
+    need = engine_bytes(view, sweeps=options.recomputations, pairs=True)
     _solve(
         incumbent,
         options,
         "milp",
         (recomputations_per_stage(options.recomputations),),
+        view,
         need,
-        lambda budget: checkmate(table, budget, options.recomputations),
+        lambda shortened: checkmate(shortened, options.recomputations),
     )
 
 
 def run_tight(incumbent: Incumbent, options: TightOptions) -> None:
     """The same space with disaggregated rows and exact reductions."""
-    table = tables(incumbent.problem.graph)
+    view = view_of(incumbent.problem)
     _solve(
         incumbent,
         options,
         "milp-tight",
         (recomputations_per_stage(options.recomputations),),
-        _tight_bytes(table, incumbent.problem, options),
-        lambda budget: tight(table, budget, sweeps=options.recomputations, reductions=options.reductions),
+        view,
+        _tight_bytes(view, options),
+        lambda shortened: tight(shortened, sweeps=options.recomputations, reductions=options.reductions),
     )
 
 
@@ -113,20 +116,21 @@ def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
     if options.recomputations != 1:
         incumbent.nothing_within(within, "milp-forward recomputes an op once per stage; use milp-tight for more.")
         return
-    table = tables(incumbent.problem.graph)
+    view = view_of(incumbent.problem)
     _solve(
         incumbent,
         options,
         "milp-forward",
         within,
-        _tight_bytes(table, incumbent.problem, options),
-        lambda budget: forward(table, budget, reductions=options.reductions),
+        view,
+        _tight_bytes(view, options),
+        lambda shortened: forward(shortened, reductions=options.reductions),
     )
 
 
-def _tight_bytes(table: Tables, problem: Problem, options: TightOptions) -> int:
-    first = collapsed_stages(table, problem.budget_bytes) if options.collapse else 0
-    return engine_bytes(table, sweeps=options.recomputations, first=first)
+def _tight_bytes(view: ArrayView, options: TightOptions) -> int:
+    first = collapsed_stages(view) if options.collapse else 0
+    return engine_bytes(view, sweeps=options.recomputations, first=first)
 
 
 def _solve(
@@ -134,8 +138,9 @@ def _solve(
     options: MilpOptions,
     source: str,
     within: tuple[str, ...],
+    view: ArrayView,
     need_bytes: int,
-    formulated: Callable[[int], Formulation],
+    formulated: Callable[[ArrayView], Formulation],
 ) -> None:
     """Solve a stage program; where its optimum misses the budget by an engine's tolerance, with a little less budget.
 
@@ -151,7 +156,7 @@ def _solve(
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes
         for attempt in range(_MOST_TIGHTENINGS):
-            formulation = formulated(budget)
+            formulation = formulated(view.within(budget))
             listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
             outcome = engine.run(
                 formulation.program,

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, verify
 
+from ..array_view import view_of
 from ..backends import Engine, Improvement, free_memory
-from ..formulate import any_order, engine_bytes, reordered, tables
+from ..formulate import any_order, engine_bytes, reordered
 from ..formulate.order import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
@@ -47,13 +48,13 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
         )
         return
     # every op may run in every stage: twice the triangle
-    need = 2 * engine_bytes(tables(graph))
+    need = 2 * engine_bytes(view_of(problem))
     if need > (allowed := options.memory_bytes or free_memory()):
         incumbent.stop_for("memory")
         incumbent.reason = f"The program would need about {need} bytes of memory, more than the {allowed} for it."
         return
     start = starting_plan(incumbent)
-    formulation = any_order(graph, problem.budget_bytes)
+    formulation = any_order(problem)
     found = _Found(incumbent, formulation)
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         outcome = engine.run(

@@ -3,9 +3,9 @@
 from .bound import makespan_bound
 from .fluid import fluid_makespan
 from .method import PofoOptions, offload_all, pofo, save_on_cpu
-from .program import OffloadTable
 from .repair import repaired_plan
 from .schedule import Schedule
+from .table import OffloadTable
 from .tensors import tensor_plan
 
 __all__ = [

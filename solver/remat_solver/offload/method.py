@@ -10,9 +10,9 @@ from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
 from ..incumbent import Incumbent
 from .bound import makespan_bound
-from .program import OffloadTable
 from .repair import repaired_plan
 from .schedule import Schedule
+from .table import OffloadTable
 from .tensors import tensor_plan
 
 MOST_SLOTS = 200

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Floats
 from .relaxation import ONE, ZERO, Columns
-from .shape import Ids, Shape
 
 
 class Excess(NamedTuple):
@@ -29,30 +29,30 @@ class Excess(NamedTuple):
     op: int
 
 
-def excesses(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Excess]:
+def excesses(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Excess]:
     """The slots of first computations inside coarse stages that a solution, fractional or not, cannot afford."""
     found: list[Excess] = []
     for c in range(1, columns.stages):
-        run = values_of(columns.runs[c], x)[shape.maker]
-        hold_next = values_of(held_at_end(shape, columns, c), x)
-        due = np.zeros(shape.values, dtype=np.bool_)
+        run = values_of(columns.runs[c], x)[view.maker]
+        hold_next = values_of(held_at_end(view, columns, c), x)
+        due = np.zeros(view.values, dtype=np.bool_)
         for op in range(columns.cuts[c] - 1, columns.first[c] - 1, -1):
-            due[shape.inputs(op + 1)] = True
+            due[view.inputs(op + 1)] = True
             resident = np.where(due, 1.0, hold_next) - run
-            resident[shape.value_start[op] :] = 0.0
-            resident[shape.inputs(op)] = 0.0
+            resident[view.value_start[op] :] = 0.0
+            resident[view.inputs(op)] = 0.0
             np.maximum(resident, 0.0, out=resident)
-            excess = (float(resident @ shape.size) + float(shape.need[op]) - shape.capacity) / max(shape.capacity, 1)
+            excess = (float(resident @ view.size) + float(view.need[op]) - view.capacity) / max(view.capacity, 1)
             if excess > tolerance:
                 found.append(Excess(excess, op))
     return found
 
 
-def held_at_end(shape: Shape, columns: Columns, c: int) -> Ids:
+def held_at_end(view: ArrayView, columns: Columns, c: int) -> Ids:
     """[m] the column of S_{c+1,v}; after the last coarse stage only kept values matter."""
     if c + 1 < columns.stages:
         return columns.holds[c + 1]
-    return np.where(shape.kept, ONE, ZERO)
+    return np.where(view.kept, ONE, ZERO)
 
 
 def values_of(column: Ids, x: Floats) -> Floats:

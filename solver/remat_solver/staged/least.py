@@ -17,13 +17,13 @@ import numpy as np
 
 from remat_ir import Graph, Problem
 
+from ..array_view import ArrayView, view_of
 from ..backends import Engine
 from ..deadline import Deadline
 from ..program import Builder, Floats, Program, Term
 from .realize import realize
 from .relaxation import Columns, relax
 from .scale import Scale, scale_of
-from .shape import Shape, shape_of
 from .single import Reruns, add_reruns, charge, violated_reruns
 from .trace import Trace, trace
 
@@ -39,13 +39,13 @@ class LeastProof:
 
     def __init__(self, graph: Graph, low: int, known: int) -> None:
         self.graph, self.low, self.known = graph, low, known
-        self._shape: Shape = shape_of(Problem(graph, max(low, known - 1)))
-        self._bare: Shape = replace(self._shape, capacity=0)
-        self._scale: Scale = scale_of(self._shape)
-        roomy, last = self._shape.roomy, self._shape.ops - 1
+        self._view: ArrayView = view_of(Problem(graph, max(low, known - 1)))
+        self._bare: ArrayView = replace(self._view, capacity=0)
+        self._scale: Scale = scale_of(self._view)
+        roomy, last = self._view.roomy, self._view.ops - 1
         self._cuts = {min(max(0, roomy - 1), last), last}
         self._reruns: Reruns = {}
-        sizes = np.concatenate((self._shape.size, self._shape.workspace))
+        sizes = np.concatenate((self._view.size, self._view.workspace))
         self._exact = not (sizes % self._scale.bytes).any()
         self._weight = 1.0
 
@@ -63,7 +63,7 @@ class LeastProof:
                 program,
                 deadline=deadline,
                 stopped=stopped,
-                absolute_gap=_LOOSE * self._shape.ops,
+                absolute_gap=_LOOSE * self._view.ops,
                 on_improvement=lambda news: self._raise(news.bound),
             )
             if outcome.status == "infeasible":
@@ -72,7 +72,7 @@ class LeastProof:
             self._raise(outcome.bound)
             if outcome.x is None or outcome.status != "optimal":
                 return True
-            run = trace(self._shape, realize(self._shape, columns, outcome.x))
+            run = trace(self._view, realize(self._view, columns, outcome.x))
             if self.low >= self.known or not self._refine(columns, outcome.x, run):
                 return False
         return True
@@ -108,8 +108,8 @@ class LeastProof:
     def _refine(self, columns: Columns, x: Floats, run: Trace) -> bool:
         """Cut where the sequence exceeds the solution's own b most; False where all that can be is told apart."""
         capacity = max(self.low - self.graph.fixed_bytes, round(float(x[0])) * self._scale.bytes)
-        shape = replace(self._shape, capacity=capacity)
-        new = charge(self._reruns, violated_reruns(shape, columns, x))
+        view = replace(self._view, capacity=capacity)
+        new = charge(self._reruns, violated_reruns(view, columns, x))
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= capacity:
                 break

@@ -26,15 +26,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Builder, Term
 from .relaxation import ONE, ZERO, Columns, read_first_in
-from .shape import Ids, Shape
 
 Span = tuple[int, int]
 """The cut before the span's first op, and the cut that ends it."""
 
 
-def add_spans(shape: Shape, columns: Columns, spans: Sequence[Span], builder: Builder) -> None:
+def add_spans(view: ArrayView, columns: Columns, spans: Sequence[Span], builder: Builder) -> None:
     """Write the rows of all spans; each must begin and end at present cuts, and any two be nested or apart."""
     starts = {columns.cuts[c - 1]: c for c in range(1, columns.stages)}
     runs: dict[Span, Ids] = {(columns.cuts[c - 1], columns.cuts[c]): columns.runs[c] for c in range(1, columns.stages)}
@@ -43,11 +43,11 @@ def add_spans(shape: Shape, columns: Columns, spans: Sequence[Span], builder: Bu
             continue
         first = starts[span[0]]
         inside = _parts(span, runs)
-        run = np.full(shape.ops, ZERO)
+        run = np.full(view.ops, ZERO)
         free = columns.runs[first] >= 0
         run[free] = builder.variables(int(free.sum()))
         _link(run, [runs[part] for part in inside], builder)
-        _rows(shape, columns, first, span[1], run, builder)
+        _rows(view, columns, first, span[1], run, builder)
         runs[span] = run
 
 
@@ -75,25 +75,25 @@ def _link(run: Ids, parts: Sequence[Ids], builder: Builder) -> None:
     builder.add_rows(len(ops), terms, upper=0.0)
 
 
-def _rows(shape: Shape, columns: Columns, first: int, end: int, run: Ids, builder: Builder) -> None:
+def _rows(view: ArrayView, columns: Columns, first: int, end: int, run: Ids, builder: Builder) -> None:
     """(a), (b) and (c) of the span that begins with coarse stage `first` and ends with the cut `end`."""
     hold = columns.holds[first]
 
     def supply(values: Ids, rows: Ids, sign: float) -> list[Term]:
-        made, held = run[shape.maker[values]], hold[values]
+        made, held = run[view.maker[values]], hold[values]
         return [Term(rows[made >= 0], made[made >= 0], sign), Term(rows[held >= 0], held[held >= 0], sign)]
 
-    reader = run[shape.edge_op]
-    edges = np.flatnonzero((reader >= 0) & (hold[shape.edge_value] != ONE))
+    reader = run[view.edge_op]
+    edges = np.flatnonzero((reader >= 0) & (hold[view.edge_value] != ONE))
     rows = np.arange(len(edges))
-    builder.add_rows(len(edges), [Term(rows, reader[edges]), *supply(shape.edge_value[edges], rows, -1.0)], upper=0.0)
-    values = read_first_in(shape, columns, first, columns.first[first], end)
+    builder.add_rows(len(edges), [Term(rows, reader[edges]), *supply(view.edge_value[edges], rows, -1.0)], upper=0.0)
+    values = read_first_in(view, columns, first, columns.first[first], end)
     values = values[hold[values] != ONE]
     rows = np.arange(len(values))
     builder.add_rows(len(values), supply(values, rows, 1.0), lower=1.0)
     after = columns.stage_of(end) + 1
     if after < columns.stages:
         later = columns.holds[after]
-        values = np.flatnonzero((later >= 0) & (shape.maker < columns.first[first]) & (hold != ONE))
+        values = np.flatnonzero((later >= 0) & (view.maker < columns.first[first]) & (hold != ONE))
         rows = np.arange(len(values))
         builder.add_rows(len(values), [Term(rows, later[values]), *supply(values, rows, -1.0)], upper=0.0)

@@ -17,16 +17,16 @@ import numpy as np
 
 from remat_ir import Plan, plan_of
 
+from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..restrictions import ONE_PER_STAGE
 from .interior import excesses
-from .program import Round, Rows, cover_of, write
 from .realize import point, realize
 from .relaxation import Columns
+from .rows import Round, Rows, cover_of, write
 from .scale import Scale, balance_of, balanced, finer, scale_of
-from .shape import Shape, shape_of
 from .single import charge, violated_reruns
 from .trace import Trace, trace
 
@@ -96,9 +96,9 @@ class Proof:
         self.incumbent = incumbent
         self.switches = switches or Switches()
         self.source = source
-        self.shape: Shape = shape_of(incumbent.problem)
-        self.scale: Scale = scale_of(self.shape)
-        roomy, last = self.shape.roomy, self.shape.ops - 1
+        self.view: ArrayView = view_of(incumbent.problem)
+        self.scale: Scale = scale_of(self.view)
+        roomy, last = self.view.roomy, self.view.ops - 1
         self.rows = Rows({min(max(0, roomy - 1), last), last})
         self.out_of_memory = False
         self._polish = polish
@@ -111,13 +111,13 @@ class Proof:
 
         Engines that are handed in are used and left running; others are started, and ended with the proof.
         """
-        if self.shape.roomy == self.shape.ops:
-            self._offer(trace(self.shape, range(self.shape.ops)))
+        if self.view.roomy == self.view.ops:
+            self._offer(trace(self.view, range(self.view.ops)))
             return
         with contextlib.ExitStack() as stack:
             # started before it is needed: the engine's libraries load while linear programs are solved
             integer = integer or stack.enter_context(Engine(self.switches.engine, memory_bytes=self._memory_bytes))
-            if self.switches.linear and self.shape.ops >= _SMALL:
+            if self.switches.linear and self.view.ops >= _SMALL:
                 linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
                 self._linear(linear)
             while not self.incumbent.stopped() and not self.out_of_memory:
@@ -126,7 +126,7 @@ class Proof:
 
     def _linear(self, engine: Engine) -> None:
         """Cut by linear programs until none breaks the memory."""
-        share = _LP_SHARE if self.shape.ops < _LARGE else _LP_SHARE_OF_LARGE
+        share = _LP_SHARE if self.view.ops < _LARGE else _LP_SHARE_OF_LARGE
         watch = self.incumbent.deadline.within(max(0.2, share * min(self.incumbent.deadline.remaining(), 1e6)))
         for _ in range(_LP_ROUNDS):
             round_ = self._write(whole=False)
@@ -136,8 +136,8 @@ class Proof:
                 # what floats call infeasible is left to whole numbers to judge
                 return
             units = outcome.bound / balance_of(round_.program)
-            self.incumbent.raise_bound(self.scale.bound_ns(self.shape, units, whole=False), self.source)
-            over = excesses(self.shape, round_.columns, outcome.x)
+            self.incumbent.raise_bound(self.scale.bound_ns(self.view, units, whole=False), self.source)
+            over = excesses(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed() or not over:
                 return
             self.rows.cut(max(over).op)
@@ -164,8 +164,8 @@ class Proof:
 
     def _write(self, *, whole: bool) -> Round:
         """The program of a round, a linear or an integer one."""
-        nested = self.switches.nested and (not whole or self.shape.ops <= _NESTED)
-        return write(self.shape, self.rows, self.scale, nested=nested)
+        nested = self.switches.nested and (not whole or self.view.ops <= _NESTED)
+        return write(self.view, self.rows, self.scale, nested=nested)
 
     def _solve(self, engine: Engine, round_: Round) -> Outcome:
         program, factor = round_.program, 1.0
@@ -219,7 +219,7 @@ class Proof:
         if not isinstance(plan, Plan):
             return None
         start = np.full(round_.program.columns, np.nan)
-        start[: round_.columns.count] = point(self.shape, round_.columns, trace(self.shape, plan.computes))
+        start[: round_.columns.count] = point(self.view, round_.columns, trace(self.view, plan.computes))
         return start
 
     def _note_memory(self, outcome: Outcome) -> None:
@@ -230,7 +230,7 @@ class Proof:
 
     def _bound(self, units: float, round_: Round) -> None:
         if np.isfinite(units):
-            bound = self.scale.bound_ns(self.shape, units, exact=self.switches.engine == "cpsat")
+            bound = self.scale.bound_ns(self.view, units, exact=self.switches.engine == "cpsat")
             self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
 
     def _infeasible(self, round_: Round) -> None:
@@ -248,24 +248,24 @@ class Proof:
             )
 
     def _trace(self, round_: Round, x: Floats) -> Trace:
-        return trace(self.shape, realize(self.shape, round_.columns, x))
+        return trace(self.view, realize(self.view, round_.columns, x))
 
     def _offer(self, run: Trace) -> bool:
         """Offer a sequence if it fits; whether it did."""
-        if run.peak > self.shape.capacity:
+        if run.peak > self.view.capacity:
             return False
-        cost = int(self.shape.cost[run.order].sum())
+        cost = int(self.view.cost[run.order].sum())
         if self.incumbent.cost_ns is None or cost < self.incumbent.cost_ns:
-            self.incumbent.offer(plan_of(self.shape.graph, run.order.tolist()), self.source)
+            self.incumbent.offer(plan_of(self.view.graph, run.order.tolist()), self.source)
         return True
 
     def _refine(self, round_: Round, x: Floats, run: Trace) -> bool:
         """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
-        new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.shape, round_.columns, x))
+        new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
         inside: list[tuple[int, int]] = []
         rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
-            if run.memory[position] <= self.shape.capacity:
+            if run.memory[position] <= self.view.capacity:
                 break
             stage, op = int(run.stage[position]), int(run.order[position])
             cut = self._cut_for(round_.columns, stage, op, run)
@@ -289,7 +289,7 @@ class Proof:
         if stage == last:
             return None if op == stage or first == last else (first + last) // 2
         if last - first >= _LONG_STAGE and stage - first <= _CLOSE * (last - first):
-            broken = run.stage[(run.memory > self.shape.capacity) & (run.stage >= first) & (run.stage < last)]
+            broken = run.stage[(run.memory > self.view.capacity) & (run.stage >= first) & (run.stage < last)]
             stages = np.unique(broken)
             return int(stages[len(stages) // 2])
         return stage
@@ -298,11 +298,11 @@ class Proof:
         """Tighten what rounding let through at first computations that are cuts; whether there was such a thing."""
         if not ops:
             return False
-        scale = finer(self.scale, self.shape)
+        scale = finer(self.scale, self.view)
         if scale is not None:
             self.scale = scale
             return True
-        covers = [cover_of(self.shape, round_.columns, op, x) for op in ops[:4]]
+        covers = [cover_of(self.view, round_.columns, op, x) for op in ops[:4]]
         found = [cover for cover in covers if cover is not None]
         self.rows.covers += found
         return bool(found)
@@ -314,5 +314,5 @@ class Proof:
         more: dict[int, set[int]] = {}
         for stage, op in slots:
             # of a small graph all that could run there at once: else the next solution breaks memory with another one
-            more.setdefault(stage, set()).update({op} if self.shape.ops > _SMALL else range(stage))
+            more.setdefault(stage, set()).update({op} if self.view.ops > _SMALL else range(stage))
         return charge(self.rows.singles, more)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..array_view import ArrayView
 from ..program import Floats
 from .interior import values_of
 from .relaxation import ONE, Columns
-from .shape import Shape
 from .trace import Trace
 
 
-def realize(shape: Shape, columns: Columns, x: Floats) -> list[int]:
+def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
     """A sequence of ops that recomputes, in each coarse stage, what a 0/1 solution says.
 
     The relaxation does not say when inside a coarse stage an op runs. Each is placed in the earliest stage in which a
@@ -19,7 +19,7 @@ def realize(shape: Shape, columns: Columns, x: Floats) -> list[int]:
     holds all that is read of it at the coarse stage's begin. The sequence is complete and in order; whether it fits the
     memory is not promised.
     """
-    graph = shape.graph
+    graph = view.graph
     extra: list[tuple[int, int]] = []
     for c in range(1, columns.stages):
         first, last = columns.first[c], columns.cuts[c]
@@ -38,7 +38,7 @@ def realize(shape: Shape, columns: Columns, x: Floats) -> list[int]:
                 stages += uses
             placed[op] = last if not stages else max(stages) if all_held else min(stages)
             extra.append((placed[op], op))
-    return in_order(shape.ops, extra)
+    return in_order(view.ops, extra)
 
 
 def in_order(ops: int, extra: list[tuple[int, int]]) -> list[int]:
@@ -46,11 +46,11 @@ def in_order(ops: int, extra: list[tuple[int, int]]) -> list[int]:
     return [op for _, op in sorted({*extra, *((op, op) for op in range(ops))})]
 
 
-def point(shape: Shape, columns: Columns, run: Trace) -> Floats:
+def point(view: ArrayView, columns: Columns, run: Trace) -> Floats:
     """The point of the relaxation that a sequence maps to, [columns.count]: a start for an engine."""
     x = np.zeros(columns.count)
-    stage_of = np.searchsorted(np.array(columns.cuts), np.minimum(run.stage, shape.ops - 1))
-    where_first = np.full(shape.ops, -1)
+    stage_of = np.searchsorted(np.array(columns.cuts), np.minimum(run.stage, view.ops - 1))
+    where_first = np.full(view.ops, -1)
     for position, op in enumerate(run.order.tolist()):
         if where_first[op] < 0:
             where_first[op] = position

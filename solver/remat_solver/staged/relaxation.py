@@ -36,9 +36,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Builder, Term
 from .scale import Scale
-from .shape import Ids, Shape
 
 ZERO = -1
 ONE = -2
@@ -70,34 +70,34 @@ class Columns:
 
 
 def relax(
-    shape: Shape, cuts: tuple[int, ...], scale: Scale, builder: Builder | None = None, lent: Sequence[Term] = ()
+    view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder | None = None, lent: Sequence[Term] = ()
 ) -> tuple[Builder, Columns]:
     """Rows (a) to (d) for the given cuts, ascending and ending with n − 1.
 
     `lent` are terms to put into each memory row: of a column that `builder` has already, which lends it room.
     """
     builder = Builder() if builder is None else builder
-    columns = _columns(shape, cuts, builder, scale)
+    columns = _columns(view, cuts, builder, scale)
     for c in range(1, columns.stages):
-        _reads_of_recomputations(shape, columns, c, builder)
-        _reads_of_first_computations(shape, columns, c, builder)
-        _residence(shape, columns, c, builder)
-        _memory_at_cut(shape, columns, c, builder, scale, lent)
+        _reads_of_recomputations(view, columns, c, builder)
+        _reads_of_first_computations(view, columns, c, builder)
+        _residence(view, columns, c, builder)
+        _memory_at_cut(view, columns, c, builder, scale, lent)
     return builder, columns
 
 
-def _columns(shape: Shape, cuts: tuple[int, ...], builder: Builder, scale: Scale) -> Columns:
+def _columns(view: ArrayView, cuts: tuple[int, ...], builder: Builder, scale: Scale) -> Columns:
     first = (0, *(cut + 1 for cut in cuts[:-1]))
-    runs, holds = [np.full(shape.ops, ZERO)], [np.full(shape.values, ZERO)]
-    ops, cost = np.arange(shape.ops), scale.costs(shape.cost)
-    sealed = shape.pinned[shape.maker]
+    runs, holds = [np.full(view.ops, ZERO)], [np.full(view.values, ZERO)]
+    ops, cost = np.arange(view.ops), scale.costs(view.cost)
+    sealed = view.pinned[view.maker]
     for start in first[1:]:
-        run, hold = np.full(shape.ops, ZERO), np.full(shape.values, ZERO)
-        useful = (ops < start) & (shape.op_reach >= start) & ~shape.pinned
+        run, hold = np.full(view.ops, ZERO), np.full(view.values, ZERO)
+        useful = (ops < start) & (view.op_reach >= start) & ~view.pinned
         run[useful] = builder.variables(int(useful.sum()), cost=cost[useful])
-        made = shape.maker < start
-        certain = made & (shape.kept | (sealed & (shape.last_use >= start)))
-        free = made & ~certain & (shape.value_reach >= start)
+        made = view.maker < start
+        certain = made & (view.kept | (sealed & (view.last_reader >= start)))
+        free = made & ~certain & (view.value_reach >= start)
         hold[certain] = ONE
         hold[free] = builder.variables(int(free.sum()))
         runs.append(run)
@@ -105,54 +105,54 @@ def _columns(shape: Shape, cuts: tuple[int, ...], builder: Builder, scale: Scale
     return Columns(cuts, first, tuple(runs), tuple(holds), builder.columns)
 
 
-def supply(columns: Columns, c: int, shape: Shape, values: Ids, rows: Ids, sign: float) -> list[Term]:
+def supply(columns: Columns, c: int, view: ArrayView, values: Ids, rows: Ids, sign: float) -> list[Term]:
     """The terms sign · (R_{c,p(v)} + S_{c,v}) of values whose S is no constant, one row each."""
-    run, hold = columns.runs[c][shape.maker[values]], columns.holds[c][values]
+    run, hold = columns.runs[c][view.maker[values]], columns.holds[c][values]
     return [Term(rows[run >= 0], run[run >= 0], sign), Term(rows[hold >= 0], hold[hold >= 0], sign)]
 
 
-def _reads_of_recomputations(shape: Shape, columns: Columns, c: int, builder: Builder) -> None:
+def _reads_of_recomputations(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
     """(a)"""
-    reader = columns.runs[c][shape.edge_op]
-    edges = np.flatnonzero((reader >= 0) & (columns.holds[c][shape.edge_value] != ONE))
+    reader = columns.runs[c][view.edge_op]
+    edges = np.flatnonzero((reader >= 0) & (columns.holds[c][view.edge_value] != ONE))
     rows = np.arange(len(edges))
-    terms = supply(columns, c, shape, shape.edge_value[edges], rows, -1.0)
+    terms = supply(columns, c, view, view.edge_value[edges], rows, -1.0)
     builder.add_rows(len(edges), [Term(rows, reader[edges]), *terms], upper=0.0)
 
 
-def _reads_of_first_computations(shape: Shape, columns: Columns, c: int, builder: Builder) -> None:
+def _reads_of_first_computations(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
     """(b)"""
-    values = read_first_in(shape, columns, c, columns.first[c], columns.cuts[c])
+    values = read_first_in(view, columns, c, columns.first[c], columns.cuts[c])
     values = values[columns.holds[c][values] != ONE]
     rows = np.arange(len(values))
-    builder.add_rows(len(values), supply(columns, c, shape, values, rows, 1.0), lower=1.0)
+    builder.add_rows(len(values), supply(columns, c, view, values, rows, 1.0), lower=1.0)
 
 
-def read_first_in(shape: Shape, columns: Columns, c: int, start: int, end: int) -> Ids:
+def read_first_in(view: ArrayView, columns: Columns, c: int, start: int, end: int) -> Ids:
     """Values made before coarse stage c that the first computation of an op from `start` to `end` reads, ascending."""
-    read = shape.edge_value[shape.edge_start[start] : shape.edge_start[end + 1]]
-    return np.unique(read[shape.maker[read] < columns.first[c]])
+    read = view.edge_value[view.edge_start[start] : view.edge_start[end + 1]]
+    return np.unique(read[view.maker[read] < columns.first[c]])
 
 
-def _residence(shape: Shape, columns: Columns, c: int, builder: Builder) -> None:
+def _residence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
     """(c), from coarse stage c − 1 to c; nothing is known of what coarse stage 0 recomputes."""
     if c == 1:
         return
     hold = columns.holds[c]
-    values = np.flatnonzero((hold >= 0) & (shape.maker < columns.first[c - 1]) & (columns.holds[c - 1] != ONE))
+    values = np.flatnonzero((hold >= 0) & (view.maker < columns.first[c - 1]) & (columns.holds[c - 1] != ONE))
     rows = np.arange(len(values))
-    terms = supply(columns, c - 1, shape, values, rows, -1.0)
+    terms = supply(columns, c - 1, view, values, rows, -1.0)
     builder.add_rows(len(values), [Term(rows, hold[values]), *terms], upper=0.0)
 
 
 def _memory_at_cut(
-    shape: Shape, columns: Columns, c: int, builder: Builder, scale: Scale, lent: Sequence[Term]
+    view: ArrayView, columns: Columns, c: int, builder: Builder, scale: Scale, lent: Sequence[Term]
 ) -> None:
     """(d)"""
     op = columns.cuts[c - 1]
     hold = columns.holds[c]
-    counted = (shape.maker < op) | ((shape.maker == op) & ~shape.always)
-    counted[shape.inputs(op)] = False
-    room = shape.capacity - int(shape.need[op]) - int(shape.size[counted & (hold == ONE)].sum())
+    counted = (view.maker < op) | ((view.maker == op) & view.optional)
+    counted[view.inputs(op)] = False
+    room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
     values = np.flatnonzero(counted & (hold >= 0))
-    builder.add_rows(1, [Term(0, hold[values], scale.weights(shape.size[values])), *lent], upper=scale.room(room))
+    builder.add_rows(1, [Term(0, hold[values], scale.weights(view.size[values])), *lent], upper=scale.room(room))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Floats, Program
-from .shape import Ids, Shape
 
 _MOST_COST_UNITS = 2**36
 _MOST_BYTE_UNITS = 2**20
@@ -38,14 +38,14 @@ class Scale:
         """The right side of a memory row in units, rounded down."""
         return float(signed_bytes // self.bytes)
 
-    def bound_ns(self, shape: Shape, units: float, *, exact: bool = False, whole: bool = True) -> int:
+    def bound_ns(self, view: ArrayView, units: float, *, exact: bool = False, whole: bool = True) -> int:
         """A bound on the total cost in ns from a bound on the program's objective in units.
 
         Of a program in whole numbers the bound may be rounded up to one: a millionth of a unit is forgiven to an
         engine that counts in whole numbers itself (`exact`), and to one in floating point a millionth of the bound, its
         tolerance. A linear program's bound (`whole` false) is rounded down.
         """
-        total = int(shape.cost.sum())
+        total = int(view.cost.sum())
         if not math.isfinite(units):
             return total
         if not whole:
@@ -53,22 +53,22 @@ class Scale:
         return total + max(0, math.ceil(units - (1e-6 if exact else 1e-6 * (1.0 + abs(units)))) * self.cost_ns)
 
 
-def scale_of(shape: Shape) -> Scale:
+def scale_of(view: ArrayView) -> Scale:
     """The finest units that keep sums within what the engines handle well."""
     # a coarse stage can charge each op once, and there are at most n of them: a generous cap on the objective
-    worth = max(1, int(shape.cost.sum()))
-    cost = math.gcd(*(int(c) for c in np.unique(shape.cost))) or 1
+    worth = max(1, int(view.cost.sum()))
+    cost = math.gcd(*(int(c) for c in np.unique(view.cost))) or 1
     cost *= max(1, -(-worth // (cost * _MOST_COST_UNITS)))
-    sizes = np.unique(np.concatenate((shape.size, shape.workspace)))
+    sizes = np.unique(np.concatenate((view.size, view.workspace)))
     unit = math.gcd(*(int(b) for b in sizes)) or 1
-    unit *= max(1, shape.capacity // (unit * _MOST_BYTE_UNITS))
+    unit *= max(1, view.capacity // (unit * _MOST_BYTE_UNITS))
     return Scale(cost, unit)
 
 
-def finer(scale: Scale, shape: Shape) -> Scale | None:
+def finer(scale: Scale, view: ArrayView) -> Scale | None:
     """Smaller units of memory, for when rounding let a solution through; None where engines would take no smaller."""
-    unit = max(math.gcd(*(int(b) for b in np.concatenate((shape.size, shape.workspace)))) or 1, scale.bytes // 16)
-    if unit >= scale.bytes or shape.capacity // unit > _MOST_BYTE_UNITS * 16:
+    unit = max(math.gcd(*(int(b) for b in np.concatenate((view.size, view.workspace)))) or 1, scale.bytes // 16)
+    if unit >= scale.bytes or view.capacity // unit > _MOST_BYTE_UNITS * 16:
         return None
     return replace(scale, bytes=unit)
 

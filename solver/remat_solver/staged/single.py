@@ -31,11 +31,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Builder, Floats, Term
 from .interior import held_at_end, values_of
 from .relaxation import ONE, ZERO, Columns
 from .scale import Scale
-from .shape import Ids, Shape
 
 _ALMOST = 0.1
 """Charged together with recomputations that break a row are those that would fill all but so much of the capacity."""
@@ -58,7 +58,7 @@ def charge(known: Reruns, more: Reruns) -> bool:
 
 
 def add_reruns(
-    shape: Shape, columns: Columns, reruns: Reruns, builder: Builder, scale: Scale, lent: Sequence[Term] = ()
+    view: ArrayView, columns: Columns, reruns: Reruns, builder: Builder, scale: Scale, lent: Sequence[Term] = ()
 ) -> None:
     """Write rows (h); `lent` as in `relax`."""
     charged: Reruns = {}
@@ -67,28 +67,28 @@ def add_reruns(
     for c, ops in sorted(charged.items()):
         if c == 0:
             continue
-        throughout = _throughout(shape, columns, c, builder)
+        throughout = _throughout(view, columns, c, builder)
         for op in sorted(ops):
             run = columns.runs[c][op]
             if run < 0:
                 continue
             beside = throughout.copy()
-            beside[shape.inputs(op)] = ZERO
-            beside[shape.value_start[op] : shape.value_start[op + 1]] = ZERO
+            beside[view.inputs(op)] = ZERO
+            beside[view.value_start[op] : view.value_start[op + 1]] = ZERO
             free = np.flatnonzero(beside >= 0)
-            room = shape.capacity - int(shape.size[beside == ONE].sum())
+            room = view.capacity - int(view.size[beside == ONE].sum())
             terms = [
-                Term(0, run, scale.weights(shape.need[op : op + 1])),
-                Term(0, beside[free], scale.weights(shape.size[free])),
+                Term(0, run, scale.weights(view.need[op : op + 1])),
+                Term(0, beside[free], scale.weights(view.size[free])),
                 *lent,
             ]
             builder.add_rows(1, terms, upper=scale.room(room))
 
 
-def _throughout(shape: Shape, columns: Columns, c: int, builder: Builder) -> Ids:
+def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> Ids:
     """[m] the columns of T_{c,v}, where need be new ones."""
-    hold, run = _needed_to_end(shape, columns, c), columns.runs[c][shape.maker]
-    hold[shape.value_start[columns.first[c]] :] = ZERO
+    hold, run = _needed_to_end(view, columns, c), columns.runs[c][view.maker]
+    hold[view.value_start[columns.first[c]] :] = ZERO
     column = hold.copy()  # the same where p(v) cannot run in c
     values = np.flatnonzero((hold != ZERO) & (run >= 0))
     column[values] = builder.variables(len(values))
@@ -102,7 +102,7 @@ def _throughout(shape: Shape, columns: Columns, c: int, builder: Builder) -> Ids
     return column
 
 
-def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> Reruns:
+def violated_reruns(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> Reruns:
     """In each coarse stage where a solution breaks a row (h) by more than a fraction of the capacity, what to charge.
 
     Besides the recomputations that break a row, those that nearly would: the next solution may run them instead.
@@ -110,58 +110,58 @@ def violated_reruns(shape: Shape, columns: Columns, x: Floats, *, tolerance: flo
     found: Reruns = {}
     for c in range(1, columns.stages):
         run = values_of(columns.runs[c], x)
-        resident = np.maximum(values_of(_needed_to_end(shape, columns, c), x) - run[shape.maker], 0.0)
-        resident[shape.value_start[columns.first[c]] :] = 0.0
-        held = resident * shape.size
-        beside = float(held.sum()) - np.bincount(shape.maker, held, minlength=shape.ops)
-        beside -= np.bincount(shape.edge_op, held[shape.edge_value], minlength=shape.ops)
-        if float((beside + shape.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * shape.capacity:
+        resident = np.maximum(values_of(_needed_to_end(view, columns, c), x) - run[view.maker], 0.0)
+        resident[view.value_start[columns.first[c]] :] = 0.0
+        held = resident * view.size
+        beside = float(held.sum()) - np.bincount(view.maker, held, minlength=view.ops)
+        beside -= np.bincount(view.edge_op, held[view.edge_value], minlength=view.ops)
+        if float((beside + view.need * run)[run > 1e-6].max(initial=0.0)) <= (1.0 + tolerance) * view.capacity:
             continue
         able = columns.runs[c] >= 0
-        over = np.where(able, beside + shape.need - (1.0 - _ALMOST) * shape.capacity, 0.0)
+        over = np.where(able, beside + view.need - (1.0 - _ALMOST) * view.capacity, 0.0)
         worst = np.argsort(-over, kind="stable")[:_MOST_CHARGED]
         found[columns.cuts[c]] = set(worst[over[worst] > 0].tolist())
     return found
 
 
-def _needed_to_end(shape: Shape, columns: Columns, c: int) -> Ids:
+def _needed_to_end(view: ArrayView, columns: Columns, c: int) -> Ids:
     """[m] the column that says that a value is needed until c ends: S_{c+1,v}, or 1 if τ_c reads it."""
-    hold = held_at_end(shape, columns, c).copy()
-    hold[shape.inputs(columns.cuts[c])] = ONE
+    hold = held_at_end(view, columns, c).copy()
+    hold[view.inputs(columns.cuts[c])] = ONE
     return hold
 
 
 def add_single_stage(
-    shape: Shape, columns: Columns, stage: int, slots: Iterable[int], builder: Builder, scale: Scale
+    view: ArrayView, columns: Columns, stage: int, slots: Iterable[int], builder: Builder, scale: Scale
 ) -> None:
     """Write (f), the A rows and the memory at the given slots of a stage that is a coarse stage of its own."""
     c = columns.stage_of(stage)
     assert columns.first[c] == columns.cuts[c] == stage
-    run, hold, after = columns.runs[c], columns.holds[c], held_at_end(shape, columns, c)
-    values = np.flatnonzero((hold >= 0) & shape.always & (run[shape.maker] >= 0))
+    run, hold, after = columns.runs[c], columns.holds[c], held_at_end(view, columns, c)
+    values = np.flatnonzero((hold >= 0) & ~view.optional & (run[view.maker] >= 0))
     rows = np.arange(len(values))
-    builder.add_rows(len(values), [Term(rows, run[shape.maker[values]]), Term(rows, hold[values])], upper=1.0)
-    read_at_end = np.zeros(shape.values, dtype=np.bool_)
-    read_at_end[shape.inputs(stage)] = True
-    chosen = np.flatnonzero((run[shape.edge_op] >= 0) & (hold[shape.edge_value] >= 0) & ~read_at_end[shape.edge_value])
-    chosen = chosen[np.lexsort((shape.edge_op[chosen], shape.edge_value[chosen]))]
-    value, reader = shape.edge_value[chosen], shape.edge_op[chosen]
+    builder.add_rows(len(values), [Term(rows, run[view.maker[values]]), Term(rows, hold[values])], upper=1.0)
+    read_at_end = np.zeros(view.values, dtype=np.bool_)
+    read_at_end[view.inputs(stage)] = True
+    chosen = np.flatnonzero((run[view.edge_op] >= 0) & (hold[view.edge_value] >= 0) & ~read_at_end[view.edge_value])
+    chosen = chosen[np.lexsort((view.edge_op[chosen], view.edge_value[chosen]))]
+    value, reader = view.edge_value[chosen], view.edge_op[chosen]
     resident = builder.variables(len(chosen), integer=True)
-    _add_residence(shape, run, hold, after, value, reader, resident, builder)
+    _add_residence(view, run, hold, after, value, reader, resident, builder)
     for slot in sorted(slots):
         if run[slot] >= 0:
-            _add_slot(shape, run, hold, after, read_at_end, (value, reader, resident), slot, stage, builder, scale)
+            _add_slot(view, run, hold, after, read_at_end, (value, reader, resident), slot, stage, builder, scale)
 
 
 def _add_residence(
-    shape: Shape, run: Ids, hold: Ids, after: Ids, value: Ids, reader: Ids, resident: Ids, builder: Builder
+    view: ArrayView, run: Ids, hold: Ids, after: Ids, value: Ids, reader: Ids, resident: Ids, builder: Builder
 ) -> None:
     rows = np.arange(len(value))
     builder.add_rows(len(value), [Term(rows, run[reader]), Term(rows, resident, -1.0)], upper=0.0)
     starts = np.concatenate(([True], value[1:] != value[:-1])) if len(value) else np.zeros(0, dtype=np.bool_)
     ends = np.concatenate((starts[1:], [True])) if len(value) else starts
     first = np.flatnonzero(starts)
-    makers = run[shape.maker[value[first]]]
+    makers = run[view.maker[value[first]]]
     rows = np.arange(len(first))
     terms = [
         Term(rows, resident[first]),
@@ -180,7 +180,7 @@ def _add_residence(
 
 
 def _add_slot(
-    shape: Shape,
+    view: ArrayView,
     run: Ids,
     hold: Ids,
     after: Ids,
@@ -197,20 +197,20 @@ def _add_slot(
     upcoming = np.flatnonzero(reader >= slot)[::-1]
     current[value[upcoming]] = resident[upcoming]
     current[read_at_end | (hold == ONE)] = ONE
-    made = np.arange(shape.value_start[slot], shape.value_start[slot + 1])
-    before = np.arange(shape.value_start[slot])
-    optional, always = made[~shape.always[made]], made[shape.always[made]]
+    made = np.arange(view.value_start[slot], view.value_start[slot + 1])
+    before = np.arange(view.value_start[slot])
+    optional, always = made[view.optional[made]], made[~view.optional[made]]
     counted = np.concatenate((before, optional))
     column = current[counted]
-    later = np.arange(shape.value_start[slot + 1], shape.value_start[stage])
+    later = np.arange(view.value_start[slot + 1], view.value_start[stage])
     start = hold[later]
     held = always[hold[always] >= 0]
-    constant = int(shape.size[counted[column == ONE]].sum()) + int(shape.size[later[start == ONE]].sum())
-    making = int(shape.workspace[slot]) + int(shape.size[always].sum())
+    constant = int(view.size[counted[column == ONE]].sum()) + int(view.size[later[start == ONE]].sum())
+    making = int(view.workspace[slot]) + int(view.size[always].sum())
     terms = [
-        Term(0, column[column >= 0], scale.weights(shape.size[counted[column >= 0]])),
-        Term(0, start[start >= 0], scale.weights(shape.size[later[start >= 0]])),
-        Term(0, hold[held], scale.weights(shape.size[held])),
+        Term(0, column[column >= 0], scale.weights(view.size[counted[column >= 0]])),
+        Term(0, start[start >= 0], scale.weights(view.size[later[start >= 0]])),
+        Term(0, hold[held], scale.weights(view.size[held])),
         Term(0, run[slot], scale.weights(np.array([making]))),
     ]
-    builder.add_rows(1, terms, upper=scale.room(shape.capacity - constant))
+    builder.add_rows(1, terms, upper=scale.room(view.capacity - constant))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .shape import Ids, Shape
+from ..array_view import ArrayView, Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ class Trace:
         return self.instance_value[(self.made <= position) & (self.last > position)]
 
 
-def trace(shape: Shape, sequence: Sequence[int]) -> Trace:
+def trace(view: ArrayView, sequence: Sequence[int]) -> Trace:
     """Follow a sequence in which every op's inputs have been computed before it. Linear in its inputs and outputs."""
-    graph, order = shape.graph, list(sequence)
+    graph, order = view.graph, list(sequence)
     current = [-1] * graph.values
     value: list[int] = []
     made: list[int] = []
@@ -54,14 +54,14 @@ def trace(shape: Shape, sequence: Sequence[int]) -> Trace:
             made.append(position)
             last.append(position)
     values, born, end = np.array(value, dtype=np.int64), np.array(made), np.array(last)
-    kept = shape.kept[values]
+    kept = view.kept[values]
     end[kept] = len(order)
-    charged = shape.always[values] | (end > born)
+    charged = ~view.optional[values] | (end > born)
     change = np.zeros(len(order) + 2, dtype=np.int64)
-    np.add.at(change, born[charged], shape.size[values[charged]])
-    np.add.at(change, np.minimum(end[charged], len(order)) + 1, -shape.size[values[charged]])
+    np.add.at(change, born[charged], view.size[values[charged]])
+    np.add.at(change, np.minimum(end[charged], len(order)) + 1, -view.size[values[charged]])
     ops = np.array(order, dtype=np.int64)
-    memory = np.cumsum(change)[: len(order)] + shape.workspace[ops]
+    memory = np.cumsum(change)[: len(order)] + view.workspace[ops]
     return Trace(ops, stages_of(ops), memory, values, born, end)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..staged.shape import Ids
+from ..array_view import Ids
 from .kernel import NEVER, fill, row_of
 from .menu import Menu
 from .segments import Segments
@@ -21,7 +21,7 @@ class Item(NamedTuple):
     choice: int = -1
 
 
-class Program:
+class BlockTable:
     """C(s, t, m): the least cost of running segments s … t forward and backward in m slots beside their input.
 
     The recursion is that of RR-9302, Theorem 1, over segments, except that a segment can be taped in several ways

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..array_view import ArrayView, Ids
 from ..program import Builder, Floats, Program, Term
 from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
 from .scale import Scale
-from .shape import Ids, Shape
 from .single import Reruns, add_reruns, add_single_stage
 
 
@@ -55,42 +55,42 @@ class Round:
     whole_space: bool
 
 
-def write(shape: Shape, rows: Rows, scale: Scale, *, nested: bool = True) -> Round:
+def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run."""
-    builder, columns = relax(shape, tuple(sorted(rows.cuts)), scale)
+    builder, columns = relax(view, tuple(sorted(rows.cuts)), scale)
     if nested:
-        add_spans(shape, columns, rows.spans, builder)
-    add_reruns(shape, columns, rows.reruns, builder, scale)
+        add_spans(view, columns, rows.spans, builder)
+    add_reruns(view, columns, rows.reruns, builder, scale)
     for cover in rows.covers:
         _add_cover(columns, cover, builder)
     for stage in sorted(rows.singles):
-        add_single_stage(shape, columns, stage, rows.singles[stage], builder, scale)
+        add_single_stage(view, columns, stage, rows.singles[stage], builder, scale)
     return Round(builder.program(), columns, not rows.singles)
 
 
-def cover_of(shape: Shape, columns: Columns, op: int, x: Floats) -> Cover | None:
+def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | None:
     """A row that a 0/1 solution breaks because too much is resident while a cut op runs; None if all of it fits.
 
     The largest of the resident values until they exceed the room, in whole bytes: not all of them fit. So many of
     these and of any larger values do not either.
     """
     hold = columns.holds[columns.stage_of(op) + 1]
-    room, free = _beside(shape, hold, op)
+    room, free = _beside(view, hold, op)
     held = free[x[hold[free]] > 0.5]
-    held = held[np.argsort(-shape.size[held], kind="stable")]
-    over = np.flatnonzero(np.cumsum(shape.size[held]) > room)
+    held = held[np.argsort(-view.size[held], kind="stable")]
+    over = np.flatnonzero(np.cumsum(view.size[held]) > room)
     if not len(over):
         return None
     chosen = held[: over[0] + 1]
-    larger = free[shape.size[free] >= shape.size[chosen[0]]]
+    larger = free[view.size[free] >= view.size[chosen[0]]]
     return Cover(op, np.union1d(chosen, larger), len(chosen) - 1)
 
 
-def _beside(shape: Shape, hold: Ids, op: int) -> tuple[int, Ids]:
+def _beside(view: ArrayView, hold: Ids, op: int) -> tuple[int, Ids]:
     """The bytes free beside what certainly is resident while a cut op runs, and the values that compete for them."""
-    counted = (shape.maker < op) | ((shape.maker == op) & ~shape.always)
-    counted[shape.inputs(op)] = False
-    room = shape.capacity - int(shape.need[op]) - int(shape.size[counted & (hold == ONE)].sum())
+    counted = (view.maker < op) | ((view.maker == op) & view.optional)
+    counted[view.inputs(op)] = False
+    room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
     return room, np.flatnonzero(counted & (hold >= 0))
 
 

@@ -1,0 +1,203 @@
+"""A problem as arrays: what formulations, proofs and searches over blocks index instead of the graph's tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat_ir import Graph, Problem
+from remat_ir.working_set import pinned_ops
+
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayView:
+    """A problem as arrays; n ops, m values, e edges (a value and an op that reads it).
+
+    Attributes:
+        capacity: budget − fixed, in bytes.
+        cost: [n] ns. workspace: [n] bytes. size: [m] bytes.
+        maker: [m] the op that makes each value. optional: [m]. kept: [m] stays to the end once made.
+        pinned: [n] never recomputed.
+        edge_value, edge_op: [e] sorted by reading op, then value.
+        value_reach: [m] the last op whose first computation can depend on holding the value: its readers, and what
+            their recomputation can lead to. A value is of no use after that op; n for a kept one. −1 without reader.
+        op_reach: [n] the same for recomputing an op: the largest reach of its values, at least the op itself.
+    """
+
+    graph: Graph
+    capacity: int
+    cost: Ids
+    workspace: Ids
+    size: Ids
+    maker: Ids
+    optional: Flags
+    kept: Flags
+    pinned: Flags
+    edge_value: Ids
+    edge_op: Ids
+    value_reach: Ids
+    op_reach: Ids
+
+    @property
+    def ops(self) -> int:
+        """The number of ops."""
+        return len(self.cost)
+
+    @property
+    def values(self) -> int:
+        """The number of values."""
+        return len(self.size)
+
+    def within(self, budget_bytes: int) -> ArrayView:
+        """The same graph at another budget, fixed bytes included."""
+        return replace(self, capacity=budget_bytes - self.graph.fixed_bytes)
+
+    def without_recomputing(self, never: Flags) -> ArrayView:
+        """The same problem where the ops of `never`, [n], are not recomputed either."""
+        pinned = self.pinned | never
+        value_reach, op_reach = _reach(self.graph, pinned, self.kept)
+        return replace(self, pinned=pinned, value_reach=value_reach, op_reach=op_reach)
+
+    @cached_property
+    def need(self) -> Ids:
+        """[n] bytes that a computation of the op holds for certain: inputs, non-optional outputs, workspace."""
+        need = self.workspace.copy()
+        np.add.at(need, self.edge_op, self.size[self.edge_value])
+        np.add.at(need, self.maker[~self.optional], self.size[~self.optional])
+        return need
+
+    @cached_property
+    def last_reader(self) -> Ids:
+        """[m] the last op that reads a value, −1 without one."""
+        last = np.full(self.values, -1, dtype=np.int64)
+        np.maximum.at(last, self.edge_value, self.edge_op)
+        return last
+
+    @cached_property
+    def edge_start(self) -> Ids:
+        """[n + 1] the edges of op k are edge_start[k] to edge_start[k + 1] − 1."""
+        return np.searchsorted(self.edge_op, np.arange(self.ops + 1))
+
+    @cached_property
+    def value_start(self) -> Ids:
+        """[n + 1] the values of op k are value_start[k] to value_start[k + 1] − 1."""
+        return np.searchsorted(self.maker, np.arange(self.ops + 1))
+
+    def inputs(self, op: int) -> Ids:
+        """The values that an op reads."""
+        return self.edge_value[self.edge_start[op] : self.edge_start[op + 1]]
+
+    @cached_property
+    def uses(self) -> Uses:
+        """The edges of values that are not kept, value by value."""
+        return _uses(self)
+
+    @cached_property
+    def roomy(self) -> int:
+        """The first op at whose first computation not everything of use can have been kept; n if there is none.
+
+        Up to there every value can be held for as long as it is of use, so no plan needs a recomputation.
+        """
+        born = np.bincount(self.maker, self.size, minlength=self.ops)
+        gone = np.zeros(self.ops + 1)
+        dead = np.maximum(self.value_reach, self.maker)
+        ends = dead < self.ops
+        np.add.at(gone, dead[ends] + 1, self.size[ends])
+        held = np.cumsum(born - gone[: self.ops]) + self.workspace
+        over = np.flatnonzero(held > self.capacity)
+        return int(over[0]) if len(over) else self.ops
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """Each reading of a value by an op, sorted by value, then op; u of them.
+
+    Kept values are left out: they stay to the end once made and their ops run once, so they are a constant of the
+    memory and never a choice.
+
+    Attributes:
+        value, op: [u].
+        next: [u] the same value's next use, or −1.
+        first, last: [m] a value's first and last use, or −1.
+    """
+
+    value: Ids
+    op: Ids
+    next: Ids
+    first: Ids
+    last: Ids
+
+    @property
+    def count(self) -> int:
+        """The number of uses."""
+        return len(self.value)
+
+
+def view_of(problem: Problem) -> ArrayView:
+    """The arrays of a problem. Linear in ops, values and edges.
+
+    >>> from remat_ir import Problem, graph_of
+    >>> view = view_of(Problem(graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]]), 15))
+    >>> view.need.tolist(), view.last_reader.tolist(), view.uses.value.tolist(), view.uses.op.tolist()
+    ([4, 9, 15], [2, 2, -1], [0, 0, 1], [1, 2, 2])
+    """
+    graph = problem.graph
+    pinned, kept = _flags(graph.ops, pinned_ops(graph)), _flags(graph.values, graph.keep)
+    value_reach, op_reach = _reach(graph, pinned, kept)
+    return ArrayView(
+        graph=graph,
+        capacity=problem.budget_bytes - graph.fixed_bytes,
+        cost=np.array(graph.op_cost_ns, dtype=np.int64),
+        workspace=np.array(graph.op_workspace_bytes, dtype=np.int64),
+        size=np.array(graph.value_bytes, dtype=np.int64),
+        maker=np.array(graph.value_op, dtype=np.int64),
+        optional=_flags(graph.values, graph.optional),
+        kept=kept,
+        pinned=pinned,
+        edge_value=np.array([value for inputs in graph.op_inputs for value in inputs], dtype=np.int64),
+        edge_op=np.repeat(np.arange(graph.ops), [len(inputs) for inputs in graph.op_inputs]),
+        value_reach=value_reach,
+        op_reach=op_reach,
+    )
+
+
+def _flags(count: int, members: Iterable[int]) -> Flags:
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[list(members)] = True
+    return flags
+
+
+def _reach(graph: Graph, pinned: Flags, kept: Flags) -> tuple[Ids, Ids]:
+    once, stays = pinned.tolist(), kept.tolist()
+    op_reach = list(range(graph.ops))
+    value_reach = [-1] * graph.values
+    for op in range(graph.ops - 1, -1, -1):
+        for value in graph.op_values[op]:
+            if stays[value]:
+                value_reach[value] = graph.ops
+            elif graph.users[value]:
+                # a pinned reader is computed once only: its inputs matter for that computation and no later one
+                value_reach[value] = max(user if once[user] else op_reach[user] for user in graph.users[value])
+            op_reach[op] = max(op_reach[op], value_reach[value])
+    return np.array(value_reach, dtype=np.int64), np.array(op_reach, dtype=np.int64)
+
+
+def _uses(view: ArrayView) -> Uses:
+    chosen = ~view.kept[view.edge_value]
+    value, op = view.edge_value[chosen], view.edge_op[chosen]
+    order = np.lexsort((op, value))
+    value, op = value[order], op[order]
+    every = np.arange(len(value))
+    following, first, last = (np.full(count, -1, dtype=np.int64) for count in (len(value), view.values, view.values))
+    same = np.flatnonzero(value[1:] == value[:-1])
+    following[same] = same + 1
+    first[value[::-1]] = every[::-1]
+    last[value] = every
+    return Uses(value, op, following, first, last)
