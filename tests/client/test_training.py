@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -361,3 +363,23 @@ def test_the_plan_used_least_lately_goes_first() -> None:
     assert len(trained.plans) == 2
     assert trained.plan_for((numbers(2, 8),)) is first
     assert trained.plan_for((numbers(3, 8),)) is not second
+
+
+def test_side_effects_are_seen_whoever_restores_the_state_of_warnings_meanwhile() -> None:
+    """A suspended `catch_warnings` may end at any moment, in a thread or by the garbage collector."""
+    over = threading.Event()
+
+    def restore() -> None:
+        while not over.is_set():
+            with warnings.catch_warnings():
+                time.sleep(0.001)
+
+    others = threading.Thread(target=restore)
+    others.start()
+    try:
+        for _ in range(3):
+            with pytest.raises(CaptureError, match="Python state"):
+                remat.optimize(Counting(), (torch.randn(4, 16),), budget=remat.Fraction(1), planner="greedy")
+    finally:
+        over.set()
+        others.join()

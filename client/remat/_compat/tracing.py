@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
+import torch._dynamo.output_graph as _output_graph
 import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
@@ -57,6 +58,7 @@ require(
             (_dynamo_config, "ignore_logging_functions"),
             (_dynamo_config, "automatic_dynamic_shapes"),
             (_functorch_config, "donated_buffer"),
+            (_output_graph, "warnings"),
         ),
     )
 )
@@ -75,18 +77,40 @@ def strict_graph(
     takes it twice as long, and the joint graph is of one size all the same.
     """
     settings: dict[str, Any] = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
-    with warnings.catch_warnings(record=True) as caught, _dynamo_config.patch(**settings):
-        warnings.simplefilter("always")
+    told = _Told()
+    with told.listening(), _dynamo_config.patch(**settings):
         graph = dynamo_graph_capture_for_export(module)(*args, **kwargs)
-    for warning in caught:
-        text = str(warning.message)
-        if "side effects happened" in text:
-            sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
-            if sources:
-                raise SideEffects(", ".join(sources))
-            continue
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    for text in told.side_effects:
+        sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
+        if sources:
+            raise SideEffects(", ".join(sources))
     return graph  # type: ignore[no-any-return]
+
+
+class _Told:
+    """Stands for the module `warnings` where Dynamo tells of side effects, and keeps what it says of them.
+
+    `warnings.catch_warnings` is not enough: whoever leaves another one meanwhile, in another thread or in a suspended
+    function that the garbage collector ends, puts back the state from before, and what is said after that is lost.
+    """
+
+    def __init__(self) -> None:
+        self.side_effects: list[str] = []
+
+    def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
+        if "side effects happened" in message:
+            self.side_effects.append(message)
+        else:
+            warnings.warn(message, *args, **{"stacklevel": 2, **kwargs})
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        speaker: Any = _output_graph
+        before, speaker.warnings = speaker.warnings, self
+        try:
+            yield
+        finally:
+            speaker.warnings = before
 
 
 def _harmless(source: str) -> bool:
