@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import nn
 
 import remat
-from benchmarks.serve import serving
+from benchmarks.harness.serve import serving
 from remat.cli.show import percent
 from remat.planning.budget import readable
 from remat.planning.planner import Planner, planner_for

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.instances import instance
-from benchmarks.serve import Served, serving
+from benchmarks.graphs.instances import instance
 from starlette.testclient import TestClient
 
 from remat.errors import ServiceError, Unreachable
@@ -29,13 +28,14 @@ from remat.settings import settings
 from remat_ir import Answer, Graph, Problem, Progress, Status, budget_at, verify
 from remat_service.settings import Settings
 from remat_service.web.app import create_app
+from service.serving import Service, serving
 
 QUICK = Timeouts(connect=2.0, read=2.0, write=5.0)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("service") / "store.sqlite") as running:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("service")) as running:
         yield running
 
 
@@ -60,7 +60,7 @@ def asking(url: str, folder: Path, **more: Any) -> CoordinatedPlanner:
     return planner_for(url, given=here, timeouts=QUICK, patience_s=more.pop("patience_s", 5.0), **more)
 
 
-def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served, tmp_path: Path) -> None:
+def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Service, tmp_path: Path) -> None:
     asked = problem()
     first = asking(served.url, tmp_path / "one", strict=True).plan(asked, SolveOptions(time_limit_s=10))
     verify(asked, first.plan, cost_ns=first.cost_ns, peak_bytes=first.peak_bytes)
@@ -72,7 +72,7 @@ def test_a_plan_comes_over_the_wire_and_the_next_client_shares_it(served: Served
 @pytest.mark.slow
 def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None) -> None:
     asked = hard()
-    with serving(tmp_path / "store.sqlite") as served:
+    with serving(tmp_path) as served:
         planner = asking(served.url, tmp_path)
         timer = threading.Timer(1.5, served.process.kill)
         timer.start()
@@ -83,7 +83,7 @@ def test_killed_while_it_solves_the_job_goes_on(tmp_path: Path, no_solver: None)
 
 
 @pytest.mark.slow
-def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_path: Path, no_solver: None) -> None:
+def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Service, tmp_path: Path, no_solver: None) -> None:
     asked = problem(fraction=0.91)  # nobody has asked for it before
     planner = asking(served.url, tmp_path, patience_s=1.0)
     os.kill(served.process.pid, signal.SIGSTOP)
@@ -104,20 +104,19 @@ def test_stalled_the_job_goes_on_and_later_asks_it_again(served: Served, tmp_pat
 
 @pytest.mark.slow
 def test_a_restart_is_bridged_by_the_retries(tmp_path: Path) -> None:
-    store = tmp_path / "store.sqlite"
     asked = problem()
-    with serving(store) as running:
+    with serving(tmp_path) as running:
         planner = ServicePlanner(running.url, timeouts=QUICK)
         first = planner.plan(asked, SolveOptions(time_limit_s=10))
-        port = int(running.url.rpartition(":")[2])
-    with pytest.raises(Unreachable):
-        service.poll(planner.http, str(first.id))
-    with serving(store, port=port):
+        running.stop()
+        with pytest.raises(Unreachable):
+            service.poll(planner.http, str(first.id))
+        running.start()
         found = service.poll(planner.http, str(first.id))
     assert found.plan == first.plan
 
 
-def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
+def test_the_profile_table_is_shared(served: Service, tmp_path: Path) -> None:
     def table(name: str) -> Any:
         planner = asking(served.url, tmp_path / name)
         assert isinstance(planner.asked, FallbackPlanner)
@@ -129,7 +128,7 @@ def test_the_profile_table_is_shared(served: Served, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_progress_cancel_and_attach_on_a_real_solve(served: Served, tmp_path: Path) -> None:
+def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: Path) -> None:
     asked = hard()
     planner = ServicePlanner(served.url, timeouts=QUICK)
     answer = service.submit(planner.http, asked, SolveOptions(time_limit_s=120, max_gap=0.0))

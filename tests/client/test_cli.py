@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 
 import remat.cli
 from client.liar import Said, in_turn, lying

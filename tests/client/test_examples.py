@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from benchmarks.serve import serving
+
+from service.serving import serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -87,7 +88,7 @@ def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
     for name, text in (("srun", SRUN), ("scontrol", hosts), ("python", PYTHON)):
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
-    with serving(tmp_path / "store.sqlite") as served:
+    with serving(tmp_path) as served:
         for job in range(2):
             environment = {
                 **os.environ,

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

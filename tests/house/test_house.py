@@ -136,3 +136,31 @@ def test_a_planted_accelerator_is_found(line: str) -> None:
     """The search sees each way to write it, and lets prose be."""
     assert accelerator_names(f'"""cuda"""\nimport torch\n{line}\n') == [3]
     assert accelerator_names(ADAPTER.read_text())
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+OPEN_TO_TESTS = {"benchmarks.graphs", "benchmarks.models"}
+STARTS_POSTGRES = ROOT / "tests" / "service" / "database.py"
+"""The one test tool that the load measurement needs too: a PostgreSQL server of one's own."""
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_take_only_graphs_and_models_from_the_benchmarks(path: Path) -> None:
+    """A measurement may change as it likes: only its own tests, in `tests/benchmarks`, import it."""
+    if path.parent.name == "benchmarks":
+        return
+    imported = set(re.findall(r"(?:from|import) (benchmarks(?:\.\w+)*)", path.read_text()))
+    allowed = OPEN_TO_TESTS | ({"benchmarks.harness"} if path == STARTS_POSTGRES else set())
+    assert {".".join(name.split(".")[:2]) for name in imported} <= allowed, path
+
+
+LONGEST_MODULE = 400
+TOO_LONG = {"solver/remat_solver/search/profile.py", "tests/client/test_inductor.py", "tests/client/zoo.py"}
+
+
+def test_modules_are_short() -> None:
+    """No module has more than 400 lines, tests and benchmarks included."""
+    folders = ("solver", "service", "client", "benchmarks", "tests", "examples")
+    lengths = {p: len(p.read_text().splitlines()) for folder in folders for p in (ROOT / folder).rglob("*.py")}
+    long = {str(path.relative_to(ROOT)) for path, lines in lengths.items() if lines > LONGEST_MODULE}
+    assert long <= TOO_LONG

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-from benchmarks.postgres import PrivatePostgres
+from benchmarks.harness.postgres import PrivatePostgres
 from psycopg.conninfo import make_conninfo
 
 DEFAULT = "postgresql://postgres@127.0.0.1:5432/postgres"

@@ -52,7 +52,12 @@ class Service:
         line = self.process.stdout.readline()
         assert "ready on http://127.0.0.1:" in line, line + (self.folder / "service.log").read_text()[-3000:]
         self.port = int(line.rsplit(":", 1)[1])
-        self.http = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60.0, trust_env=False)
+        self.http = httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""
@@ -117,8 +122,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Service]:
     try:
         yield service
     finally:
-        if service.process.poll() is None:
-            service.stop()
+        service.stop()
 
 
 def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: int = 0) -> Graph:

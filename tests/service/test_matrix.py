@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.postgres import PrivatePostgres
 from pydantic import SecretStr
 from sqlalchemy import select
 
@@ -25,7 +24,7 @@ from remat_service.solving.execute import execute_solve
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
-from service.database import fresh_database
+from service.database import PrivatePostgres, fresh_database
 from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import typer.main
-from benchmarks.postgres import PrivatePostgres
 from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak
 from remat_service.cli import app
 from remat_service.storage.cache_key import SOLVER
-from service.database import fresh_database
+from service.database import PrivatePostgres, fresh_database
 from service.serving import Worker, checked, eventually, serving, training_graph
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from benchmarks.architectures import ARCHITECTURES, FLOAT, training_graph
+from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 
 from remat_ir import Problem, plain_peak, plain_plan, verify
 

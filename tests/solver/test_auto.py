@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
 from drawn import graphs
@@ -100,7 +100,7 @@ def test_the_gap_that_was_asked_for_ends_it() -> None:
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
 def test_engines_end_with_a_killed_parent() -> None:
     script = (
-        "from benchmarks.instances import instance\n"
+        "from benchmarks.graphs.instances import instance\n"
         "from remat_ir import Problem, budget_at\n"
         "from remat_solver import solve\n"
         "graph = instance('unet-6')\n"

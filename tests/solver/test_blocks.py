@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 

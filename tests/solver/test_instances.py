@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.instances import NAMES, instance
+from benchmarks.graphs.instances import NAMES, instance
 
 from remat_ir import InvalidData, Problem, graph_digest, plain_peak, plain_plan, verify
 

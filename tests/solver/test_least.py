@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
 from drawn import graphs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.architectures import ARCHITECTURES, training_graph
+from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from hypothesis import given, settings
 
 from drawn import graphs, problems

@@ -12,7 +12,7 @@ import pytest
 
 _SOLVE = """
     import json, resource, sys
-    from benchmarks.instances import instance
+    from benchmarks.graphs.instances import instance
     from remat_ir import Problem
     from remat_solver import solve
     from remat_ir.working_set import working_set

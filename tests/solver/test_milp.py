@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, verify
 from remat_solver import solve

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

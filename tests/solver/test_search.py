@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.instances import instance
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from benchmarks.architectures import ARCHITECTURES, training_graph
+from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

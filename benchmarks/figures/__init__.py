@@ -1,0 +1,1 @@
+"""The figures of the papers, measured again: data, pictures and the page in the docs."""

@@ -1,0 +1,330 @@
+"""Pictures and a page of the docs from the measured CSV files, beside what the paper reports."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.harness.table import table
+
+Rows: TypeAlias = list[dict[str, str]]
+
+PAPER_BATCHES = {
+    "unet": "57 (printed version: 61)",
+    "fcn8": "60",
+    "segnet": "62",
+    "resnet50": "193",
+    "vgg19": "289",
+    "mobilenet": "1105",
+}
+PAPER_RATIOS = {
+    "mobilenet": ("1.14", "1.07", "7.07", "1.06"),
+    "vgg16": ("1.28", "1.06", "1.44", "1.01"),
+    "vgg19": ("1.54", "1.39", "1.75", "1.00"),
+    "unet": ("1.27", "1.23", "–", "1.03"),
+    "resnet50": ("1.20", "1.25", "–", "1.05"),
+}
+APPROXIMATIONS = ("ap-sqrt", "ap-greedy", "griewank", "lp-rounding")
+NAMES = {
+    "vgg16": "VGG16",
+    "vgg19": "VGG19",
+    "mobilenet": "MobileNet",
+    "unet": "U-Net",
+    "fcn8": "FCN8",
+    "segnet": "SegNet",
+    "resnet50": "ResNet50",
+}
+_HIGHEST = 2.0
+"""Where the trade-off picture ends: above it are plans that nobody would run."""
+STYLES = {
+    "auto": ("black", "o"),
+    "milp": ("tab:red", "s"),
+    "milp-tight": ("tab:blue", "^"),
+    "checkpoint-all": ("tab:gray", "*"),
+    "griewank": ("tab:purple", "v"),
+    "chen-sqrt": ("tab:orange", "D"),
+    "chen-greedy": ("tab:blue", "s"),
+    "ap-sqrt": ("tab:orange", "D"),
+    "ap-greedy": ("tab:blue", "s"),
+    "linearized-sqrt": ("tab:brown", "P"),
+    "linearized-greedy": ("tab:green", "^"),
+    "lp-rounding": ("tab:red", "x"),
+}
+
+_HEAD = """# The papers' figures
+
+Each figure below is measured by one command on the project's own training graphs of the networks in the Checkmate
+paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as expensive, 32-bit floats). Every
+plan behind a number has passed the verifier. "Proved" means that no plan of the whole space is better, not only none
+that was looked at.
+
+"""
+
+_TRADEOFF = """## Overhead against budget (Checkmate, Figure 4)
+
+![Overhead against budget](figures/tradeoff.png)
+
+Costs are a roofline of the V100 (15.7 TFLOP/s, 900 GB/s, 5 µs a launch) in place of the paper's profile; batches are
+those of the paper's public graphs. On linear networks the AP and linearized methods are Chen's. The tables are overhead
+in %; `–` is no plan; `auto` is followed by its proved lower bound where the two differ by more than 0.1 % of cost. The
+paper's takeaways: the lowest overhead everywhere, and for U-Net at 16 GB plans 1.20 times faster than linearized
+greedy's and 1.38 times faster than linearized √n's.
+
+"""
+
+_BATCHES = """## The largest batch at one more forward pass (Checkmate, Figure 6)
+
+![The largest batch](figures/batches.png)
+
+Costs in FLOPs; 416 × 608 for the segmentation networks, 224 × 224 for the others; memory is 2 × parameters, the
+activations and, where it says so, the input batch (equations 2, 9 and 10). The paper does not say whether a V100's
+16 GB are 16 · 10⁹ or 2³⁴ bytes, nor whether Figure 6 charges the input; three readings are given. `auto` is followed by
+the largest batch that is not proved impossible, where that is another number. On linear networks (VGG19, MobileNet,
+SegNet) the AP and linearized methods are Chen's; Griewank's needs a linear network. With 16 · 10⁹ bytes and a free
+input the proved optima for U-Net and VGG19 are exactly what the authors printed, 61 and 289; the 60 and 62 that they
+report for FCN8 and SegNet are proved out of reach of these graphs there, and within reach in 2³⁴ bytes.
+
+"""
+
+_RATIOS = """## Cost against the optimum (Checkmate, Table 2 of the printed version)
+
+The geometric mean of cost / best known cost over the budgets at which a method has a plan (how many, out of those at
+which any plan is known), in FLOPs. In brackets what the paper reports. The last column is the geometric mean of best
+known cost / proved bound: what the ratios could still be short of.
+
+"""
+
+_TIMES = """## Solve time against graph size
+
+![Solve time](figures/times.png)
+
+The budget is halfway between the least that any op needs and the plain peak; a solve ends at a gap of 0.1 % of cost.
+`milp` is the paper's program, `milp-tight` the disaggregated one, both with HiGHS, all on the same machine in the same
+run; their bounds hold within one recomputation per op and stage. The compilation of the local search, once per
+installation, is not counted.
+
+"""
+
+
+def draw(folder: Path) -> None:
+    """Write a picture for each CSV file that is there, and the page `figures.md` beside the folder."""
+    for name, (picture, _) in _FIGURES.items():
+        if picture is not None and (rows := rows_of(folder, name)):
+            picture(rows, folder / f"{name}.png")
+    (folder.parent / "figures.md").write_text(page(folder))
+
+
+def page(folder: Path) -> str:
+    """The page's text from the CSV files that are there."""
+    parts = [_HEAD.strip()]
+    for name, (_, section) in _FIGURES.items():
+        if rows := rows_of(folder, name):
+            how = (folder / f"{name}.txt").read_text().strip()
+            parts.append(section(rows).strip())
+            data = f"[{name}.csv]({folder.name}/{name}.csv)"
+            parts.append(f"Measured by `python -m benchmarks.figures {name}`: {how}. Data: {data}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def rows_of(folder: Path, name: str) -> Rows:
+    """The rows of one CSV file, network by network; none if it is not there."""
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return sorted(csv.DictReader(file), key=lambda row: list(NAMES).index(row["network"]))
+
+
+def _overhead(row: dict[str, str]) -> float | None:
+    return int(row["cost"]) / int(row["once"]) - 1 if row["cost"] else None
+
+
+def _by(rows: Rows, key: str) -> dict[str, Rows]:
+    groups: dict[str, Rows] = defaultdict(list)
+    for row in rows:
+        groups[row[key]].append(row)
+    return dict(groups)
+
+
+def _figure(count: int, rows: int = 1) -> tuple[Any, Any]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    columns = -(-count // rows)
+    return pyplot.subplots(rows, columns, figsize=(5 * columns, 4 * rows), layout="constrained", squeeze=False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _draw_tradeoff(rows: Rows, path: Path) -> None:
+    networks = _by(rows, "network")
+    figure, axes = _figure(len(networks))
+    for axis, (name, mine) in zip(axes[0], networks.items(), strict=True):
+        for method, points in _by(mine, "method").items():
+            known = [(int(row["budget_bytes"]) / 1e9, _overhead(row)) for row in points]
+            drawn = [(budget, 1 + over) for budget, over in known if over is not None]
+            colour, marker = STYLES[method]
+            if drawn:
+                axis.plot(*zip(*drawn, strict=True), marker=marker, color=colour, label=method, ms=5)
+        axis.set(
+            title=f"{NAMES[name]}, batch {mine[0]['batch']}", xlabel="budget (GB)", ylabel="cost / cost of each op once"
+        )
+        axis.set_ylim(top=min(axis.get_ylim()[1], _HIGHEST))
+        axis.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _say_tradeoff(rows: Rows) -> str:
+    text = _TRADEOFF
+    for name, mine in _by(rows, "network").items():
+        methods = _auto_first(mine)
+        body = []
+        for budget, points in sorted(_by(mine, "budget_bytes").items(), key=lambda item: int(item[0])):
+            cells = {row["method"]: row for row in points}
+            body.append([f"{int(budget) / 1e9:.2f}", *(_cell(cells.get(method), method) for method in methods)])
+        text += f"### {NAMES[name]}, batch {mine[0]['batch']}\n\n" + table(["GB", *methods], body) + "\n\n"
+    return text
+
+
+def _auto_first(rows: Rows) -> list[str]:
+    return sorted(_by(rows, "method"), key=lambda method: method != "auto")
+
+
+def _cell(row: dict[str, str] | None, method: str) -> str:
+    if row is None or not row["cost"]:
+        return "infeasible" if row is not None and row["status"] == "infeasible" and method == "auto" else "–"
+    over, cost, bound = _overhead(row), int(row["cost"]), int(row["bound"] or row["once"])
+    assert over is not None
+    if method != "auto" or (cost - bound) / cost <= 0.001:
+        return f"{100 * over:.2f}"
+    return f"{100 * over:.2f} (≥ {100 * (bound / int(row['once']) - 1):.2f})"
+
+
+def _draw_batches(rows: Rows, path: Path) -> None:
+    first = rows[0]["memory"]
+    mine = [row for row in rows if row["memory"] == first]
+    networks = _by(mine, "network")
+    figure, axes = _figure(len(networks), rows=2 if len(networks) > 3 else 1)
+    for axis, (name, points) in zip(axes.flat, networks.items(), strict=False):
+        colours = [STYLES[row["method"]][0] for row in points]
+        bars = axis.bar([row["method"] for row in points], [int(row["batch"]) for row in points], color=colours)
+        axis.bar_label(bars)
+        axis.margins(y=0.15)
+        axis.axhline(float(PAPER_BATCHES[name].split()[0]), color="red", ls=":", label="Checkmate, published")
+        axis.set(title=NAMES[name], ylabel="largest batch")
+        axis.tick_params(axis="x", labelrotation=60)
+        axis.legend(fontsize=7)
+    _save(figure, path)
+
+
+def _say_batches(rows: Rows) -> str:
+    text = _BATCHES
+    for reading, mine in _by(rows, "memory").items():
+        body = []
+        for name, points in _by(mine, "network").items():
+            cells = {row["method"]: row for row in points}
+            found = [cells.get(method) or cells.get(_ON_LINEAR.get(method, "")) for method in _BATCH_METHODS]
+            body.append([NAMES[name], PAPER_BATCHES[name], *map(_batch, found)])
+        text += f"### {reading}\n\n" + table(["network", "published", *_BATCH_METHODS], body) + "\n\n"
+    return text
+
+
+_BATCH_METHODS = ("checkpoint-all", "griewank", "ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy", "auto")
+_ON_LINEAR = {
+    "ap-sqrt": "chen-sqrt",
+    "ap-greedy": "chen-greedy",
+    "linearized-sqrt": "chen-sqrt",
+    "linearized-greedy": "chen-greedy",
+}
+
+
+def _batch(row: dict[str, str] | None) -> str:
+    if row is None:
+        return "–"
+    if row["method"] != "auto":
+        return row["batch"]
+    return f"**{row['batch']}** proved" if row["batch"] == row["bound"] else f"**{row['batch']}** (≤ {row['bound']})"
+
+
+def _say_ratios(rows: Rows) -> str:
+    text = _RATIOS
+    body = []
+    for name, mine in _by(rows, "network").items():
+        best = {row["budget_bytes"]: row for row in mine if row["method"] == "auto" and row["cost"]}
+        line = [NAMES[name]]
+        for method, paper in zip(APPROXIMATIONS, PAPER_RATIOS[name], strict=True):
+            found = [row for row in mine if row["method"] == method and row["cost"] and row["budget_bytes"] in best]
+            over = [int(row["cost"]) / int(best[row["budget_bytes"]]["cost"]) for row in found]
+            mean = f"{_geometric(over):.3f}, {len(over)} of {len(best)}" if over else "–"
+            line.append(f"{mean} ({paper})")
+        gaps = [int(row["cost"]) / int(row["bound"] or row["once"]) for row in best.values()]
+        body.append([*line, f"{_geometric(gaps):.4f}" if gaps else "–"])
+    return text + table(["network", *APPROXIMATIONS, "best / bound"], body)
+
+
+def _geometric(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _draw_times(rows: Rows, path: Path) -> None:
+    figure, axes = _figure(1)
+    for method, points in _by(rows, "method").items():
+        points = sorted(points, key=lambda row: int(row["ops"]))
+        colour, marker = STYLES[method]
+        sizes, seconds = [int(row["ops"]) for row in points], [float(row["seconds"]) for row in points]
+        axes[0][0].plot(sizes, seconds, marker=marker, color=colour, label=method)
+        for row in points:
+            if row["status"] != "optimal" and not _settled(row):
+                axes[0][0].annotate(_ending(row), (int(row["ops"]), float(row["seconds"])), fontsize=7, color=colour)
+    axes[0][0].set(xlabel="ops", ylabel="seconds", yscale="log", xscale="log")
+    from matplotlib.ticker import ScalarFormatter
+
+    for line in (axes[0][0].xaxis, axes[0][0].yaxis):
+        line.set_major_formatter(ScalarFormatter())
+        line.set_minor_formatter(ScalarFormatter())
+    axes[0][0].tick_params(which="both", labelsize=7)
+    axes[0][0].legend()
+    _save(figure, path)
+
+
+def _settled(row: dict[str, str]) -> bool:
+    return bool(row["cost"]) and bool(row["bound"]) and int(row["cost"]) - int(row["bound"]) <= 0.001 * int(row["cost"])
+
+
+def _ending(row: dict[str, str]) -> str:
+    if not row["cost"]:
+        return "no plan"
+    gap = 100 * (1 - int(row["bound"] or row["once"]) / int(row["cost"]))
+    return "optimal" if gap == 0 else f"gap {gap:.1g} %" if gap >= 0.001 else "gap < 0.001 %"
+
+
+def _say_times(rows: Rows) -> str:
+    text = _TIMES
+    body = []
+    for name, points in _by(sorted(rows, key=lambda row: int(row["ops"])), "network").items():
+        cells = {row["method"]: row for row in points}
+        body.append([NAMES[name], points[0]["ops"], *(_time(cells.get(m)) for m in ("milp", "milp-tight", "auto"))])
+    return text + table(["network", "ops", "milp", "milp-tight", "auto"], body)
+
+
+def _time(row: dict[str, str] | None) -> str:
+    if row is None:
+        return ""
+    return f"{float(row['seconds']):.1f} s, {_ending(row)}"
+
+
+_FIGURES: dict[str, tuple[Callable[[Rows, Path], None] | None, Callable[[Rows], str]]] = {
+    "tradeoff": (_draw_tradeoff, _say_tradeoff),
+    "batches": (_draw_batches, _say_batches),
+    "ratios": (None, _say_ratios),
+    "times": (_draw_times, _say_times),
+}
+"""What draws each measurement, and what says it."""

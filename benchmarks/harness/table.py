@@ -1,0 +1,52 @@
+"""Tables as Markdown: whole, or on the screen and in a file row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.harness.machine import machine
+
+
+def row(cells: Iterable[object]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def head(columns: Sequence[str]) -> str:
+    """The names of the columns and the line under them."""
+    return f"{row(columns)}\n{row(['---'] * len(columns))}"
+
+
+def table(columns: Sequence[str], body: Iterable[Iterable[object]]) -> str:
+    """A whole table, without a newline at its end."""
+    return "\n".join([head(columns), *map(row, body)])
+
+
+class Report:
+    """A table under a title, on the screen and in a file, each row as it comes; the end of the block ends it."""
+
+    def __init__(self, title: str, columns: Sequence[str], out: Path | None) -> None:
+        self._title, self._columns, self._out = title, columns, out
+        self._before, self._rows = machine(), 0
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._rows:
+            cut = "" if kind is None else " The run was cut short."
+            self._say(f"\n{machine().since(self._before)}.{cut}\n\n")
+
+    def add(self, *cells: object) -> None:
+        """One row."""
+        if not self._rows:
+            self._say(f"## {self._title}\n\n{head(self._columns)}\n")
+        self._rows += 1
+        self._say(row(cells) + "\n")
+
+    def _say(self, text: str) -> None:
+        print(text, end="", flush=True)
+        if self._out is not None:
+            with self._out.open("a") as file:
+                file.write(text)

@@ -1,0 +1,1 @@
+"""Models to train: real architectures from configurations with random weights, and lists of stages."""

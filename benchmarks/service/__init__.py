@@ -1,0 +1,1 @@
+"""Load on a running service: hits, identical and distinct problems, kills and restarts, clusters."""

@@ -1,0 +1,167 @@
+"""Load on one server: hits against a bare route, identical and distinct problems, kills and restarts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from benchmarks.harness.table import Report
+from benchmarks.service.crowd import JSON, Processes, ask, client, in_thread, judged, many, step, timed
+from remat_ir import Problem, budget_at, plain_peak
+
+BARE = """
+import sys, uvicorn
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+app, bodies = FastAPI(), {}
+@app.put("/bytes/{name}")
+async def put(name: str, request: Request): bodies[name] = await request.body()
+@app.post("/bytes/{name}")
+async def post(name: str, request: Request):
+    await request.body()
+    return Response(bodies[name], media_type="application/json")
+@app.get("/bytes/{name}")
+async def get(name: str): return Response(bodies[name], media_type="application/json")
+uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
+"""
+
+
+async def hits(folder: Path, options: argparse.Namespace) -> None:
+    """Cache hits, polled and posted, against a bare FastAPI route that returns the same bytes in the same run.
+
+    POST: the same body again and again, as the ranks of a job send it. "POST, new body": the same problem in a body
+    that this service has not seen, so that it is parsed, digested and looked up.
+    """
+    columns = (
+        "ops", "call", "kB sent", "kB back", "p50 ms", "p99 ms", "a second",
+        "bare p50", "bare p99", "bare a second", "ratio p50", "ratio p99", "ratio of rates",
+    )  # fmt: skip
+    with (
+        Processes(folder, workers=1, most_ops=100_000) as processes,
+        Report("Cache hits against a bare FastAPI route", columns, options.out) as report,
+    ):
+        processes.serve()
+        bare_port = processes.port + 1
+        bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)], stderr=processes.log, text=True)
+        processes.running.append(bare)
+        await asyncio.sleep(5)
+        async with client(processes.port) as http, client(bare_port) as plain:
+            for ops in options.ops:
+                graph = step(ops, 1)
+                problem = {"problem": Problem(graph, plain_peak(graph)).to_json(), "method": "checkpoint-all"}
+                body = json.dumps(problem).encode()
+                data = await ask(http, body, f"hit{ops}")
+                path = f"/v1/solves/{data['id']}"
+                back = (await http.get(path)).content
+                await plain.put(f"/bytes/{ops}", content=back)
+                times = max(20, min(options.times, options.times * 300 // ops))
+                fresh = (json.dumps(problem | {"time_limit_s": 60 + i / 1000}).encode() for i in range(10**9))
+
+                def post(content: bytes) -> Awaitable[httpx2.Response]:
+                    return http.post("/v1/solves", content=content, headers=JSON)
+
+                def bare_post(body: bytes = body, name: int = ops) -> Awaitable[httpx2.Response]:
+                    return plain.post(f"/bytes/{name}", content=body, headers=JSON)
+
+                for name, sent, mine, theirs in (
+                    ("GET", 0, lambda p=path: http.get(p), lambda n=ops: plain.get(f"/bytes/{n}")),
+                    ("POST", len(body), lambda b=body: post(b), bare_post),
+                    ("POST, new body", len(body), lambda f=fresh: post(next(f)), bare_post),
+                ):
+                    await timed(mine, 3), await timed(theirs, 3)
+                    ours: list[float] = []
+                    base: list[float] = []
+                    for _ in range(4):  # in turns, so that a busy machine is busy for both
+                        ours += await timed(mine, times // 4)
+                        base += await timed(theirs, times // 4)
+                    ours.sort(), base.sort()
+                    middle, last = len(ours) // 2, int(0.99 * (len(ours) - 1))
+                    rate, bare_rate = len(ours) / sum(ours), len(base) / sum(base)
+                    report.add(
+                        ops, name, f"{sent / 1000:.0f}", f"{len(back) / 1000:.0f}",
+                        f"{1000 * ours[middle]:.2f}", f"{1000 * ours[last]:.2f}", f"{rate:.0f}",
+                        f"{1000 * base[middle]:.2f}", f"{1000 * base[last]:.2f}", f"{bare_rate:.0f}",
+                        f"{ours[middle] / base[middle]:.2f}", f"{ours[last] / base[last]:.2f}",
+                        f"{bare_rate / rate:.2f}",
+                    )  # fmt: skip
+
+
+async def identical(folder: Path, options: argparse.Namespace) -> None:
+    """Identical POSTs at once: one solve, equal answers; first on an easy problem, then on one that takes a while."""
+    columns = ("problem", "POSTs", "solves", "different answers", "different ids", "seconds", "a second")
+    with Report("Identical POSTs at once", columns, options.out) as report:
+        for name, graph, fraction in (("at the plain peak", step(300, 2), 1.0), ("at half of it", step(300, 3), 0.5)):
+            inner = folder / name.replace(" ", "-")
+            inner.mkdir()
+            problem = Problem(graph, budget_at(graph, fraction))
+            with Processes(inner, workers=2) as processes:
+                found, seconds, solved = await _at_once(processes, problem, options.identical)
+            own = ("id", "cache", "seconds", "message", "limit")
+            different = {json.dumps({k: v for k, v in data.items() if k not in own}) for data in found}
+            ids = {data["id"] for data in found}
+            report.add(
+                name, len(found), f"{solved:g}", len(different), len(ids), f"{seconds:.1f}",
+                f"{len(found) / seconds:.0f}",
+            )  # fmt: skip
+            if solved != 1 or len(different) != 1 or len(ids) != len(found):
+                raise SystemExit(1)
+
+
+async def _at_once(processes: Processes, problem: Problem, count: int) -> tuple[list[dict[str, Any]], float, float]:
+    """Judged answers to as many equal POSTs at once; how many seconds they took, and how many solves."""
+    processes.serve()
+    body = json.dumps({"problem": problem.to_json(), "time_limit_s": 10, "max_gap": 0.0}).encode()
+    begun = time.perf_counter()
+    async with client(processes.port, 1000) as http:
+        found = await asyncio.gather(*(ask(http, body, f"same{i}") for i in range(count)))
+        seconds = time.perf_counter() - begun
+    async with client(processes.port) as http:  # the server may have closed idle connections of the crowd
+        metrics = (await http.get("/metrics")).text
+    for data in found:
+        judged(problem, data)
+    rows = [row for row in metrics.splitlines() if row.startswith("remat_solve_seconds_count")]
+    return found, seconds, sum(float(row.rsplit(" ", 1)[1]) for row in rows)
+
+
+_DISTINCT = ("problems", "kills", "seconds", "a second", "lost", "wrong")
+
+
+async def distinct(folder: Path, options: argparse.Namespace) -> None:
+    """Distinct small problems, undisturbed."""
+    with (
+        Processes(folder, workers=2) as processes,
+        Report("Distinct problems", _DISTINCT, options.out) as report,
+    ):
+        processes.serve()
+        count, seconds = await many(processes.port, options.distinct, 40, 10_000)
+        report.add(count, 0, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)
+
+
+async def killed(folder: Path, options: argparse.Namespace) -> None:
+    """The same while the server is killed with SIGKILL and started again."""
+    with (
+        Processes(folder, workers=2) as processes,
+        Report("Distinct problems while the server is killed", _DISTINCT, options.out) as report,
+    ):
+        server = processes.serve()
+        work = asyncio.create_task(many(processes.port, options.distinct, 40, 50_000))
+        kills = 0
+        while not work.done() and kills < options.kills:
+            await asyncio.sleep(options.every)
+            if work.done():
+                break
+            await in_thread(processes.end, server, signal.SIGKILL)
+            server = await in_thread(processes.serve)
+            kills += 1
+        count, seconds = await work
+        report.add(count, kills, f"{seconds:.1f}", f"{count / seconds:.1f}", 0, 0)

@@ -1,0 +1,159 @@
+"""Measure the solver: `python -m benchmarks.solver` prints one table and what share of the cases reaches each aim."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.machine import machine
+from benchmarks.harness.table import head, row, table
+from benchmarks.solver.cases import AIMS, BEST_KNOWN, CASES, EARLY, QUICK, Case, Run, cases_of, early, problem_of
+from remat_ir import Progress
+from remat_solver import solve
+from remat_solver.search import compiling
+
+_EXACT = ("small",)
+"""Aims that ask for a proof; elsewhere a solve stops at half the smallest gap that is asked for."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases, print the table, note better costs and bounds."""
+    options = _options().parse_args(arguments)
+    folders = [Path(folder) for folder in options.graphs]
+    cases = list(CASES)
+    for folder in folders:
+        listed = {case.key for case in cases}
+        cases += [case for case in cases_of(folder) if case.key not in listed]
+    if options.quick:
+        cases = [case for case in cases if case.key in QUICK] or cases[:3]
+    if options.instances:
+        cases = [case for case in cases if case.name in options.instances or case.key in options.instances]
+    if not cases:
+        print("no such instance", file=sys.stderr)
+        return 2
+    known: dict[str, dict[str, Any]] = {row["instance"]: row for row in json.loads(_read(BEST_KNOWN))}
+    before = machine()
+    began = time.monotonic()
+    compiling().wait()
+    lines = [head(_COLUMNS)]
+    print(lines[0], flush=True)
+    runs: list[Run] = []
+    for case in cases:
+        run, line = _measure(case, folders, known, options.method, options.limit)
+        runs.append(run)
+        lines.append(line)
+        print(line, flush=True)
+        if options.method == "auto":
+            # after each case, so that a run that is cut short keeps what it has found
+            BEST_KNOWN.write_text(json.dumps(sorted(known.values(), key=lambda r: r["instance"]), indent=1) + "\n")
+    seconds = time.monotonic() - began
+    ran_on = machine("highspy", "ortools", "numba", "numpy").since(before)
+    foot = ["", _shares(runs), "", f"{ran_on}; {seconds:.0f} s in all. {_CLOCKS}"]
+    print("\n".join(foot))
+    if options.output:
+        Path(options.output).write_text("\n".join(["# The solver, measured", "", *lines, "", *foot]) + "\n")
+    return 0
+
+
+_COLUMNS = (
+    *("instance", "ops", "budget", "first plan s", "over best at 1 s %", "at 3 s %", "at 10 s %", "overhead %"),
+    *("bound %", "gap %", "status", "s", "CPU s"),
+)
+_CLOCKS = "Times are wall-clock; CPU s is the work of all threads and engines."
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.solver", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few cases only")
+    parser.add_argument("--instances", nargs="+", help="names, or name@fraction")
+    parser.add_argument("--graphs", nargs="+", default=[], metavar="DIR", help="folders of more remat-graph files")
+    parser.add_argument("--method", default="auto")
+    parser.add_argument("--limit", type=float, help="seconds per case, in place of its own")
+    parser.add_argument("-o", "--output", help="also write the table there")
+    return parser
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else "[]"
+
+
+def _measure(
+    case: Case, folders: Sequence[Path], known: dict[str, dict[str, Any]], method: str, limit: float | None
+) -> tuple[Run, str]:
+    problem = problem_of(case, folders)
+    total = problem.graph.total_cost_ns
+    track: list[tuple[float, int | None, int]] = []
+
+    def note(news: Progress) -> None:
+        # a bound inside a restriction counts in the table only as far as the whole space has it
+        bound = news.whole_bound_ns
+        track.append((news.seconds, news.cost_ns, total if bound is None else bound))
+
+    spent = _cpu_s()
+    answer = solve(
+        problem,
+        method=method,
+        time_limit_s=limit or case.seconds,
+        max_gap=0.0 if case.aim in _EXACT else 0.0005,
+        on_progress=note,
+    )
+    best = _best(known, case, answer.cost_ns, None if answer.restricted_to else answer.bound_ns)
+    run = Run(case, problem.graph.ops, track, answer.status.value, best, total)
+    budget = f"{'least × ' if case.tight else ''}{case.fraction:g}"
+    first = run.first_s()
+    cells = [
+        case.name,
+        str(run.ops),
+        budget,
+        "–" if first is None else f"{first:.2f}",
+        *(_percent(run.off_at(seconds)) for seconds in (1, 3, 10)),
+        _percent(answer.overhead, 3),
+        "–" if answer.bound_ns is None else _percent(answer.bound_ns / total - 1 if total else 0.0, 3),
+        _percent(answer.gap),
+        answer.status.value + (" (restricted)" if answer.restricted_to else ""),
+        f"{answer.seconds:.1f}",
+        f"{_cpu_s() - spent:.1f}",
+    ]
+    return run, row(cells)
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of the engines that have ended: what a busy machine cannot stretch."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _percent(share: float | None, digits: int = 2) -> str:
+    return "–" if share is None or share == float("inf") else f"{100 * share:.{digits}f}"
+
+
+def _best(known: dict[str, dict[str, Any]], case: Case, cost_ns: int | None, bound_ns: int | None) -> int | None:
+    """The best known cost, this run's included, noted with the best bound."""
+    row = known.setdefault(case.key, {"instance": case.key, "cost_ns": None, "bound_ns": None})
+    if cost_ns is not None and (row["cost_ns"] is None or cost_ns < row["cost_ns"]):
+        row["cost_ns"] = cost_ns
+    if bound_ns is not None and (row["bound_ns"] is None or bound_ns > row["bound_ns"]):
+        row["bound_ns"] = bound_ns
+    best: int | None = row["cost_ns"]
+    return best
+
+
+def _shares(runs: Sequence[Run]) -> str:
+    rows = []
+    reached = early(runs)
+    if reached:
+        rows.append((EARLY, f"{sum(reached)} of {len(reached)}"))
+    for aim in AIMS.values():
+        about = [run for run in runs if run.case.aim == aim.name]
+        if about:
+            rows.append((aim.words, f"{sum(aim.reached(run) for run in about)} of {len(about)}"))
+    return table(("aim", "reached on"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training by plans compared with what a job would use in their place: time, peak, gradients."""
