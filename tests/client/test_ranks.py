@@ -108,6 +108,49 @@ def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Ranks that measure at other times than one another, and run other stages."""
+    names = ("cold_rank", "slow_rank", "stages_with_collectives", "pipeline")
+    return ran(tmp_path_factory.mktemp("ranks"), *names)
+
+
+def test_a_rank_that_measures_launches_no_collective(apart: list[dict[str, Any]]) -> None:
+    """While another one trains: what both learn is right, and what a collective costs is the same everywhere."""
+    for time in ("first", "second"):
+        one, other = (rank["cold_rank"][time] for rank in apart)
+        for rank in (one, other):
+            assert rank["plain"] == rank["planned"]
+            assert rank["overhead"] > 0
+            assert rank["once"] == [True] * len(rank["costs"]), "plans of their own must pair their collectives"
+        assert one["costs"] == other["costs"]
+        assert len(one["costs"]) > 3
+
+
+def test_ranks_of_one_plan_may_measure_each_at_its_own_pace(apart: list[dict[str, Any]]) -> None:
+    """And a collective may run again, since it does so on all of them."""
+    same(apart, "slow_rank")
+    for rank in apart:
+        assert rank["slow_rank"]["once"] == [False] * len(rank["slow_rank"]["costs"])
+
+
+def test_stages_with_collectives_are_refused_before_one_is_launched(apart: list[dict[str, Any]]) -> None:
+    for rank in apart:
+        said = rank["stages_with_collectives"]["said"]
+        assert said.startswith("CaptureError: stage 1 (Parallel) calls the collective _c10d_functional.all_reduce"), (
+            said
+        )
+
+
+def test_a_planner_of_all_ranks_does_not_block_a_pipeline(apart: list[dict[str, Any]]) -> None:
+    """Its ranks run other stages, and come to them at other times."""
+    one, other = (rank["pipeline"] for rank in apart)
+    for rank in (one, other):
+        assert rank["plain"] == rank["planned"]
+        assert rank["overhead"] > 0
+    assert one["digest"] != other["digest"]
+
+
+@pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     names = (
         "static_graph",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .versions import lacking, require
 
@@ -16,6 +17,8 @@ __all__ = [
     "TO_COPY",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
+    "is_collective",
     "is_mutable",
     "operator_name",
     "parameter_names",
@@ -28,6 +31,14 @@ TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
 """What AOTAutograd makes of batch normalization that updates its running statistics."""
 BATCH_NORM_WITHOUT_STATISTICS: Any = torch.ops.aten._native_batch_norm_legit.no_stats
+
+
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem"})
+
+
+def is_collective(target: Any) -> bool:
+    """Whether an operator speaks with other processes, or waits for them."""
+    return isinstance(target, OpOverload) and str(target._schema.name).split("::")[0] in _COLLECTIVES
 
 
 def raw_call(target: Any) -> Callable[..., Any]:

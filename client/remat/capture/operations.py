@@ -66,6 +66,7 @@ class Operations:
         keep: storages that stay to the end of the step once made.
         states: random kernel → the storage of the generator's state before it.
         originals: overwritten placeholder → the storage of the copy that ops read.
+        once: kernels that no plan may run again.
     """
 
     flow: Dataflow
@@ -75,13 +76,20 @@ class Operations:
     keep: frozenset[int]
     states: Mapping[fx.Node, int]
     originals: Mapping[fx.Node, int]
+    once: frozenset[fx.Node] = frozenset()
 
 
-def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None, replayed: bool = True) -> Operations:
+def operations(
+    flow: Dataflow,
+    groups: Sequence[Sequence[fx.Node]] | None = None,
+    replayed: bool = True,
+    one_plan: bool = False,
+) -> Operations:
     """The ops of a step, one for each group of kernels; by default each kernel is a group of its own.
 
     Groups are listed in the order in which they run, those of the forward pass first. Unless `replayed`, random
-    kernels have no saved state to be run again from.
+    kernels have no saved state to be run again from. Unless all ranks run `one_plan`, a collective runs once: one that
+    a single rank ran again would pair with another one of the other ranks.
     """
     groups = [(n,) for n in flow.kernels] if groups is None else groups
     sizes = list(flow.sizes)
@@ -107,7 +115,8 @@ def operations(flow: Dataflow, groups: Sequence[Sequence[fx.Node]] | None = None
     ops += tail
     ops += [Op(Kind.ACCUMULATE, (n,), flow.storages_of[n], (extra(_bytes(n)),)) for n in _copied_gradients(flow)]
     ops, keep = _only_what_is_read(flow, ops)
-    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals)
+    once = frozenset(n for n in flow.kernels if not one_plan and _compat.is_collective(n.target))
+    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, once)
 
 
 def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:
@@ -273,9 +282,9 @@ def _owns(flow: Dataflow, result: fx.Node) -> bool:
 
 
 def _runs_once(step: Operations, op: Op) -> bool:
-    """Kernels that nothing but the update of an input reads, and random kernels whose state is not kept."""
+    """Kernels that may not run again, and those that nothing but the update of an input reads."""
     turn = step.ops[step.turn]
-    return (
+    return any(n in step.once for n in op.nodes) or (
         bool(op.makes)
         and set(op.makes) <= set(turn.reads)
         and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)

@@ -15,6 +15,7 @@ from .. import generators
 from .._compat import version_counter
 from ..device import of, storage_bytes
 from ..errors import CaptureError
+from ..profiling.collectives import no_collectives
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
 from .stages import differentiable
@@ -75,15 +76,16 @@ def stage_cost(
     Raises:
         CaptureError: the executor cannot run it.
     """
-    graded = _differs(module, inputs)
-    stage = copy.deepcopy(module)
+    stage, what = copy.deepcopy(module), f"{name} ({type(module).__name__})"
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
-    y = _output(stage, given, f"{name} ({type(module).__name__})")
-    named = dict(stage.named_parameters())
-    runs = _Runs(stage, given, needs, {key: named[key] for key in shared}, torch.ones_like(y), last)
-    for _ in range(2):  # makes the gradients that the measured passes add to
-        runs.backward(runs.forward())
+    with no_collectives(what):
+        graded = _differs(module, inputs)
+        y = _output(stage, given, what)
+        named = dict(stage.named_parameters())
+        runs = _Runs(stage, given, needs, {key: named[key] for key in shared}, torch.ones_like(y), last)
+        for _ in range(2):  # makes the gradients that the measured passes add to
+            runs.backward(runs.forward())
     forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
     sizes = _bytes(runs, inputs[0].device)
     made = storage_bytes(y)

@@ -43,7 +43,8 @@ class Backend:
         asking: SolveOptions,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.budget, self.planner, self.asking, self.on_progress = budget, planner, asking, on_progress
+        self.budget, self.asking, self.on_progress = budget, asking, on_progress
+        self._given = self.planner = planner
         self.answers: list[Answer] = []
         self.graphs: list[Graph] = []
         self._frame: int | None = None
@@ -67,6 +68,7 @@ class Backend:
             CaptureError: the part is one of DistributedDataParallel's buckets.
         """
         refuse_split_by_ddp()
+        self.planner = self._given.here()
         frame = _compat.frame_number()
         if self._frame is not None and frame != self._frame:
             log.warning(
@@ -81,7 +83,7 @@ class Backend:
         """An AOTAutograd partition: the joint graph as a forward and a backward graph that follow a verified plan."""
         refuse(joint)
         flow = dataflow(joint, num_fwd_outputs)
-        step = operations(flow, groups(flow))
+        step = operations(flow, groups(flow), one_plan=self.planner.coordinator.in_step)
         # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
             profiled = profile_kernels(flow.kernels, self.planner.profiles)

@@ -19,6 +19,7 @@ from ..device import of_messages
 from ..planning.check import checked
 from ..planning.planner import CoordinatedPlanner, Planner, planner_for
 from ..planning.profiles import Profile, ProfileTable
+from .pipelines import surrounding_pipeline
 
 log = logging.getLogger("remat")
 
@@ -47,8 +48,22 @@ class RankPlanner(CoordinatedPlanner):
     def __init__(self, planner: Planner | str | None = None, group: Any = None) -> None:
         if not dist.is_initialized():
             raise RuntimeError("RankPlanner needs torch.distributed: call init_process_group first")
-        alone = planner_for(planner)
-        super().__init__(alone.asked, alone.profiles, Ranks(group))
+        self._alone = planner_for(planner)
+        super().__init__(self._alone.asked, self._alone.profiles, Ranks(group))
+        self._ranks = frozenset(dist.get_process_group_ranks(group))
+
+    def here(self) -> CoordinatedPlanner:
+        """Itself; in a pipeline's schedule the planner of this rank alone, where other ranks of the group run other
+        stages and wait for what this one sends."""
+        pipeline = surrounding_pipeline()
+        if pipeline is None or len(self._ranks & pipeline) < 2:
+            return self
+        log.warning(
+            "a stage of a pipeline is planned by its rank alone: the ranks %s of RankPlanner run stages of their own; "
+            "give RankPlanner the group of the ranks that run this stage",
+            sorted(self._ranks),
+        )
+        return self._alone
 
 
 class Ranks:

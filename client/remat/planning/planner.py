@@ -116,6 +116,10 @@ class CoordinatedPlanner:
         self.coordinator: Coordinator = coordinator or OneProcess()
         self.profiles = self.coordinator.table(profiles)
 
+    def here(self) -> CoordinatedPlanner:
+        """The planner that the present call may ask: itself, where all processes of the job make the same call."""
+        return self
+
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:

@@ -18,6 +18,7 @@ from ..capture.dataflow import tensors
 from ..capture.operations import Measured
 from ..device import Device, of
 from ..errors import CaptureError
+from .collectives import modelled_collective
 from .fitted import Costs, fitted_cost, same_kernels
 from .measure import Window
 from .timing import VERSION, rounded, times
@@ -56,6 +57,8 @@ class Profiled(NamedTuple):
 def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, sizes: Sequence[Profiled] = ()) -> Profiled:
     """Cost in ns and workspace in bytes of each kernel, each signature looked up first and measured if unknown.
 
+    A collective is never launched: its cost is modelled (`modelled_collective`), whatever a table says.
+
     Needs the memory of the largest single kernel, not that of the step. Generators' states are left as they were.
 
     Args:
@@ -70,11 +73,12 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, size
         signature_of[node] = signature(node)
         by_signature.setdefault(signature_of[node], node)
     device = device_kind(by_signature.values())
-    known: dict[str, Measured] = {}
+    known = {s: modelled_collective(n) for s, n in by_signature.items() if _compat.is_collective(n.target)}
+    by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
         found = table.get(device, sorted(by_signature))
-        known = _as_measured({s: m for s, m in found.items() if s in by_signature})
-    shared = len(known)
+        known |= _as_measured({s: m for s, m in found.items() if s in by_signature})
+    shared = sum(s in known for s in by_signature)
     fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
     fresh = _measure({s: n for s, n in by_signature.items() if s not in known}, fitted)
     if table is not None and fitted:

@@ -105,11 +105,13 @@ def planned_module(
     on_progress: OnProgress | None = None,
 ) -> Rematerialized:
     """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
-    asked = check_training(budget, options, planner, optimizer)
+    given = check_training(budget, options, planner, optimizer)
 
     def graph(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
         extra = {"gradients": existing_gradients(model), "optimizer state": optimizer_state(optimizer)}
-        return plan_step(model, args, kwargs, budget, asked, options, extra=extra, known=known, on_progress=on_progress)
+        return plan_step(
+            model, args, kwargs, budget, given.here(), options, extra=extra, known=known, on_progress=on_progress
+        )
 
     def chain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChainedModule:
         if not _is_chain(model, args, kwargs):
@@ -119,7 +121,7 @@ def planned_module(
             stages,
             args[0],
             budget=budget,
-            planner=asked,
+            planner=given.here(),
             optimizer_bytes=optimizer_state(optimizer),
             on_progress=on_progress,
             **plan_fields(options),
@@ -175,6 +177,7 @@ def plan_step(
             extra=extra,
             like=like,
             sizes=[planned.step.profiled for planned in known],
+            one_plan=planner.coordinator.in_step,
         )
     size = max(budget_bytes(budget, step.graph, options.slack), _room(budget, step.graph, known))
     problem = Problem(bounded(step.graph, budget), size)

@@ -74,6 +74,7 @@ def training_step(
     grouped: bool = True,
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
+    one_plan: bool = False,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
@@ -82,6 +83,7 @@ def training_step(
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
+        one_plan: whether all ranks run the same plan, as for `operations`.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
@@ -89,7 +91,7 @@ def training_step(
     captured = capture(module, args, kwargs)
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
-    ops = operations(flow, same or (groups(flow) if grouped else None))
+    ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan)
     profiled = profile_kernels(flow.kernels, table, sizes)
     fixed = {**resident(module, (args, kwargs), captured.constants), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))

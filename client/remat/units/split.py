@@ -114,7 +114,8 @@ class Unit:
         if self.size is not None:
             return plan_step(self.twin, args, kwargs, self.size, self._planner, self._asking, known=known)
         with BUSY:
-            self.step = training_step(self.twin, args, kwargs, table=self._planner.profiles)
+            one_plan = self._planner.coordinator.in_step
+            self.step = training_step(self.twin, args, kwargs, table=self._planner.profiles, one_plan=one_plan)
         self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         return self.first
 

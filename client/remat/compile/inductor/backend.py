@@ -115,7 +115,7 @@ class InductorBackend(Backend):
         """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
         noted = note_layouts(joint, num_fwd_outputs, **options)
         found = joint_of(joint, num_fwd_outputs, noted)
-        step = regions(found.flow)
+        step = regions(found.flow, self.planner.coordinator.in_step)
         # Inductor partitions under a fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
             costs = region_costs(step, self.planner.profiles)

@@ -18,12 +18,13 @@ REGION = "remat_region"
 """Of a node: the number of its region, which the nodes that are lowered from it keep."""
 
 
-def regions(flow: Dataflow) -> Operations:
+def regions(flow: Dataflow, one_plan: bool = False) -> Operations:
     """The step as fusion regions: what Inductor fuses is one op where no option is lost by it.
 
     Seeds are drawn once and kept; what is made of them can be made again, since it is a pure function of its seed.
+    `one_plan` is as for `operations`.
     """
-    step = operations(flow, groups(flow, cheap=inductor.is_fusible_node, fused=True), replayed=False)
+    step = operations(flow, groups(flow, cheap=inductor.is_fusible_node, fused=True), replayed=False, one_plan=one_plan)
     for index, op in enumerate(step.ops):
         if op.kind is Kind.KERNELS:
             for node in op.nodes:

@@ -1,0 +1,132 @@
+"""Cases of two ranks whose step has collectives, or is a stage of a pipeline: see `ranks_cases`."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ranks_training import FRACTION, blocks, message, trained
+from torch import nn
+from torch.distributed import pipelining
+
+import remat
+from remat.distributed.ranks import RankPlanner
+from remat.profiling import timing
+from remat.settings import settings
+from remat.training.enable import plans_of
+
+WIDTH = 32
+
+
+class Copied(torch.autograd.Function):
+    """The same on all ranks; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return summed(gradient)
+
+
+class Reduced(torch.autograd.Function):
+    """The sum of all ranks' tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return summed(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD))
+
+
+class Parallel(nn.Module):
+    """A layer that is split by columns, one that is split by rows, and an all-reduce each way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = nn.functional.gelu(self.up(Copied.apply(self.norm(x))))
+        return x + nn.functional.gelu(Reduced.apply(self.down(inner)))
+
+
+def parallel() -> nn.Sequential:
+    torch.manual_seed(dist.get_rank())
+    return nn.Sequential(*(Parallel() for _ in range(3)))
+
+
+def in_parallel(planner: Any = "greedy") -> dict[str, Any]:
+    """Training with and without a plan, and what the plan makes of the collectives."""
+    plain, planned = parallel(), parallel()
+    remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph")
+    found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
+    made = next(iter(plans_of(planned).plans.values()))
+    assert made is not None
+    graph = made.step.graph
+    reduced = [op for op in range(graph.ops) if graph.op_label(op).endswith("all_reduce)")]
+    return {
+        **found,
+        "overhead": made.answer.overhead,
+        "digest": made.answer.digest,
+        "costs": [graph.op_cost_ns[op] for op in reduced],
+        "once": [op in graph.once for op in reduced],
+    }
+
+
+def cold_rank() -> dict[str, Any]:
+    """Both ranks plan; then the second one has lost what it measured, and measures while the first one trains."""
+    first = in_parallel()
+    if dist.get_rank() == 1:
+        shutil.rmtree(Path(settings().cache_dir))
+    return {"first": first, "second": in_parallel()}
+
+
+def slow_rank() -> dict[str, Any]:
+    """The second rank takes fewer samples of each kernel than the first."""
+    usual = timing.LONGEST_NS
+    if dist.get_rank() == 1:
+        timing.LONGEST_NS = 0
+    try:
+        return in_parallel(RankPlanner("greedy"))
+    finally:
+        timing.LONGEST_NS = usual
+
+
+def stages_with_collectives() -> dict[str, Any]:
+    """What is measured by running it must not speak with other ranks."""
+    x = torch.randn(8, WIDTH)
+    return {"said": message(lambda: remat.optimize_chain(parallel(), x, budget=remat.Fraction(0.6), planner="greedy"))}
+
+
+def scheduled(module: nn.Module, steps: int = 2) -> list[float]:
+    """The gradients' norms after each step of a schedule in which each rank runs one stage."""
+    rank, found = dist.get_rank(), []
+    stage = pipelining.PipelineStage(module, rank, 2, torch.device("cpu"))
+    schedule = pipelining.Schedule1F1B(stage, 4, loss_fn=lambda y, target: (y - target).square().mean())
+    for step in range(steps):
+        torch.manual_seed(step)
+        x, target = torch.randn(512, WIDTH), torch.randn(512, WIDTH)
+        schedule.step(*((x,) if rank == 0 else ()), **({"target": target, "losses": []} if rank == 1 else {}))
+        found += [float(p.grad.double().square().sum()) for p in module.parameters() if p.grad is not None]
+        module.zero_grad()
+    return found
+
+
+def pipeline() -> dict[str, Any]:
+    """Each rank's stage has a plan of its own, though the planner was told of both ranks."""
+    plain, planned = blocks(2 + dist.get_rank()), blocks(2 + dist.get_rank())
+    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    found = {"plain": scheduled(plain), "planned": scheduled(planned)}
+    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    return {**found, "overhead": answer.overhead, "digest": answer.digest}
