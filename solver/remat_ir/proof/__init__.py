@@ -1,0 +1,19 @@
+"""Certificates: a proof of a bound, or that no plan fits, as data that plain Python checks in whole numbers."""
+
+from .carry import carried
+from .certificate import Branch, Leaf, PairProof, Proof, StageProof, read_proof
+from .check import Proved, prove
+from .rows import InvalidProof
+
+__all__ = [
+    "Branch",
+    "InvalidProof",
+    "Leaf",
+    "PairProof",
+    "Proof",
+    "Proved",
+    "StageProof",
+    "carried",
+    "prove",
+    "read_proof",
+]

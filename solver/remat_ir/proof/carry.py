@@ -1,0 +1,98 @@
+"""A certificate for another budget or other costs: its rows are written anew for the problem at hand.
+
+For another budget nothing else changes: memory rows have another right side, and a row whose premise fails (a cover
+that fits a larger budget) counts as absent. A smaller budget never proves less, since only right sides fall.
+
+For other costs the same multipliers prove nothing: at a tenth of the costs they would outweigh what there is to save.
+So each leaf is scaled by a factor t ≥ 0 of its own. Its bound is concave and piecewise linear in t, hence its greatest
+value is where the slope changes sign. t = min c′ / c is among the factors, so the result is at least the bound scaled
+by it. Leaves without points stay so: costs play no part in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from ..digest import problem_digest
+from ..problem import Problem
+from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
+from .check import graph_of_subject
+from .rows import Inequality, InvalidProof, Relaxation
+
+_FINEST = 2**20
+"""Scaled multipliers are rounded down to this fraction of the denominator that they had, at the finest."""
+
+
+def carried(proof: Proof, problem: Problem) -> Proof:
+    """The certificate rewritten for a problem with the same structure; `prove` says what is left of it.
+
+    Raises:
+        InvalidProof: it cannot be one for this problem.
+    """
+    if isinstance(proof, PairProof):
+        return replace(proof, digest=problem_digest(problem))
+    graph = graph_of_subject(problem)
+    on = Relaxation(graph, problem.budget_bytes - graph.fixed_bytes, proof.cuts, proof.spans)
+    place: dict[int, int] = {}
+    rows: list[Inequality] = []
+    for r, row in enumerate(proof.rows):
+        with contextlib.suppress(InvalidProof):
+            rows.append(on.inequality(row))
+            place[r] = len(rows) - 1
+    boxes = iter(_boxes(proof))
+    nodes: list[Branch | Leaf] = []
+    for node in proof.nodes:
+        if isinstance(node, Leaf):
+            left = node._replace(duals=tuple((place[r], y) for r, y in node.duals if r in place))
+            node = _best(on, rows, left, next(boxes), proof.denominator)
+        nodes.append(node)
+    kept = tuple(proof.rows[r] for r in place)
+    return replace(proof, digest=problem_digest(problem), rows=kept, nodes=tuple(nodes))
+
+
+def _boxes(proof: StageProof) -> list[dict[Column, int]]:
+    """What each leaf fixes, in the order of the leaves."""
+    pending: list[dict[Column, int]] = [{}]
+    found: list[dict[Column, int]] = []
+    for node in proof.nodes:
+        box = pending.pop() if pending else {}
+        if isinstance(node, Leaf):
+            found.append(box)
+        else:
+            pending += [{**box, node.column: 1}, {**box, node.column: 0}]
+    return found
+
+
+def _best(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Column, int], denominator: int) -> Leaf:
+    """The leaf scaled to its greatest bound: the slope falls at t_j = D c_j / −a_j for each column j with a_j < 0."""
+    if leaf.empty:
+        return leaf
+    activity: dict[Column, int] = {}
+    slope = 0
+    for r, multiplier in leaf.duals:
+        slope -= multiplier * rows[r].most
+        for column, coefficient in rows[r].terms.items():
+            activity[column] = activity.get(column, 0) + multiplier * coefficient
+    kinks: list[tuple[Fraction, int]] = []
+    for column, weight in activity.items():
+        fixed = box.get(column)
+        if fixed is not None:
+            slope += fixed * weight
+        elif weight < 0:
+            # min(0, D c + t a): 0 until t = D c / −a, then a t
+            kinks.append((Fraction(denominator * on.cost(column), -weight), weight))
+    factor = Fraction(0)
+    for at, weight in sorted(kinks):
+        if slope <= 0:
+            break
+        factor, slope = at, slope + weight
+    if slope > 0:  # the bound grows without end: there is no point here
+        return leaf._replace(empty=True)
+    if factor == 1:
+        return leaf
+    factor = Fraction(int(factor * _FINEST), _FINEST)
+    duals = tuple((r, int(y * factor)) for r, y in leaf.duals)
+    return leaf._replace(duals=tuple((r, y) for r, y in duals if y > 0))

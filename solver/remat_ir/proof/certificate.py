@@ -1,0 +1,185 @@
+"""`remat-proof/1`: what a certificate says. What its rows mean stands in `rows`, what it proves in `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from ..errors import InvalidData
+from ..read import LARGEST_INTEGER, array, integer, integers, kind, members, parse
+
+FORMAT = "remat-proof/1"
+MOST_ROWS = 200_000
+MOST_NODES = 100_000
+MOST_NUMBERS = 4_000_000
+"""Integers in all rows and leaves of a certificate together."""
+MOST_CUTS = 10_000
+MOST_PAIRS = 4_000_000
+
+Row: TypeAlias = tuple[str | int, ...]
+"""The kind of a row, then the indices that say which one; see `rows.KINDS`."""
+Column: TypeAlias = tuple[str | int, ...]
+"""("run", a, b, op), ("hold", c, value) or ("through", c, value); see `rows`."""
+
+
+class Branch(NamedTuple):
+    """A node that tells apart the points where a column is 0 from those where it is 1; its two subtrees follow."""
+
+    column: Column
+
+
+class Leaf(NamedTuple):
+    """A multiplier for each of some rows: `duals` are pairs (row, multiplier over the denominator), multipliers > 0.
+
+    `empty`: the multipliers prove that no point of this part of the space satisfies the rows.
+    """
+
+    duals: tuple[tuple[int, int], ...]
+    empty: bool = False
+
+
+@dataclass(frozen=True)
+class StageProof:
+    """A bound by linear relaxations over coarse stages, one for each leaf of a tree.
+
+    Attributes:
+        digest: of the problem that it is about.
+        cuts: the ops that end coarse stages, ascending; the last op of the graph is the last of them.
+        spans: (a, b), the coarse stages a … b that are taken as one as well.
+        rows: those that leaves refer to by position.
+        denominator: of all multipliers.
+        nodes: the tree in preorder; after a `Branch` comes the subtree where its column is 0, then the one where it
+            is 1.
+    """
+
+    digest: str
+    cuts: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    rows: tuple[Row, ...]
+    denominator: int
+    nodes: tuple[Branch | Leaf, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-proof/1` object."""
+        return {
+            "format": FORMAT,
+            "by": "stages",
+            "problem": self.digest,
+            "cuts": list(self.cuts),
+            "spans": [list(span) for span in self.spans],
+            "rows": [list(row) for row in self.rows],
+            "denominator": self.denominator,
+            "nodes": [_node_to_json(node) for node in self.nodes],
+        }
+
+
+@dataclass(frozen=True)
+class PairProof:
+    """No plan fits: op `op` can't run, since it needs too much, or needs two values that are never resident together.
+
+    Attributes:
+        digest: of the problem that it is about.
+        op: the op that cannot run for the first time.
+        pairs: (u, v), u ≤ v, ascending: values that are never resident at one moment; (v, v) is never resident at all.
+    """
+
+    digest: str
+    op: int
+    pairs: tuple[tuple[int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-proof/1` object."""
+        pairs = [list(pair) for pair in self.pairs]
+        return {"format": FORMAT, "by": "pairs", "problem": self.digest, "op": self.op, "pairs": pairs}
+
+
+Proof: TypeAlias = StageProof | PairProof
+
+
+def read_proof(data: object) -> Proof:
+    """Read a `remat-proof/1` object, or its text.
+
+    Raises:
+        InvalidData: malformed in any way; the message and the pointer say where.
+    """
+    if isinstance(data, (str, bytes)):
+        data = parse(data)
+    if isinstance(data, dict) and data.get("by") == "pairs":
+        found = members(data, "proof", required=("by", "problem", "op", "pairs"), format_name=FORMAT)
+        pairs = _pairs(found["pairs"], "pairs", "/pairs", MOST_PAIRS)
+        return PairProof(_digest(found["problem"]), integer(found["op"], "op", "/op"), pairs)
+    required = ("by", "problem", "cuts", "spans", "rows", "denominator", "nodes")
+    found = members(data, "proof", required=required, format_name=FORMAT)
+    if found["by"] != "stages":
+        raise InvalidData("proof: by must be 'stages' or 'pairs'", "/by")
+    rows = array(found["rows"], "rows", "/rows", MOST_ROWS)
+    nodes = array(found["nodes"], "nodes", "/nodes", MOST_NODES)
+    _few(rows, lambda row: len(row), "/rows")
+    _few(nodes, lambda node: 2 * len(node[1]), "/nodes")
+    return StageProof(
+        digest=_digest(found["problem"]),
+        cuts=integers(found["cuts"], "cuts", "/cuts", MOST_CUTS),
+        spans=_pairs(found["spans"], "spans", "/spans", MOST_CUTS),
+        rows=tuple(_tagged(row, f"rows[{i}]", f"/rows/{i}") for i, row in enumerate(rows)),
+        denominator=integer(found["denominator"], "denominator", "/denominator", least=1),
+        nodes=tuple(_read_node(node, i) for i, node in enumerate(nodes)),
+    )
+
+
+def _few(items: Iterable[Any], size: Any, pointer: str) -> None:
+    """Refuse, before anything is copied, what is more than `MOST_NUMBERS` together; malformed items count nothing."""
+    total = 0
+    for item in items:
+        try:
+            total += size(item)
+        except (TypeError, IndexError, KeyError):
+            continue
+        if total > MOST_NUMBERS:
+            raise InvalidData(f"proof: more than {MOST_NUMBERS} numbers", pointer)
+
+
+def _digest(value: object) -> str:
+    if not isinstance(value, str) or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+        raise InvalidData("proof: problem must be a digest of 64 hexadecimal digits", "/problem")
+    return value
+
+
+def _pairs(data: object, what: str, pointer: str, longest: int) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for i, item in enumerate(array(data, what, pointer, longest)):
+        pair = integers(item, f"{what}[{i}]", f"{pointer}/{i}", 2)
+        if len(pair) != 2:
+            raise InvalidData(f"{what}[{i}] must have two entries", f"{pointer}/{i}")
+        found.append((pair[0], pair[1]))
+    return tuple(found)
+
+
+def _tagged(data: object, what: str, pointer: str) -> tuple[str | int, ...]:
+    """A word, then integers from 0 to 2^53."""
+    items = array(data, what, pointer, MOST_NUMBERS)
+    if not items or not isinstance(items[0], str):
+        raise InvalidData(f"{what} must begin with a word, not {kind(items[0]) if items else 'nothing'}", pointer)
+    for number in items[1:]:
+        if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
+            raise InvalidData(f"{what}: {str(number)[:60]} must be an integer from 0 to 2^53", pointer)
+    return tuple(items)
+
+
+def _read_node(data: object, i: int) -> Branch | Leaf:
+    here = f"/nodes/{i}"
+    items = array(data, f"nodes[{i}]", here, 2)
+    if len(items) != 2 or items[0] not in ("branch", "bound", "empty"):
+        raise InvalidData(f"nodes[{i}] must be ['branch', column], ['bound', duals] or ['empty', duals]", here)
+    if items[0] == "branch":
+        return Branch(_tagged(items[1], f"nodes[{i}]: column", here + "/1"))
+    flat = integers(items[1], f"nodes[{i}]", here + "/1", 2 * MOST_ROWS)
+    if len(flat) % 2:
+        raise InvalidData(f"nodes[{i}] must list rows and multipliers in turn", here + "/1")
+    return Leaf(tuple(zip(flat[::2], flat[1::2], strict=True)), items[0] == "empty")
+
+
+def _node_to_json(node: Branch | Leaf) -> list[Any]:
+    if isinstance(node, Branch):
+        return ["branch", list(node.column)]
+    return ["empty" if node.empty else "bound", [number for pair in node.duals for number in pair]]

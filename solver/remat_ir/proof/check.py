@@ -1,0 +1,116 @@
+"""The check of a certificate: plain Python integers, no tolerance, no code of any solver.
+
+A leaf has a multiplier y_r > 0 for some rows A_r x ≤ b_r that hold for every plan's point x. With x_j in [l_j, u_j],
+
+    c x ≥ c x + Σ_r y_r (A_r x − b_r) ≥ − Σ_r y_r b_r + Σ_j min((c + Aᵀy)_j l_j, (c + Aᵀy)_j u_j)
+
+so the right side is a bound on the cost of recomputation there, whatever y is. With c = 0 a right side above 0 says
+that there is no such point. The leaves of a tree cover all 0/1 points, so the least of their bounds holds for all
+plans; since costs are whole ns it may be rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..chain import Chain
+from ..digest import problem_digest
+from ..graph import Graph
+from ..problem import Problem
+from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
+from .pairs import PairCheck, check_pairs
+from .rows import Inequality, InvalidProof, Relaxation
+
+MOST_WORK = 50_000_000
+"""Terms that all leaves together may add up."""
+
+
+class Proved(NamedTuple):
+    """What a certificate proves of every plan of the whole space: it costs at least `bound_ns`; None: there is none."""
+
+    bound_ns: int | None
+
+
+def prove(problem: Problem, proof: Proof) -> Proved:
+    """What a certificate proves about a problem: a graph, or a chain without a link, taken as its lift.
+
+    Raises:
+        InvalidProof: it is for another problem, or proves nothing; the message says why.
+    """
+    if proof.digest != problem_digest(problem):
+        raise InvalidProof("the certificate is for another problem: its digest is not the problem's")
+    graph = graph_of_subject(problem)
+    capacity = problem.budget_bytes - graph.fixed_bytes
+    if isinstance(proof, PairProof):
+        check_pairs(PairCheck(graph, capacity, proof))
+        return Proved(None)
+    return prove_stages(graph, capacity, proof)
+
+
+def graph_of_subject(problem: Problem) -> Graph:
+    """The graph whose plans a certificate speaks of.
+
+    Raises:
+        InvalidProof: there is none.
+    """
+    subject = problem.subject
+    if isinstance(subject, Chain) and subject.link_bytes_per_s is None:
+        return subject.to_graph()
+    if not isinstance(subject, Graph):
+        raise InvalidProof(f"certificates are for graphs and for chains without a link, not for this {problem.kind}")
+    return subject
+
+
+def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
+    """The least bound of the leaves, over a tree that covers everything."""
+    on = Relaxation(graph, capacity, proof.cuts, proof.spans)
+    rows = tuple(on.inequality(row) for row in proof.rows)
+    if proof.denominator < 1:
+        raise InvalidProof("the denominator must be positive")
+    pending: list[dict[Column, int]] = [{}]
+    least: int | None = None
+    work = 0
+    for node in proof.nodes:
+        if not pending:
+            raise InvalidProof("the tree has nodes after its end")
+        box = pending.pop()
+        work += len(box)
+        if isinstance(node, Branch):
+            if node.column in box or not on.is_column(node.column):
+                raise InvalidProof(f"a branch needs a column that is not fixed, not {node.column}")
+            pending += [{**box, node.column: 1}, {**box, node.column: 0}]
+        else:
+            work += sum(len(rows[r].terms) for r, _ in node.duals if 0 <= r < len(rows))
+            bound = leaf_bound(on, rows, node, box, proof.denominator)
+            if node.empty and bound <= 0:
+                raise InvalidProof("a leaf without points is not proved to have none")
+            if not node.empty:
+                least = bound if least is None else min(least, bound)
+        if work > MOST_WORK:
+            raise InvalidProof(f"the tree takes more than {MOST_WORK} steps to check")
+    if pending:
+        raise InvalidProof("the tree lacks leaves")
+    if least is None:
+        return Proved(None)
+    return Proved(graph.total_cost_ns + max(0, -(-least // proof.denominator)))
+
+
+def leaf_bound(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Column, int], denominator: int) -> int:
+    """The bound of a leaf over the denominator; of an empty one, that of costs that are 0."""
+    reduced = {column: 0 for column, fixed in box.items() if fixed}
+    total = 0
+    for r, multiplier in leaf.duals:
+        if not 0 <= r < len(rows):
+            raise InvalidProof(f"a leaf refers to row {r} of {len(rows)}")
+        if multiplier <= 0:
+            raise InvalidProof(f"a multiplier must be positive, not {multiplier}")
+        total -= multiplier * rows[r].most
+        for column, coefficient in rows[r].terms.items():
+            reduced[column] = reduced.get(column, 0) + multiplier * coefficient
+    for column, weight in reduced.items():
+        if not leaf.empty:
+            weight += denominator * on.cost(column)
+        fixed = box.get(column)
+        total += min(0, weight) if fixed is None else fixed * weight
+    return total

@@ -1,0 +1,95 @@
+"""The check that no plan fits, by pairs of values that are never resident at one moment (P10).
+
+Take the first moment at which two values of a pair are both resident. One of them, say u, has just been made by its op
+o, and v was resident while o ran or was made by o too. So if for each of the two in the place of u that takes more
+memory than there is, or needs another pair before, there is no such moment.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from ..graph import Graph
+from .certificate import PairProof
+from .rows import InvalidProof
+
+MOST_STEPS = 50_000_000
+
+
+class PairCheck:
+    """What follows from the pairs of a certificate about a graph under a capacity (bytes, fixed ones left out)."""
+
+    def __init__(self, graph: Graph, capacity: int, proof: PairProof) -> None:
+        self.graph, self.capacity, self.proof = graph, capacity, proof
+        self.never = frozenset(proof.pairs)
+        self._optional, self._keep = frozenset(graph.optional), frozenset(graph.keep)
+        self._pinned = frozenset(graph.once) | {graph.value_op[value] for value in self._keep}
+        made = (sum(graph.value_bytes[v] for v in values if v in self._keep) for values in graph.op_values)
+        self._kept_before = (0, *accumulate(made))
+        self._steps = 0
+
+    def together(self, u: int, v: int) -> bool:
+        """Whether the certificate leaves open that two values are resident at one moment."""
+        return (min(u, v), max(u, v)) not in self.never
+
+    def blocked(self, op: int) -> bool:
+        """Whether an op needs inputs that are never resident together."""
+        inputs = self.graph.op_inputs[op]
+        self._steps += len(inputs) ** 2 + 1
+        if self._steps > MOST_STEPS:
+            raise InvalidProof(f"the pairs take more than {MOST_STEPS} steps to check")
+        return any(not self.together(u, v) for i, u in enumerate(inputs) for v in inputs[i:])
+
+    def apart(self, u: int, v: int) -> bool:
+        """Whether it follows from the pairs that two values are never resident together, whichever is made last."""
+        return self._not_after(u, v) and self._not_after(v, u)
+
+    def need_to_make(self, last: int, other: int) -> int:
+        """Bytes while a value is made and another one is resident, or made by the same op."""
+        graph, op, maker = self.graph, self.graph.value_op[last], self.graph.value_op[other]
+        need = self._own(op) + (graph.value_bytes[last] if last in self._optional else 0)
+        # kept values of all ops before the later of the two; those that this op makes are counted already
+        after = max(op, maker)
+        need += self._kept_before[after] - (self._kept_before[op + 1] - self._kept_before[op] if after > op else 0)
+        if other not in self._keep and maker != op and other not in graph.op_inputs[op]:
+            need += graph.value_bytes[other]
+        return need
+
+    def need_of_first(self, op: int) -> int:
+        """Bytes while an op is first computed, with kept values and those that cannot be made again."""
+        graph = self.graph
+        need = self._own(op) + self._kept_before[op]
+        for value in range(graph.values):
+            maker = graph.value_op[value]
+            if maker < op and maker in self._pinned and value not in self._keep and value not in graph.op_inputs[op]:
+                need += graph.value_bytes[value] if max(graph.users[value], default=-1) > op else 0
+        return need
+
+    def _own(self, op: int) -> int:
+        graph = self.graph
+        values = (*(v for v in graph.op_inputs[op] if v not in self._keep), *graph.op_always[op])
+        return sum(graph.value_bytes[v] for v in values) + graph.op_workspace_bytes[op]
+
+    def _not_after(self, last: int, other: int) -> bool:
+        op = self.graph.value_op[last]
+        if self.need_to_make(last, other) > self.capacity or self.blocked(op):
+            return True
+        return self.graph.value_op[other] != op and any(not self.together(v, other) for v in self.graph.op_inputs[op])
+
+
+def check_pairs(check: PairCheck) -> None:
+    """Check that every pair follows from the others, and that the op then cannot run.
+
+    Raises:
+        InvalidProof: that does not follow.
+    """
+    graph, proof = check.graph, check.proof
+    if len(check.never) != len(proof.pairs) or any(not 0 <= u <= v < graph.values for u, v in check.never):
+        raise InvalidProof(f"pairs must be different, each (u, v) with u ≤ v below {graph.values}")
+    if not 0 <= proof.op < graph.ops:
+        raise InvalidProof(f"there is no op {proof.op}")
+    for u, v in proof.pairs:
+        if not check.apart(u, v):
+            raise InvalidProof(f"values {u} and {v} are not proved to be apart")
+    if check.need_of_first(proof.op) <= check.capacity and not check.blocked(proof.op):
+        raise InvalidProof(f"op {proof.op} is not proved to be impossible")
