@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 
-from remat_ir import Compute, Graph, Plan, Problem
+import numpy as np
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from remat_ir import Compute, Graph, Plan, Problem, problem_digest
+from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.certificate import Column, Row
 from remat_ir.proof.rows import KINDS, InvalidProof, Relaxation
+from solver.little import problems
 
 
 def every_row(on: Relaxation, covers: Sequence[Row] = ()) -> list[Row]:
@@ -116,3 +123,74 @@ def laminar(cuts: Sequence[int], splits: Sequence[int]) -> tuple[tuple[int, int]
 def relaxation(problem: Problem, cuts: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> Relaxation:
     """The checker's relaxation of a problem."""
     return Relaxation(problem.graph, problem.budget_bytes - problem.graph.fixed_bytes, cuts, spans)
+
+
+@st.composite
+def relaxed(draw: st.DrawFn, most_ops: int = 6) -> tuple[Problem, Relaxation, list[Row]]:
+    """A small problem with some cuts and spans, and every row there is, with random covers."""
+    problem = draw(problems(most_ops))
+    graph = problem.graph
+    cuts = tuple(sorted({*draw(st.sets(st.integers(0, graph.ops - 1))), graph.ops - 1}))
+    splits = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+    on = relaxation(problem, cuts, laminar(cuts, splits))
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    return problem, on, every_row(on, random_covers(on, rng))
+
+
+def random_covers(on: Relaxation, rng: random.Random) -> list[Row]:
+    """Sets of values with weights and limits; those that do not hold are refused by the checker."""
+    found: list[Row] = []
+    for c in range(1, on.stages):
+        values = [v for v in range(on.graph.values) if on.is_column(("hold", c, v))]
+        for _ in range(6 if values else 0):
+            chosen = rng.sample(values, rng.randint(1, len(values)))
+            weights = [rng.choice((1, 1, 1, 2, 3)) for _ in chosen]
+            most = rng.randint(0, max(0, sum(weights) - 1))
+            found.append(("cover", c, most, *(n for pair in zip(chosen, weights, strict=True) for n in pair)))
+    return found
+
+
+def program_of(on: Relaxation, rows: list[Row]) -> tuple[list[Column], np.ndarray, np.ndarray, np.ndarray]:
+    made = [on.inequality(row) for row in rows]
+    columns = sorted({column for one in made for column in one.terms})
+    place = {column: j for j, column in enumerate(columns)}
+    matrix, most = np.zeros((len(made), len(columns))), np.array([float(one.most) for one in made])
+    for r, one in enumerate(made):
+        for column, a in one.terms.items():
+            matrix[r, place[column]] = a
+    return columns, np.array([float(on.cost(column)) for column in columns]), matrix, most
+
+
+def tree_of(on: Relaxation, rows: list[Row], depth: int, denominator: int = 1 << 20) -> tuple[Branch | Leaf, ...]:
+    """A tree that branches on what is most fractional, its leaves with rounded duals of linear programs."""
+    columns, cost, matrix, most = program_of(on, rows)
+
+    def grow(box: dict[Column, int], left: int) -> tuple[Branch | Leaf, ...]:
+        bounds = [(box.get(c, 0), box.get(c, 1)) for c in columns]
+        if not columns:
+            infeasible = [r for r in range(len(rows)) if most[r] < 0]
+            return (Leaf(((infeasible[0], 1),), True),) if infeasible else (Leaf(()),)
+        found = linprog(cost, A_ub=matrix, b_ub=most, bounds=bounds)
+        if found.status == 2:
+            # the least violation: its duals prove that there is some
+            slack = np.hstack([matrix, -np.ones((len(rows), 1))])
+            least = linprog([0.0] * len(columns) + [1.0], A_ub=slack, b_ub=most, bounds=[*bounds, (0, None)])
+            return (Leaf(rounded(-least.ineqlin.marginals, denominator), True),)
+        part = np.abs(found.x - 0.5)
+        j = int(part.argmin())
+        if left and part[j] < 0.499 and columns[j] not in box:
+            branch = (Branch(columns[j]),)
+            return branch + grow({**box, columns[j]: 0}, left - 1) + grow({**box, columns[j]: 1}, left - 1)
+        return (Leaf(rounded(-found.ineqlin.marginals, denominator)),)
+
+    return grow({}, depth)
+
+
+def rounded(duals: np.ndarray, denominator: int) -> tuple[tuple[int, int], ...]:
+    return tuple((r, round(y * denominator)) for r, y in enumerate(duals) if round(y * denominator) > 0)
+
+
+def proof_of(problem: Problem, on: Relaxation, rows: list[Row], depth: int) -> StageProof:
+    spans = tuple((a, b) for a, ends in sorted(on._ends.items()) for b in ends if a < b)
+    nodes = tree_of(on, rows, depth)
+    return StageProof(problem_digest(problem), on.cuts, spans, tuple(rows), 1 << 20, nodes)

@@ -7,46 +7,18 @@ import random
 from dataclasses import replace
 from itertools import combinations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 
-from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, plain_peak, problem_digest, verify
-from remat_ir.proof import Branch, InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
-from remat_ir.proof.certificate import Column, Row
+from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, problem_digest, verify
+from remat_ir.proof import InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
+from remat_ir.proof.certificate import Row
 from remat_ir.proof.pairs import PairCheck
-from remat_ir.proof.rows import KINDS, Relaxation
-from remat_ir.working_set import working_set
+from remat_ir.proof.rows import Relaxation
 from solver.brute import optimum
-from solver.little import little_graph, problems
-from solver.proof_rows import Struck, cost_of, every_row, laminar, relaxation
-
-
-@st.composite
-def relaxed(draw: st.DrawFn, most_ops: int = 6) -> tuple[Problem, Relaxation, list[Row]]:
-    """A small problem with some cuts and spans, and every row there is, with random covers."""
-    problem = draw(problems(most_ops))
-    graph = problem.graph
-    cuts = tuple(sorted({*draw(st.sets(st.integers(0, graph.ops - 1))), graph.ops - 1}))
-    splits = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
-    on = relaxation(problem, cuts, laminar(cuts, splits))
-    rng = random.Random(draw(st.integers(0, 2**32)))
-    return problem, on, every_row(on, random_covers(on, rng))
-
-
-def random_covers(on: Relaxation, rng: random.Random) -> list[Row]:
-    """Sets of values with weights and limits; those that do not hold are refused by the checker."""
-    found: list[Row] = []
-    for c in range(1, on.stages):
-        values = [v for v in range(on.graph.values) if on.is_column(("hold", c, v))]
-        for _ in range(6 if values else 0):
-            chosen = rng.sample(values, rng.randint(1, len(values)))
-            weights = [rng.choice((1, 1, 1, 2, 3)) for _ in chosen]
-            most = rng.randint(0, max(0, sum(weights) - 1))
-            found.append(("cover", c, most, *(n for pair in zip(chosen, weights, strict=True) for n in pair)))
-    return found
+from solver.little import little_graph
+from solver.proof_rows import Struck, cost_of, every_row, proof_of, relaxation, relaxed
 
 
 def any_plan(problem: Problem, seed: int) -> Plan | None:
@@ -111,52 +83,6 @@ def test_one_point_satisfies_all_rows_and_costs_no_more(
             assert sum(a * struck.at(on, column) for column, a in made.terms.items()) <= made.most, row
 
 
-def program_of(on: Relaxation, rows: list[Row]) -> tuple[list[Column], np.ndarray, np.ndarray, np.ndarray]:
-    made = [on.inequality(row) for row in rows]
-    columns = sorted({column for one in made for column in one.terms})
-    place = {column: j for j, column in enumerate(columns)}
-    matrix, most = np.zeros((len(made), len(columns))), np.array([float(one.most) for one in made])
-    for r, one in enumerate(made):
-        for column, a in one.terms.items():
-            matrix[r, place[column]] = a
-    return columns, np.array([float(on.cost(column)) for column in columns]), matrix, most
-
-
-def tree_of(on: Relaxation, rows: list[Row], depth: int, denominator: int = 1 << 20) -> tuple[Branch | Leaf, ...]:
-    """A tree that branches on what is most fractional, its leaves with rounded duals of linear programs."""
-    columns, cost, matrix, most = program_of(on, rows)
-
-    def grow(box: dict[Column, int], left: int) -> tuple[Branch | Leaf, ...]:
-        bounds = [(box.get(c, 0), box.get(c, 1)) for c in columns]
-        if not columns:
-            infeasible = [r for r in range(len(rows)) if most[r] < 0]
-            return (Leaf(((infeasible[0], 1),), True),) if infeasible else (Leaf(()),)
-        found = linprog(cost, A_ub=matrix, b_ub=most, bounds=bounds)
-        if found.status == 2:
-            # the least violation: its duals prove that there is some
-            slack = np.hstack([matrix, -np.ones((len(rows), 1))])
-            least = linprog([0.0] * len(columns) + [1.0], A_ub=slack, b_ub=most, bounds=[*bounds, (0, None)])
-            return (Leaf(rounded(-least.ineqlin.marginals, denominator), True),)
-        part = np.abs(found.x - 0.5)
-        j = int(part.argmin())
-        if left and part[j] < 0.499 and columns[j] not in box:
-            branch = (Branch(columns[j]),)
-            return branch + grow({**box, columns[j]: 0}, left - 1) + grow({**box, columns[j]: 1}, left - 1)
-        return (Leaf(rounded(-found.ineqlin.marginals, denominator)),)
-
-    return grow({}, depth)
-
-
-def rounded(duals: np.ndarray, denominator: int) -> tuple[tuple[int, int], ...]:
-    return tuple((r, round(y * denominator)) for r, y in enumerate(duals) if round(y * denominator) > 0)
-
-
-def proof_of(problem: Problem, on: Relaxation, rows: list[Row], depth: int) -> StageProof:
-    spans = tuple((a, b) for a, ends in sorted(on._ends.items()) for b in ends if a < b)
-    nodes = tree_of(on, rows, depth)
-    return StageProof(problem_digest(problem), on.cuts, spans, tuple(rows), 1 << 20, nodes)
-
-
 @settings(max_examples=150, deadline=None)
 @given(relaxed(5), st.integers(0, 6))
 def test_no_certificate_is_above_the_optimum(drawn: tuple[Problem, Relaxation, list[Row]], depth: int) -> None:
@@ -192,97 +118,6 @@ def test_certificates_reach_the_optimum_of_most_small_problems() -> None:
         total += 1
         reached += proved == least
     assert reached >= 0.6 * total, f"{reached} of {total}"
-
-
-MUTATIONS = ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
-
-
-def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StageProof:
-    """A certificate with one thing changed, as an error or an attacker might."""
-    nodes, rows, cuts = list(proof.nodes), list(proof.rows), list(proof.cuts)
-    leaves = [i for i, node in enumerate(nodes) if isinstance(node, Leaf)]
-    at = rng.choice(leaves)
-    leaf = nodes[at]
-    assert isinstance(leaf, Leaf)
-    kind = rng.choice(
-        ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
-    )
-    if kind in ("dual", "sign") and leaf.duals:
-        duals = list(leaf.duals)
-        i = rng.randrange(len(duals))
-        r, y = duals[i]
-        more = rng.choice((2 * y, y * 1000, y + 1, max(0, y - 1), 0, 1 << 40))
-        duals[i] = (rng.choice((r, rng.randrange(len(rows)))), -y if kind == "sign" else more)
-        nodes[at] = leaf._replace(duals=tuple(duals))
-    elif kind == "cut" and cuts:
-        i = rng.randrange(len(cuts))
-        cuts[i] = rng.choice((cuts[i] - 1, cuts[i] + 1, 0))
-    elif kind == "dropped":
-        del nodes[at]
-    elif kind == "row" and rows:
-        i = rng.randrange(len(rows))
-        changed = list(rows[i])
-        j = rng.randrange(len(changed))
-        old = changed[j]
-        changed[j] = rng.choice(sorted(KINDS)) if isinstance(old, str) else max(0, old + rng.choice((-1, 1)))
-        rows[i] = tuple(changed)
-    elif kind == "denominator":
-        return replace(proof, denominator=rng.choice((1, proof.denominator // 2, -1, 0)))
-    elif kind == "empty":
-        nodes[at] = leaf._replace(empty=not leaf.empty)
-    elif kind == "other":
-        return replace(other, digest=rng.choice((proof.digest, other.digest)))
-    elif kind == "branch":
-        branches = [i for i, node in enumerate(nodes) if isinstance(node, Branch)]
-        if branches:
-            i = rng.choice(branches)
-            nodes[i] = rng.choice((Branch(nodes[rng.choice(branches)].column), Branch(("hold", 1, 0)), leaf))
-    elif kind == "span":
-        return replace(proof, spans=(*proof.spans, (rng.randint(0, 3), rng.randint(0, 4))))
-    else:
-        rng.shuffle(nodes)
-    return replace(proof, nodes=tuple(nodes), rows=tuple(rows), cuts=tuple(cuts))
-
-
-def attack(seeds: range, mutants: int) -> tuple[int, int]:
-    """How many mutants were made and how many are still certificates; asserts that none proves too much."""
-    made = accepted = 0
-    previous: StageProof | None = None
-    for seed in seeds:
-        rng = random.Random(seed)
-        graph = little_graph(seed, 3 + seed % 4)
-        low, high = working_set(graph).least_bytes - 1, plain_peak(graph)
-        problem = Problem(graph, max(0, rng.randint(low, max(low, high))))
-        cuts = tuple(sorted({*rng.sample(range(graph.ops), rng.randint(0, graph.ops)), graph.ops - 1}))
-        on = relaxation(problem, cuts, laminar(cuts, [rng.randrange(9) for _ in range(4)]))
-        rows = every_row(on, random_covers(on, rng))
-        proof = proof_of(problem, on, rows, rng.randint(0, 5))
-        least = optimum(problem).cost_ns
-        for _ in range(mutants):
-            changed = mutant(proof, previous or proof, rng)
-            made += 1
-            try:
-                bound = prove(problem, changed).bound_ns
-            except InvalidProof:
-                continue
-            accepted += 1
-            assert (bound is None and least is None) or bound is not None, (seed, changed)
-            assert least is None or bound is None or bound <= least, (seed, changed)
-        previous = proof
-    return made, accepted
-
-
-def test_no_mutant_proves_too_much() -> None:
-    made, accepted = attack(range(60), 30)
-    assert made == 1800
-    assert accepted > 100  # a weaker certificate is still one
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_no_mutant_of_a_hundred_thousand_proves_too_much() -> None:
-    made, _ = attack(range(1000, 3000), 50)
-    assert made == 100_000
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,106 @@
+"""Certificates with one thing changed: none proves more than brute force finds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from remat_ir import Problem, plain_peak
+from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, prove
+from remat_ir.proof.rows import KINDS
+from remat_ir.working_set import working_set
+from solver.brute import optimum
+from solver.little import little_graph
+from solver.proof_rows import every_row, laminar, proof_of, random_covers, relaxation
+
+MUTATIONS = ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
+
+
+def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StageProof:
+    """A certificate with one thing changed, as an error or an attacker might."""
+    nodes, rows, cuts = list(proof.nodes), list(proof.rows), list(proof.cuts)
+    leaves = [i for i, node in enumerate(nodes) if isinstance(node, Leaf)]
+    at = rng.choice(leaves)
+    leaf = nodes[at]
+    assert isinstance(leaf, Leaf)
+    kind = rng.choice(
+        ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
+    )
+    if kind in ("dual", "sign") and leaf.duals:
+        duals = list(leaf.duals)
+        i = rng.randrange(len(duals))
+        r, y = duals[i]
+        more = rng.choice((2 * y, y * 1000, y + 1, max(0, y - 1), 0, 1 << 40))
+        duals[i] = (rng.choice((r, rng.randrange(len(rows)))), -y if kind == "sign" else more)
+        nodes[at] = leaf._replace(duals=tuple(duals))
+    elif kind == "cut" and cuts:
+        i = rng.randrange(len(cuts))
+        cuts[i] = rng.choice((cuts[i] - 1, cuts[i] + 1, 0))
+    elif kind == "dropped":
+        del nodes[at]
+    elif kind == "row" and rows:
+        i = rng.randrange(len(rows))
+        changed = list(rows[i])
+        j = rng.randrange(len(changed))
+        old = changed[j]
+        changed[j] = rng.choice(sorted(KINDS)) if isinstance(old, str) else max(0, old + rng.choice((-1, 1)))
+        rows[i] = tuple(changed)
+    elif kind == "denominator":
+        return replace(proof, denominator=rng.choice((1, proof.denominator // 2, -1, 0)))
+    elif kind == "empty":
+        nodes[at] = leaf._replace(empty=not leaf.empty)
+    elif kind == "other":
+        return replace(other, digest=rng.choice((proof.digest, other.digest)))
+    elif kind == "branch":
+        branches = [i for i, node in enumerate(nodes) if isinstance(node, Branch)]
+        if branches:
+            i = rng.choice(branches)
+            nodes[i] = rng.choice((Branch(nodes[rng.choice(branches)].column), Branch(("hold", 1, 0)), leaf))
+    elif kind == "span":
+        return replace(proof, spans=(*proof.spans, (rng.randint(0, 3), rng.randint(0, 4))))
+    else:
+        rng.shuffle(nodes)
+    return replace(proof, nodes=tuple(nodes), rows=tuple(rows), cuts=tuple(cuts))
+
+
+def attack(seeds: range, mutants: int) -> tuple[int, int]:
+    """How many mutants were made and how many are still certificates; asserts that none proves too much."""
+    made = accepted = 0
+    previous: StageProof | None = None
+    for seed in seeds:
+        rng = random.Random(seed)
+        graph = little_graph(seed, 3 + seed % 4)
+        low, high = working_set(graph).least_bytes - 1, plain_peak(graph)
+        problem = Problem(graph, max(0, rng.randint(low, max(low, high))))
+        cuts = tuple(sorted({*rng.sample(range(graph.ops), rng.randint(0, graph.ops)), graph.ops - 1}))
+        on = relaxation(problem, cuts, laminar(cuts, [rng.randrange(9) for _ in range(4)]))
+        rows = every_row(on, random_covers(on, rng))
+        proof = proof_of(problem, on, rows, rng.randint(0, 5))
+        least = optimum(problem).cost_ns
+        for _ in range(mutants):
+            changed = mutant(proof, previous or proof, rng)
+            made += 1
+            try:
+                bound = prove(problem, changed).bound_ns
+            except InvalidProof:
+                continue
+            accepted += 1
+            assert (bound is None and least is None) or bound is not None, (seed, changed)
+            assert least is None or bound is None or bound <= least, (seed, changed)
+        previous = proof
+    return made, accepted
+
+
+def test_no_mutant_proves_too_much() -> None:
+    made, accepted = attack(range(60), 30)
+    assert made == 1800
+    assert accepted > 100  # a weaker certificate is still one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_no_mutant_of_a_hundred_thousand_proves_too_much() -> None:
+    made, _ = attack(range(1000, 3000), 50)
+    assert made == 100_000
