@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from .graph import Graph
 from .join import Join, JoinPlan, JoinVerb
-from .plan import Plan, plan_of
+from .plan import Plan, plan_of, without_unread
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class Branches:
                 if verb is JoinVerb.B:
                     computes.append(b)
                     break
-        return plan_of(self.graph, _without_needless(self.graph, computes))
+        once = [op for op, _ in groupby(computes)]  # made twice in a row
+        return plan_of(self.graph, without_unread(self.graph, once))
 
     def _taped(self, forward: int, backward: int) -> bool:
         """Whether a backward op reads what the forward op of its own stage made."""
@@ -99,25 +101,6 @@ class Branches:
 def backward_order(plan: JoinPlan) -> list[int]:
     """The branches of a plan's backward steps, in order."""
     return [step.branch for step in plan.steps if step.verb is JoinVerb.B]
-
-
-def _without_needless(graph: Graph, computes: Sequence[int]) -> list[int]:
-    """The computes without those of which nothing is read before the next instance, and those made twice in a row."""
-    order: list[int] = []
-    for op in computes:
-        if not order or order[-1] != op:
-            order.append(op)
-    seen: set[int] = set()
-    first = [op not in seen and not seen.add(op) for op in order]  # type: ignore[func-returns-value]
-    wanted: set[int] = set()
-    kept: list[int] = []
-    for position in reversed(range(len(order))):
-        op = order[position]
-        if first[position] or any(value in wanted for value in graph.op_values[op]):
-            wanted.difference_update(graph.op_values[op])
-            wanted.update(graph.op_inputs[op])
-            kept.append(op)
-    return kept[::-1]
 
 
 def branches_of(graph: Graph) -> Branches | None:

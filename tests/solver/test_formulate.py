@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat_ir import Graph, Problem, graph_of, plain_peak, plan_of, verify
-from remat_solver import array_view, sequences
+from remat_ir import Graph, Problem, graph_of, plain_peak, plan, plan_of, verify
+from remat_ir.plan import without_unread
+from remat_solver import array_view
 from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
 from remat_solver.formulate.schedule import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
-from remat_solver.sequences import without_unread
+from remat_solver.search import restarts, temperatures
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
 
@@ -185,7 +186,7 @@ def test_reordering_is_a_valid_problem_of_the_same_ops() -> None:
         assert verify(other, plan) == verify(problem, plan_of(graph, range(6)))
 
 
-@pytest.mark.parametrize("module", [array_view, sequences])
+@pytest.mark.parametrize("module", [array_view, plan, restarts, temperatures])
 def test_the_examples_run(module: ModuleType) -> None:
     ran = doctest.testmod(module)
     assert (ran.attempted > 0, ran.failed) == (True, 0)

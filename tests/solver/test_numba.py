@@ -11,7 +11,7 @@ import pytest
 
 import remat_solver
 from remat_ir import Problem, budget_at
-from remat_solver.search import local
+from remat_solver.search import compiler, local
 from solver.little import little_graph
 
 WATCHED = """
@@ -54,14 +54,14 @@ def test_compiling_leaves_the_streams_alone(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_compilation_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    local.compiling().wait(120)
-    monkeypatch.setattr(local, "_compiled", type(local._compiled)())
+    compiler.compiling().wait(120)
+    monkeypatch.setattr(compiler, "_compiled", type(compiler._compiled)())
     monkeypatch.setattr(local, "profile_of", None)  # what the compiler thread needs first
-    local.compiling.cache_clear()
+    compiler.compiling.cache_clear()
     try:
-        assert local.compiling().wait(30)
+        assert compiler.compiling().wait(30)
         assert "could not be compiled" in caplog.text
         with pytest.raises(TypeError):  # the one who asks hears why
             remat_solver.solve(Problem(GRAPH, budget_at(GRAPH, 0.7)), method="search")
     finally:
-        local.compiling.cache_clear()
+        compiler.compiling.cache_clear()

@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 def test_a_search_improves_the_greedy_plan() -> None:
     graph = instance("densenet-24")
-    problem = Problem(graph, budget_at(graph, 0.5))
+    problem = Problem(graph, budget_at(graph, 0.3))
     first = solve(problem, method="greedy")
     better = solve(problem, method="search", options={"iterations": 100_000}, time_limit_s=None)
     assert first.status is better.status is Status.FEASIBLE

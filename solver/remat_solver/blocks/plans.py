@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from remat_ir import Graph, plan_of
+from remat_ir.plan import without_unread
 from remat_ir.working_set import pinned_ops
 
 from ..array_view import ArrayView, view_of
 from ..incumbent import Incumbent
-from ..sequences import without_unread
 from ..staged.trace import Trace, trace
 from .block import Block
 from .kernel import NEVER

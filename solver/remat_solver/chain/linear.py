@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat_ir import Chain, ChainPlan, Graph, Plan, Verb, plan_of
-
-from ..sequences import without_unread
+from remat_ir.plan import without_unread
 
 
 @dataclass(frozen=True)

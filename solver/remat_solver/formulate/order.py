@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from remat_ir import Graph, Plan, Problem, plan_of
+from remat_ir.plan import without_unread
 from remat_ir.working_set import pinned_ops
 
 from ..array_view import view_of
 from ..program import INFINITY, Booleans, Builder, Floats, Term
-from ..sequences import without_unread
 from .columns import (
     Columns,
     add_keeping_needs_computing,

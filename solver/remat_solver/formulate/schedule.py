@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from remat_ir.plan import without_unread
+
 from ..array_view import ArrayView, Ids
 from ..program import Booleans
-from ..sequences import without_unread
 
 
 @dataclass(frozen=True, eq=False)

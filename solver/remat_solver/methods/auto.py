@@ -16,8 +16,9 @@ from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..pairs import prove_by_pairs
-from ..search import Search, await_compiled, compiling, first_plan, is_compiled
+from ..search import Search, await_compiled, compiling, is_compiled
 from ..staged.prove import Proof
+from .greedy import first_plan
 from .staged import polished
 from .structured import run_disguised, run_structured
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_ir.greedy import greedy_plan
+from remat_ir.greedy import greedy_plan, greedy_plans
 
 from ..incumbent import Incumbent
 
@@ -26,3 +26,11 @@ def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
     plan = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, tries=options.tries)
     if plan is not None:
         incumbent.offer(plan, "greedy")
+
+
+def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
+    """Offer greedy plans where the incumbent has none yet; `brief`: try one rule only, since better is to follow."""
+    if incumbent.plan is None:
+        problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
+        for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
+            incumbent.offer(plan, "greedy")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..incumbent import Incumbent
-from ..search import Search, await_compiled, compiling, first_plan
+from ..search import Search, await_compiled, compiling
+from .greedy import first_plan
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""Incumbents: plans found without proof, by an eviction greedy at once and by a local search from then on."""
+"""The local search: plans without proof, by annealing over sets of recomputations."""
 
-from .local import Search, await_compiled, compiling, first_plan, is_compiled, polish
+from .compiler import await_compiled, compiling, is_compiled
+from .local import Search, polish
 
-__all__ = ["Search", "await_compiled", "compiling", "first_plan", "is_compiled", "polish"]
+__all__ = ["Search", "await_compiled", "compiling", "is_compiled", "polish"]

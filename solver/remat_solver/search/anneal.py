@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from .layout import BEST_COST, COST, JOURNAL, OVER, Ints, compiled
 from .moves import chance, move, undo
-from .profile import BEST_COST, COST, JOURNAL, OVER, Ints, compiled
 from .state import note_best
 
 _WINDOW = 2000

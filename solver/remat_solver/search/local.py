@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 
-from remat_ir import Graph, Plan, graph_of
-from remat_ir.greedy import greedy_plans
+from remat_ir import Graph, Plan
 
 from ..incumbent import Incumbent
 from .anneal import anneal
-from .profile import BEST_COST, BEST_LENGTH, Ints
+from .delivery import Delivery
+from .layout import BEST_COST, BEST_LENGTH, Ints
+from .restarts import SHORT_SLICE, SLICE, attempts, cycles
 from .state import best_keys, keys_of, load, note_loaded, plan_from, profile_of, sequence_of
+from .temperatures import COOL, HOT, cooling, start_of
 
-_log = logging.getLogger("remat.solver")
-
-SLICE, _SHORT = 8192, 2048
-"""Moves between two looks at the clock: 10 to 100 ms; fewer while there is no schedule within the budget."""
-_HOT, _WARM, _COOL, _COOLEST, _COLD = 2.0, 0.6, 0.1, 0.02, 0.002
-"""Temperatures in mean op costs: where cycles from nothing start, where others start, where all end."""
 _POOL = 3
-_FIRST_CYCLE = 8
-"""Slices in the first cycle; each later one is longer by `_GROWTH`."""
-_GROWTH = 1.3
-_LONGEST_CYCLE = 2500
-_ATTEMPT = 2 * SLICE
 _PRESSURE = 100.0
 """Factor on the price of memory while there is no schedule within the budget: by trial on budgets near the least."""
-_LONG = 400
-"""Moves per op below which what a warm cycle breaks is not mended by its end."""
 
 
 class Search:
@@ -97,41 +83,34 @@ class Search:
         self._weight, _ = anneal(self._profile, self._weight, hot * scale, cold * scale, moves, _POOL)
         self.moves += moves
 
-    def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
-        """Look for a first schedule within the budget, at a high price of memory; whether there is one.
-
-        Starts over from nothing again and again, at lengths in the ratios 1, 1, 2, 1, 1, 2, 4, … (Luby et al., 1993):
-        near the least budget a start finds a schedule soon or never.
-        """
-        end = None if moves is None else self.moves + moves
-        attempt = 0
-        while self.cost_ns is None and (end is None or self.moves < end):
-            attempt += 1
-            self.restart()
-            self._weight = _PRESSURE * self._usual_weight
-            length = _luby(attempt) * _ATTEMPT
-            if end is not None:
-                length = min(length, end - self.moves)
-            found_or_over = self.cycle(length, _HOT, lambda: each() or self.cost_ns is not None, _SHORT)
-            if found_or_over and self.cost_ns is None:
-                break
-        self._weight = self._usual_weight
-        return self.cost_ns is not None
-
     def cycle(self, moves: int, hot: float, each: Callable[[], bool], slice_moves: int = SLICE) -> bool:
         """Anneal once from `hot` in slices; `each` is called after every slice and ends the cycle by True.
 
         Returns whether it was ended so.
         """
-        made = 0
-        while made < moves:
-            now = min(slice_moves, moves - made)
-            start, end = made / moves, (made + now) / moves
-            self.step(now, hot * (_COLD / hot) ** start, hot * (_COLD / hot) ** end)
-            made += now
+        for now, start, end in cooling(hot, moves, slice_moves):
+            self.step(now, start, end)
             if each():
                 return True
         return False
+
+    def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
+        """Look for a first schedule within the budget, at a high price of memory; whether there is one.
+
+        Starts from nothing again and again; `each` is called after every slice and ends it by True.
+        """
+        end = None if moves is None else self.moves + moves
+        for length in attempts():
+            left = length if end is None else min(length, end - self.moves)
+            if self.cost_ns is not None or left <= 0:
+                break
+            self.restart()
+            self._weight = _PRESSURE * self._usual_weight
+            ended = self.cycle(left, HOT, lambda: each() or self.cost_ns is not None, SHORT_SLICE)
+            if ended and self.cost_ns is None:
+                break
+        self._weight = self._usual_weight
+        return self.cost_ns is not None
 
     def run(self, incumbent: Incumbent, iterations: int | None = None, source: str = "search") -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
@@ -139,68 +118,31 @@ class Search:
         Between cycles it goes on from the incumbent's plan where that is cheaper. The result for a given number of
         moves depends on the seed alone, as long as nobody else offers plans.
         """
-        courier = _Courier(self, incumbent, source)
-        number, length = 0, float(_FIRST_CYCLE * SLICE)
-        if incumbent.plan is None and not self.seek(courier.check, iterations):
+        delivery = Delivery(self, incumbent, source)
+        if incumbent.plan is None and not self.seek(delivery.check, iterations):
             return
-        courier.deliver()
-        left = None if iterations is None else iterations - self.moves
-        while not incumbent.stopped() and (left is None or left > 0):
-            plan, cost, own = incumbent.plan, incumbent.cost_ns, self.cost_ns
-            if isinstance(plan, Plan) and cost is not None and (own is None or cost < own):
-                self.adopt(plan.computes)
-            moves = int(length) if left is None else min(int(length), left)
+        delivery.deliver()
+        for number, length in enumerate(cycles()):
+            moves = length if iterations is None else min(length, iterations - self.moves)
+            if incumbent.stopped() or moves <= 0:
+                return
+            if (theirs := delivery.cheaper()) is not None:
+                self.adopt(theirs.computes)
             if self.cost_ns is None and number % 2:
                 # the plan that is known has no equal among schedules
-                self.seek(courier.check, moves)
-                moves = 0
-            if moves < _LONG * self.graph.ops:
-                hot = (_COOL, _COOLEST)[number % 2]
+                self.seek(delivery.check, moves)
             else:
-                hot = (_COOL, _HOT, _WARM)[number % 3]
-            if hot == _HOT:
-                self.restart()
-            else:
-                self.resume_best()
-            self.cycle(moves, hot, courier.check)
-            courier.deliver()
-            left = None if iterations is None else iterations - self.moves
-            number, length = number + 1, min(length * _GROWTH, float(_LONGEST_CYCLE * SLICE))
+                hot = start_of(number, moves, self.graph.ops)
+                self.perturb(hot)
+                self.cycle(moves, hot, delivery.check)
+            delivery.deliver()
 
-
-def _luby(number: int) -> int:
-    """The sequence 1, 1, 2, 1, 1, 2, 4, 1, … from number 1 on."""
-    size = 1
-    while size < number + 1:
-        size *= 2
-    return size // 2 if size == number + 1 else _luby(number - size // 2 + 1)
-
-
-class _Courier:
-    """Brings a search's plans to the incumbent, not so often that making and judging them becomes the main work."""
-
-    def __init__(self, search: Search, incumbent: Incumbent, source: str) -> None:
-        self.search, self.incumbent, self.source = search, incumbent, source
-        self.due = 0.0
-
-    def check(self) -> bool:
-        """Deliver if it is time to; whether the search should stop."""
-        stopped = self.incumbent.stopped()
-        if stopped or self.incumbent.cost_ns is None or self.incumbent.deadline.elapsed() >= self.due:
-            self.deliver()
-        return stopped or self.incumbent.stopped()
-
-    def deliver(self) -> None:
-        """Offer the best plan if the incumbent's is dearer."""
-        cost, known = self.search.cost_ns, self.incumbent.cost_ns
-        if cost is None or (known is not None and known <= cost):
-            return
-        start = self.incumbent.deadline.elapsed()
-        plan = self.search.plan()
-        if plan is not None:
-            self.incumbent.offer(plan, self.source)
-        end = self.incumbent.deadline.elapsed()
-        self.due = end + 9 * (end - start)
+    def perturb(self, hot: float) -> None:
+        """Go on from nothing where a cycle starts hot, else from the best schedule, which its first moves disturb."""
+        if hot == HOT:
+            self.restart()
+        else:
+            self.resume_best()
 
 
 def polish(
@@ -220,48 +162,5 @@ def polish(
     if not search.adopt(sequence):
         return None
     before = search.cost_ns
-    search.cycle(moves, _COOL, stop)
+    search.cycle(moves, COOL, stop)
     return None if search.cost_ns == before else search.sequence()
-
-
-_compiled = threading.Event()
-
-
-@cache
-def compiling() -> threading.Event:
-    """Compile the search in a thread of its own, or load it from numba's cache; the event tells when that is over."""
-
-    def compile_all() -> None:
-        try:
-            search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
-            search.adopt((0, 1, 0, 2))
-            search.step(64, _HOT, _COLD)
-        except Exception:  # nobody waits in vain: the first search compiles again, and raises what is the matter
-            _log.warning("the search could not be compiled ahead of its use", exc_info=True)
-        finally:
-            _compiled.set()
-
-    threading.Thread(target=compile_all, name="compile-search", daemon=True).start()
-    return _compiled
-
-
-def is_compiled() -> bool:
-    """Whether the search can run at once; asking does not start the compiler."""
-    return _compiled.is_set()
-
-
-def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
-    """Offer greedy plans where the incumbent has none yet; `brief`: try one rule only, since better is to follow."""
-    if incumbent.plan is None:
-        problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
-        for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
-            incumbent.offer(plan, "greedy")
-
-
-def await_compiled(incumbent: Incumbent) -> bool:
-    """Wait for the compiler; False if the incumbent says stop before it is done."""
-    ready = compiling()
-    while not ready.wait(0.02):
-        if incumbent.stopped():
-            return False
-    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .profile import (
+from .layout import (
     BEST_AT,
     BLOCK,
     BLOCK_COLUMNS,
@@ -38,18 +38,24 @@ from .profile import (
     VALUES_AT,
     Ints,
     N,
-    first_use,
-    has_room,
     inner,
+)
+from .lifetimes import (
+    first_use,
     last_use,
-    locate,
     nth_stage,
-    place,
-    rank,
-    refresh,
-    remove,
     runs_in,
     stage_index,
+)
+from .memory import (
+    locate,
+    rank,
+    refresh,
+)
+from .profile import (
+    has_room,
+    place,
+    remove,
 )
 
 _DEPTH = 40

@@ -9,7 +9,7 @@ import numpy as np
 from remat_ir import Graph, Plan, plan_of
 from remat_ir.working_set import pinned_ops
 
-from .profile import (
+from .layout import (
     BEST_AT,
     BEST_COST,
     BEST_LENGTH,
@@ -59,8 +59,12 @@ from .profile import (
     N,
     compiled,
     inner,
+)
+from .lifetimes import (
     last_use,
     nth_stage,
+)
+from .memory import (
     refresh,
 )
 
