@@ -6,8 +6,13 @@ import threading
 from collections.abc import Callable
 
 from remat_ir import Answer, AnyPlan, Problem, Progress, Status, gap_of, problem_digest, verify
+from remat_ir.restrictions import gap_sentence, optimal_sentence
 
+from .contradiction import refuted, report_bound, report_budget
 from .deadline import Deadline
+
+NO_PLAN_NS = 1 << 62
+"""A bound above every cost: that a space holds no plan at all."""
 
 
 class Incumbent:
@@ -15,6 +20,9 @@ class Incumbent:
 
     Methods offer plans and raise bounds; whoever started the solve reads the answer. Improvements are reported as
     `Progress`. All methods may be called from several threads.
+
+    A verified plan refutes every bound above its cost in the spaces that it lies in: such a bound is logged with its
+    instance and forgotten, and nothing more is taken from its source (`remat_solver.contradiction`).
 
     Attributes:
         problem: the original problem, on which plans are judged.
@@ -44,7 +52,10 @@ class Incumbent:
         self.reason = ""
         self._notes: list[str] = []
         self._restricted: dict[tuple[str, ...], int] = {}
-        self._exhausted: tuple[str, ...] | None = None
+        self._sources: dict[tuple[str, ...], str] = {}
+        self._distrusted: set[str] = set()
+        self._searched: tuple[str, ...] | None = None
+        self._exhausted = False
         self._on_progress = on_progress
         self._cancelled = cancelled
         self._limit: str | None = None
@@ -66,50 +77,100 @@ class Incumbent:
             self.plan, self.cost_ns, self.peak_bytes = plan, verdict.cost_ns, verdict.peak_bytes
             if self.least_budget_bytes is None or verdict.peak_bytes < self.least_budget_bytes:
                 self.least_budget_bytes = verdict.peak_bytes
+            self._refute(plan, verdict.cost_ns)
             self._report(source, plan)
             return True
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:
         """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds."""
         with self._lock:
-            if self._closed:
+            if self._closed or source in self._distrusted:
                 return
+            known = self._restricted.get(within, -1) if within else self.bound_ns
+            if bound_ns <= known:
+                return
+            if self.plan is not None and refuted(self.problem, self.plan, self.cost_ns, bound_ns, within):
+                report_bound(self.problem, self.plan, bound_ns, within, source)
+                self._distrusted.add(source)
+                return
+            self._sources[within] = source
             if within:
-                if bound_ns > self._restricted.get(within, -1):
-                    self._restricted[within] = bound_ns
-                    self._report(source)
-            elif bound_ns > self.bound_ns:
+                self._restricted[within] = bound_ns
+            else:
                 self.bound_ns = bound_ns
-                self._report(source)
+            self._report(source)
+
+    def _refute(self, plan: AnyPlan, cost_ns: int) -> None:
+        """Forget the bounds that a new plan shows to be wrong, and a claim that there is no plan."""
+        for within, bound in [((), self.bound_ns), *sorted(self._restricted.items())]:
+            if not refuted(self.problem, plan, cost_ns, bound, within):
+                continue
+            source = self._sources.get(within, "a bound")
+            report_bound(self.problem, plan, bound, within, source)
+            self._distrusted.add(source)
+            if within:
+                del self._restricted[within]
+            else:
+                self.bound_ns = self.problem.subject.total_cost_ns
+        if self.infeasible:
+            report_budget(self.problem, plan, self.problem.budget_bytes + 1, self.peak_bytes or 0, self.reason)
+            self.infeasible, self.reason = False, ""
+        self._needs_no_more(plan)
+
+    def _needs_no_more(self, plan: AnyPlan | None) -> None:
+        """Forget a budget that is claimed to be necessary and that a known plan does not need."""
+        claimed, known = self.least_budget_bound_bytes, self.least_budget_bytes
+        if claimed is not None and known is not None and claimed > known:
+            report_budget(self.problem, plan, claimed, known, "a bound on the budget")
+            self.least_budget_bound_bytes = None
 
     def prove_infeasible(self, reason: str, least_budget_bound_bytes: int | None = None) -> None:
         """Record that no plan of the whole space fits the budget; `reason` is one sentence for a person."""
         with self._lock:
+            if self.plan is not None:
+                report_budget(self.problem, self.plan, self.problem.budget_bytes + 1, self.peak_bytes or 0, reason)
+                return
             self.infeasible, self.reason = True, reason
             self.needs_at_least(least_budget_bound_bytes)
 
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
-        """Record that a restricted space holds no plan; the whole space may."""
+        """Record a proof that a restricted space holds no plan; the whole space may."""
         with self._lock:
-            self._exhausted, self.reason = restriction, reason
+            if refuted(self.problem, self.plan, self.cost_ns, NO_PLAN_NS, restriction):
+                assert self.plan is not None
+                report_bound(self.problem, self.plan, NO_PLAN_NS, restriction, reason)
+                return
+            self._exhausted = True
+            self.ends_without_plan(reason, restriction)
+
+    def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:
+        """Record that a method has run to its end without a plan, in the space that it searched; nothing is proved."""
+        with self._lock:
+            self._searched, self.reason = searched, reason
 
     def needs_at_least(self, budget_bytes: int | None) -> None:
         """Record that every plan of the whole space needs at least this budget."""
         with self._lock:
             if budget_bytes is not None and budget_bytes > (self.least_budget_bound_bytes or 0):
                 self.least_budget_bound_bytes = budget_bytes
+                self._needs_no_more(self.plan)
 
     def suffices(self, budget_bytes: int) -> None:
         """Record that a plan with this peak is known."""
         with self._lock:
             if self.least_budget_bytes is None or budget_bytes < self.least_budget_bytes:
                 self.least_budget_bytes = budget_bytes
+                self._needs_no_more(None)
 
     def best_bound(self) -> tuple[int, tuple[str, ...]]:
         """The bound to report and the restrictions it needs: none, if the whole-space bound is within the gap."""
         with self._lock:
             bound = self.bound_ns
             within: tuple[str, ...] = ()
+            if self.plan is None and self._searched:
+                # the space that was searched, and what is proved for it or for a larger one
+                larger = [at for names, at in self._restricted.items() if set(names) <= set(self._searched)]
+                return max([bound, *larger]), self._searched
             if self.cost_ns is not None and gap_of(self.cost_ns, bound) <= self.max_gap:
                 return min(bound, self.cost_ns), within
             for names, restricted in sorted(self._restricted.items()):
@@ -136,7 +197,7 @@ class Incumbent:
     @property
     def exhausted(self) -> bool:
         """Whether a restricted space is known to hold no plan."""
-        return self._exhausted is not None
+        return self._exhausted
 
     def close(self) -> None:
         """Have everybody who works on this incumbent stop: there is nothing left to do, or something broke.
@@ -169,11 +230,11 @@ class Incumbent:
                 budget_bytes=self.problem.budget_bytes,
                 seconds=round(self.deadline.elapsed(), 6),
                 limit=limit,
-                restricted_to=within if self._exhausted is None else self._exhausted,
+                restricted_to=within,
                 least_budget_bytes=self.least_budget_bytes,
                 least_budget_bound_bytes=self.least_budget_bound_bytes,
                 digest=problem_digest(self.problem),
-                message=" ".join([self._message(status, limit, gap), *self._notes]),
+                message=" ".join([self._message(status, limit, gap, within), *self._notes]),
                 plan=self.plan,
             ).priced(total, self.cost_ns, None if self.infeasible else bound, self.peak_bytes)
 
@@ -183,16 +244,16 @@ class Incumbent:
         if self.cost_ns is None:
             if self._limit == "cancel":
                 return Status.CANCELLED, "cancel"
-            return Status.NOTHING_FOUND, None if self._exhausted is not None else self._limit
+            return Status.NOTHING_FOUND, None if self._searched is not None else self._limit
         if bound_ns >= self.cost_ns:
             return Status.OPTIMAL, None
         if gap_of(self.cost_ns, bound_ns) <= self.max_gap:
             return Status.FEASIBLE, "gap"
         return (Status.CANCELLED if self._limit == "cancel" else Status.FEASIBLE), self._limit
 
-    def _message(self, status: Status, limit: str | None, gap: float | None) -> str:
+    def _message(self, status: Status, limit: str | None, gap: float | None, within: tuple[str, ...]) -> str:
         if status is Status.OPTIMAL:
-            return "No plan costs less."
+            return optimal_sentence(within)
         if gap is not None:
             ends = {
                 "gap": "the gap that was asked for is reached",
@@ -201,7 +262,7 @@ class Incumbent:
                 "memory": "the solver's memory is used up",
                 None: "the method has run to its end",
             }
-            return f"A plan within {100 * gap:.3g} % of the best possible; {ends[limit]}."
+            return gap_sentence(gap, within, ends[limit])
         if self.reason:
             return self.reason
         if limit == "time":

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from remat_ir import AnyPlan, Chain, ChainPlan, Plan, Problem, Verb, lifted_plan, lowered_plan
+from remat_ir import AnyPlan, Chain, ChainPlan, Plan, Problem, lifted_plan, lowered_plan
+from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
-from .restrictions import NO_TRANSFERS
-
-_TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
 
 
 class LiftedIncumbent(Incumbent):
@@ -26,7 +24,7 @@ class LiftedIncumbent(Incumbent):
         self.within = () if chain.link_bytes_per_s is None else (NO_TRANSFERS,)
         if not self.within:
             self.bound_ns = outer.bound_ns
-        if isinstance(outer.plan, ChainPlan) and not any(step.verb in _TRANSFERS for step in outer.plan.steps):
+        if isinstance(outer.plan, ChainPlan) and contains(chain, outer.plan, (NO_TRANSFERS,)):
             super().offer(lifted_plan(chain, outer.plan), "start")
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
@@ -53,6 +51,11 @@ class LiftedIncumbent(Incumbent):
         """Record that a restricted space holds no plan."""
         super().nothing_within(restriction, reason)
         self.outer.nothing_within((*restriction, *self.within), reason)
+
+    def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:
+        """Record that a method has run to its end without a plan."""
+        super().ends_without_plan(reason, searched)
+        self.outer.ends_without_plan(reason, (*searched, *self.within))
 
     def needs_at_least(self, budget_bytes: int | None) -> None:
         """Record a proved least budget, which a link to the host may lower."""

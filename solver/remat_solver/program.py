@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -87,21 +89,52 @@ class Program:
 
         Weak duality: for every y, cost · x = (cost − Aᵀy) · x + y · (A x), and each term is at least its minimum over
         the bounds of x and of the rows. Duals of the wrong sign for a one-sided row are taken as 0. So an engine's
-        tolerances cannot make this bound wrong, only weak; what is left is float64 rounding, for which a relative
-        2^-40 of the sum of magnitudes is subtracted.
+        tolerances cannot make this bound wrong, only weak. Nor can float64: each reduced cost is an interval that holds
+        the exact one, its radius from |cost| + |A|ᵀ|y| (Higham, Accuracy and Stability of Numerical Algorithms, Section
+        3.1), the products are rounded down, and their sum is correctly rounded before one more step down.
         """
-        y = np.where(np.isinf(self.row_lower), np.minimum(row_dual, 0.0), row_dual)
+        y = np.where(np.isfinite(row_dual), row_dual, 0.0)
+        y = np.where(np.isinf(self.row_lower), np.minimum(y, 0.0), y)
         y = np.where(np.isinf(self.row_upper), np.maximum(y, 0.0), y)
-        each_row = np.repeat(y, np.diff(self.row_start))
-        reduced = self.cost - np.bincount(self.row_index, self.row_value * each_row, minlength=self.columns)
-        with np.errstate(invalid="ignore"):
-            of_rows = np.where(y > 0, y * self.row_lower, np.where(y < 0, y * self.row_upper, 0.0))
-            of_columns = np.where(reduced > 0, reduced * self.lower, np.where(reduced < 0, reduced * self.upper, 0.0))
-        total = float(of_rows.sum() + of_columns.sum())
-        if not np.isfinite(total):
+        each = self.row_value * np.repeat(y, np.diff(self.row_start))
+        count = np.bincount(self.row_index, minlength=self.columns)
+        with np.errstate(invalid="ignore", over="ignore"):
+            # a column's sum is one product and one addition an entry: γ_k of the sum of magnitudes, doubled for its own
+            # rounding, and what products below the normal numbers lose
+            reduced = self.cost - np.bincount(self.row_index, each, minlength=self.columns)
+            reach = np.abs(self.cost) + np.bincount(self.row_index, np.abs(each), minlength=self.columns)
+            radius = np.where(count > 0, 2.0 * (count + 3) * (2.0**-53 * reach + 2.0**-1074), 0.0)
+            least, most = np.nextafter(reduced - radius, -INFINITY), np.nextafter(reduced + radius, INFINITY)
+            least, most = np.where(count > 0, least, reduced), np.where(count > 0, most, reduced)
+            self._narrow(y, least, most)
+            sides = [_product(end, side) for end in (least, most) for side in (self.lower, self.upper)]
+            of_columns = np.minimum(np.minimum(sides[0], sides[1]), np.minimum(sides[2], sides[3]))
+            of_rows = _product(y, np.where(y > 0, self.row_lower, self.row_upper))
+        terms = np.concatenate((of_rows, of_columns, [self.offset]))
+        if not np.isfinite(terms).all():
             return -INFINITY
-        magnitude = float(np.abs(of_rows).sum() + np.abs(of_columns).sum() + np.abs(self.cost).sum())
-        return total + self.offset - 2.0**-40 * magnitude
+        try:
+            return math.nextafter(math.fsum(terms.tolist()), -INFINITY)
+        except OverflowError:
+            return -INFINITY
+
+    def _narrow(self, y: Floats, least: Floats, most: Floats) -> None:
+        """Make the intervals of reduced costs exact where one holds 0 and an infinite bound would spoil the sum."""
+        spoilt = (np.isinf(self.lower) & (most > 0)) | (np.isinf(self.upper) & (least < 0))
+        for column in np.flatnonzero(spoilt & np.isfinite(least) & np.isfinite(most)).tolist():
+            entries = np.flatnonzero(self.row_index == column)
+            rows = np.searchsorted(self.row_start, entries, side="right") - 1
+            exact = Fraction(float(self.cost[column]))
+            for row, value in zip(rows.tolist(), self.row_value[entries].tolist(), strict=True):
+                exact -= Fraction(value) * Fraction(float(y[row]))
+            near = float(exact)
+            least[column] = near if Fraction(near) <= exact else math.nextafter(near, -INFINITY)
+            most[column] = near if Fraction(near) >= exact else math.nextafter(near, INFINITY)
+
+
+def _product(left: Floats, right: Floats) -> Floats:
+    """left · right rounded down, and 0 where a factor is 0."""
+    return np.where((left == 0.0) | (right == 0.0), 0.0, np.nextafter(left * right, -INFINITY))
 
 
 class Term(NamedTuple):

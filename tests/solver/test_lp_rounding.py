@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from drawn import graphs, problems
 from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, verify
+from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.restrictions import ONE_PER_STAGE
 from solver.brute import optimum
 
 SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)

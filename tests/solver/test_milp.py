@@ -8,8 +8,8 @@ import pytest
 from benchmarks.graphs.instances import instance
 
 from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, verify
+from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE
 from remat_solver import solve
-from remat_solver.restrictions import FORWARD_OPS, ONE_PER_STAGE
 from solver.brute import ANY_IN_STAGES, optimum
 from solver.brute import ONE_PER_STAGE as BRUTE_STAGES
 from solver.little import little_problems

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from remat_ir import Answer, Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
+from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import pinned_ops, working_set
 from remat_solver import solve
 from remat_solver.array_view import view_of
@@ -18,7 +19,6 @@ from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
-from remat_solver.restrictions import ONE_PER_STAGE
 from remat_solver.staged.prove import Proof, Switches
 from remat_solver.staged.realize import in_order, point
 from remat_solver.staged.rows import Rows, write

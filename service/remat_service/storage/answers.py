@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_ir import Answer, Status
+from remat_ir.restrictions import gap_sentence, optimal_sentence
 
 _LIMITS = {
     "gap": "the gap that was asked for is reached",
@@ -34,7 +35,7 @@ def shifted(answer: Answer, fixed_bytes: int) -> Answer:
 def sentence(answer: Answer) -> str:
     """What an answer says to a person, from its numbers alone."""
     if answer.status is Status.OPTIMAL:
-        return "No plan costs less."
+        return optimal_sentence(answer.restricted_to)
     if answer.status is Status.INFEASIBLE:
         least = answer.least_budget_bound_bytes
         needs = "" if least is None else f" every plan needs at least {least} bytes, and"
@@ -43,7 +44,7 @@ def sentence(answer: Answer) -> str:
         return answer.message or "The solver failed."
     if answer.gap is not None:
         why = _LIMITS.get(answer.limit or "", "the method has run to its end")
-        return f"A plan within {100 * answer.gap:.3g} % of the best possible; {why}."
+        return gap_sentence(answer.gap, answer.restricted_to, why)
     if answer.limit == "time":
         return "No plan was found in the time given, and none was proved impossible; give it more time."
     if answer.limit in _LIMITS:

@@ -50,6 +50,9 @@ _NO_MEMORY = (
 
 _LEAST_MEMORY = 2**30
 
+_TOLERANCE = 1e-4
+"""By how much, relatively, a bound may lie above the objective of a solution that is feasible within tolerances."""
+
 _GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
 
@@ -267,10 +270,15 @@ class Engine:
 
 
 class _Best:
-    """The best solution and bound that a run has streamed."""
+    """The best solution and bound that a run has streamed.
+
+    A bound above the objective of a solution, by more than an engine's tolerances, is a bound of something else: no
+    bound of that run is believed from then on.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._believed = True
         self.x: Floats | None = None
         self.objective = INFINITY
         self.bound = -INFINITY
@@ -283,8 +291,10 @@ class _Best:
             if objective < self.objective:
                 self.x, self.objective, better = x, objective, True
         bound = message.members.get("bound")
-        if bound is not None and bound > self.bound:
+        if bound is not None and bound > self.bound and self._believed:
             self.bound, better = bound, True
+        if self.bound > self.objective + _TOLERANCE * (1.0 + abs(self.objective)) and self._believed:
+            self.bound, self._believed = -INFINITY, False
         return better
 
     def news(self, message: Message, seconds: float) -> Improvement:

@@ -7,7 +7,7 @@ from typing import Any
 import highspy
 import numpy as np
 
-from ..program import INFINITY, Floats, Program
+from ..program import INFINITY, Booleans, Floats, Program
 from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
@@ -21,6 +21,11 @@ _STOPPED = (
     _STATUS.kObjectiveBound,
     _STATUS.kObjectiveTarget,
 )
+
+_START_TOLERANCE = 5e-7
+"""By how much a start may break a row or a bound; below HiGHS's own 1e-6, within which it takes a start as it is."""
+_COMPLETION_S = 2.0
+"""Seconds at most to complete a partial start, and no more than a tenth of the run's."""
 
 _threads = 1
 
@@ -52,7 +57,8 @@ def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | 
     if kind == "lp":
         _stop_by_callback(solver, link, simplex=True)
     else:
-        _start_from(solver, start)
+        limit = members.get("time_limit_s")
+        _start_from(solver, program, start, _COMPLETION_S if limit is None else min(_COMPLETION_S, 0.1 * limit), link)
         _stream(solver, link)
         _stop_by_callback(solver, link)
     solver.run()
@@ -87,16 +93,51 @@ def _pass(solver: Any, program: Program) -> None:
         raise ValueError("HiGHS refused the program")
 
 
-def _start_from(solver: Any, start: Floats | None) -> None:
+def _start_from(solver: Any, program: Program, start: Floats | None, seconds: float, link: Link) -> None:
+    """Hand over a complete start, made from a partial one where it can be.
+
+    HiGHS would complete a partial start itself, by a second program with what is known fixed, on the same solver: its
+    callbacks then carry that program's bound, which is the start's own cost and not a bound of this one.
+    """
     if start is None:
         return
-    known = np.flatnonzero(~np.isnan(start)).astype(np.int32)
-    if len(known) == len(start):
-        solution = highspy.HighsSolution()
-        solution.col_value = start.tolist()
-        solver.setSolution(solution)
-    elif len(known):
-        solver.setSolution(len(known), known, np.ascontiguousarray(start[known]))
+    known = ~np.isnan(start)
+    if not known.all():
+        found = _completed(program, start, known, seconds, link)
+        if found is None:
+            return
+        start = found
+    start = np.where(program.integer, np.round(start), start)
+    if program.violation(start) > _START_TOLERANCE:
+        # HiGHS would look for a solution close by, again with callbacks that mean another program
+        return
+    solution = highspy.HighsSolution()
+    solution.col_value = start.tolist()
+    solver.setSolution(solution)
+
+
+def _completed(program: Program, start: Floats, known: Booleans, seconds: float, link: Link) -> Floats | None:
+    """The best completion of a partial start, by a solver of its own; None where there is none, or not soon."""
+    if not known.any():
+        return None
+    lower, upper = np.where(known, start, program.lower), np.where(known, start, program.upper)
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    _set(solver, "output_flag", False)
+    _set(solver, "threads", _threads)
+    _set(solver, "time_limit", seconds)
+    _pass(solver, program.fixed(lower, upper))
+
+    def interrupt(event: Any) -> None:
+        if link.stop.is_set():
+            event.data_in.user_interrupt = True
+
+    callback = solver.cbMipInterrupt
+    callback += interrupt
+    solver.run()
+    solution, info = solver.getSolution(), solver.getInfo()
+    if solution.value_valid and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
+        return np.array(solution.col_value, dtype=np.float64)
+    return None
 
 
 def _stream(solver: Any, link: Link) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat_ir import Chain
+from remat_ir.restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
 
 from ..incumbent import Incumbent
-from ..restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
 from .linear import LinearGraph, linear_graph
 from .needs import Least
 from .table import Table
@@ -39,7 +39,7 @@ def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     """`rotor`, or without `tapes` the program that saves activations only."""
     seen = _chain_of(incumbent)
     if seen is None:
-        incumbent.nothing_within((PERSISTENT,), "This graph is not a chain of stages, so it has no chain plan.")
+        incumbent.ends_without_plan("This graph is not a chain of stages, so it has no chain plan.", (PERSISTENT,))
         return
     chain, linear = seen
     source = "rotor" if tapes else "revolve"
@@ -47,18 +47,23 @@ def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     if linear is not None:
         within = (*within, CHAIN_STAGES)
     if chain.stages > MOST_STAGES:
-        incumbent.nothing_within(within, f"The chain has {chain.stages} stages, more than the {MOST_STAGES} in reach.")
+        incumbent.ends_without_plan(
+            f"The chain has {chain.stages} stages, more than the {MOST_STAGES} in reach.", within
+        )
         return
     least = Least(chain, tapes=tapes)
     if linear is None:
         incumbent.suffices(least.budget_bytes)
     budget = incumbent.problem.budget_bytes
     if least.budget_bytes > budget:
-        incumbent.nothing_within(
-            within,
+        reason = (
             f"No persistent schedule{'' if tapes else ' without tapes'} fits; the least budget for one is "
-            f"{least.budget_bytes} bytes.",
+            f"{least.budget_bytes} bytes."
         )
+        if tapes:
+            incumbent.nothing_within(within, reason)
+        else:
+            incumbent.ends_without_plan(reason, within)
         return
     table = Table(chain, budget, slots, rounding="nearest", tapes=tapes)
     # where memory is so short that rounding loses every plan, the one of the least peak remains

@@ -41,7 +41,7 @@ def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:
         if peak <= incumbent.problem.budget_bytes:
             incumbent.offer(plan, f"sequential, {segments} segments")
     if incumbent.cost_ns is None:
-        incumbent.nothing_within((), f"No number of segments fits; the least peak is {least} bytes.")
+        incumbent.ends_without_plan(f"No number of segments fits; the least peak is {least} bytes.")
 
 
 def segmented_plan(chain: Chain, segments: int) -> ChainPlan:

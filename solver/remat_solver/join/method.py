@@ -24,7 +24,7 @@ def join(incumbent: Incumbent, options: object = None) -> None:
     try:
         table = JoinTable(subject.lengths, slots)
     except ValueError as error:
-        incumbent.nothing_within((), f"No plan: {error}.")
+        incumbent.ends_without_plan(f"No plan: {error}.")
         return
     plan = table.plan(slots)
     if plan is None:
@@ -42,6 +42,6 @@ def equiv_chain(incumbent: Incumbent, options: object = None) -> None:
     slots = usable_slots(incumbent.problem)
     plan = equivalent_plan(subject.lengths, slots)
     if plan is None:
-        incumbent.nothing_within((), f"The equivalent chain does not fit {slots} slots.")
+        incumbent.ends_without_plan(f"The equivalent chain does not fit {slots} slots.")
     else:
         incumbent.offer(plan, "equiv-chain")

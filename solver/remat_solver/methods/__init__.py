@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from remat_ir import InvalidData, Problem
+from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, offload_all, pofo, save_on_cpu
-from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
 from .auto import AutoOptions, run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .blocks import run_blocks

@@ -98,10 +98,10 @@ def _baseline(
     graph, budget = incumbent.problem.graph, incumbent.problem.budget_bytes
     forward = graph.backward_from
     if forward is None or forward == 0:
-        incumbent.nothing_within((), f"{name} does not apply: the graph marks no backward pass after a forward one.")
+        incumbent.ends_without_plan(f"{name} does not apply: the graph marks no backward pass after a forward one.")
         return
     if only_linear and not linear(graph, forward):
-        incumbent.nothing_within((), f"{name} does not apply: the forward pass is not linear.")
+        incumbent.ends_without_plan(f"{name} does not apply: the forward pass is not linear.")
         return
     best: int | None = None
     least: int | None = None
@@ -119,4 +119,4 @@ def _baseline(
         if incumbent.stopped():
             return
     if best is None:
-        incumbent.nothing_within((), f"{name} has no plan within the budget; its least peak is {least} bytes.")
+        incumbent.ends_without_plan(f"{name} has no plan within the budget; its least peak is {least} bytes.")

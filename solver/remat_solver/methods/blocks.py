@@ -15,6 +15,6 @@ def run_blocks(incumbent: Incumbent, options: object = None) -> None:
         return
     applies = plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if not applies:
-        incumbent.nothing_within((), "blocks does not apply: the forward pass has no narrow places to cut it at.")
+        incumbent.ends_without_plan("blocks does not apply: the forward pass has no narrow places to cut it at.")
     elif incumbent.plan is None and not incumbent.stopped():
-        incumbent.nothing_within((), "blocks has no plan within the budget.")
+        incumbent.ends_without_plan("blocks has no plan within the budget.")

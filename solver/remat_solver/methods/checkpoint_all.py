@@ -15,4 +15,4 @@ def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
     if peak <= incumbent.problem.budget_bytes:
         incumbent.offer(plain_plan(graph), "checkpoint-all")
     else:
-        incumbent.nothing_within((), f"Keeping every value needs {peak} bytes, over the budget.")
+        incumbent.ends_without_plan(f"Keeping every value needs {peak} bytes, over the budget.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_ir import Graph, Problem, plan_of, replay
+from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
 from ..backends import Ending, Engine, check_memory
@@ -14,7 +15,6 @@ from ..baselines.recompute import Retained, computed
 from ..formulate import Formulation, checkmate, tight
 from ..incumbent import Incumbent
 from ..program import Floats
-from ..restrictions import ONE_PER_STAGE
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
 """Allowances in the order tried; 0.1 is what the authors found to work well."""
@@ -74,7 +74,7 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
                 break
             found[epsilon] = rounding.best
     if incumbent.plan is None and not incumbent.infeasible and found:
-        incumbent.nothing_within((), "No rounding of the relaxations tried fits the budget.")
+        incumbent.ends_without_plan("No rounding of the relaxations tried fits the budget.")
 
 
 def _next(found: dict[float, int | None], options: LpRoundingOptions, most: float) -> float | None:
@@ -116,7 +116,10 @@ class _Rounding:
             self.incumbent.stop_for("memory")
             self.incumbent.reason = f"The engine broke: {outcome.message}."
         if outcome.status == "infeasible" and self.epsilon == 0:
-            self.incumbent.nothing_within((ONE_PER_STAGE,), "The linear relaxation of the program has no solution.")
+            self.incumbent.ends_without_plan(
+                "The engine finds no solution of the linear relaxation; in floating point that proves nothing.",
+                (ONE_PER_STAGE,),
+            )
         if outcome.status == "optimal" and self.epsilon == 0 and outcome.row_dual is not None:
             bound = self.formulation.bound_ns(program.dual_bound(outcome.row_dual))
             self.incumbent.raise_bound(bound, "lp-rounding", (ONE_PER_STAGE,))

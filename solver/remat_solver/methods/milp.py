@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, Plan, Problem, verify
 from remat_ir.greedy import greedy_plan
+from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome, free_memory
 from ..formulate import Formulation, Reductions, checkmate, engine_bytes, forward, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
-from ..restrictions import FORWARD_OPS, ONE_PER_STAGE, recomputations_per_stage
 
 MILP_ENGINES = ("highs", "cbc")
 _MOST_TIGHTENINGS = 6
@@ -111,10 +111,10 @@ def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
     """The tight program where only forward ops are recomputed, and only in backward stages: a restriction."""
     within = (FORWARD_OPS, ONE_PER_STAGE)
     if incumbent.problem.graph.backward_from is None:
-        incumbent.nothing_within(within, "The graph does not say where its backward pass begins.")
+        incumbent.ends_without_plan("The graph does not say where its backward pass begins.", within)
         return
     if options.recomputations != 1:
-        incumbent.nothing_within(within, "milp-forward recomputes an op once per stage; use milp-tight for more.")
+        incumbent.ends_without_plan("milp-forward recomputes an op once per stage; use milp-tight for more.", within)
         return
     view = view_of(incumbent.problem)
     _solve(
@@ -226,7 +226,11 @@ class _Listener:
 
 def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], tightened: bool) -> None:
     if outcome.status == "infeasible" and not tightened and incumbent.cost_ns is None:
-        incumbent.nothing_within(within, f"No plan within {' and '.join(within)} fits the budget; others may.")
+        incumbent.ends_without_plan(
+            f"The engine finds no {described(within)} that fits the budget; in floating point that proves nothing, and "
+            "other plans may fit.",
+            within,
+        )
     elif outcome.status == "failed":
         if outcome.out_of_memory:
             incumbent.stop_for("memory")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, verify
+from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
 from ..backends import Engine, Improvement, free_memory
@@ -12,7 +13,6 @@ from ..formulate import any_order, engine_bytes, reordered
 from ..formulate.order import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
-from ..restrictions import ONE_PER_STAGE
 from .milp import MilpOptions, starting_plan
 
 
@@ -69,8 +69,9 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
         )
     found.take(outcome.x, outcome.bound)
     if outcome.status == "infeasible" and incumbent.cost_ns is None:
-        incumbent.nothing_within(
-            (ONE_PER_STAGE,), "No op order has a plan that fits the budget, each op run as rarely."
+        incumbent.ends_without_plan(
+            "The engine finds no op order with a plan that fits the budget; in floating point that proves nothing.",
+            (ONE_PER_STAGE,),
         )
     elif outcome.status == "failed":
         if outcome.out_of_memory:

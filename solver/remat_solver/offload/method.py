@@ -61,7 +61,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         if incumbent.stopped():
             return
     if incumbent.cost_ns is None:
-        incumbent.nothing_within((), reason)
+        incumbent.ends_without_plan(reason)
 
 
 def affordable_slots(stages: int, slots: int) -> int:
@@ -102,7 +102,7 @@ def _linked(incumbent: Incumbent) -> Chain | None:
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
     if chain.link_bytes_per_s is None:
-        incumbent.nothing_within((), "This chain has no link to the host: give it link_bytes_per_s.")
+        incumbent.ends_without_plan("This chain has no link to the host: give it link_bytes_per_s.")
         return None
     return chain
 
@@ -113,7 +113,7 @@ def _offer_schedule(incumbent: Incumbent, schedule: Schedule, source: str) -> No
     try:
         plan = tensor_plan(chain, incumbent.problem.budget_bytes, schedule)
     except InvalidPlan as error:
-        incumbent.nothing_within((), f"Moving every value is not enough: {error.reason}.")
+        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
         return
     _offer(incumbent, plan, source)
 
@@ -123,6 +123,6 @@ def _offer(incumbent: Incumbent, plan: ChainPlan, source: str) -> None:
     try:
         verify(incumbent.problem, plan)
     except InvalidPlan as error:
-        incumbent.nothing_within((), f"The plan does not fit: {error.reason}.")
+        incumbent.ends_without_plan(f"The plan does not fit: {error.reason}.")
         return
     incumbent.offer(plan, source)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat_ir import Plan, plan_of
+from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..incumbent import Incumbent
 from ..program import Floats
-from ..restrictions import ONE_PER_STAGE
 from .interior import excesses
 from .realize import point, realize
 from .relaxation import Columns

@@ -1,0 +1,185 @@
+"""Which plans lie in a restricted space, and what happens to a proof that one of them refutes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chains import chains
+from drawn import graphs, sequences
+from remat_ir import (
+    Chain,
+    ChainPlan,
+    ChainStep,
+    Graph,
+    InvalidPlan,
+    Problem,
+    Status,
+    Verb,
+    graph_of,
+    plain_plan,
+    plan_of,
+    verify,
+)
+from remat_ir.restrictions import (
+    FORWARD_OPS,
+    NO_TRANSFERS,
+    ONE_PER_STAGE,
+    PERSISTENT,
+    contains,
+    recomputations_per_stage,
+)
+from remat_solver.contradiction import LOG, Contradiction, RaiseContradictions
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from solver.brute import optimum
+from solver.chain_brute import best_cost
+
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+# --- membership
+
+
+@SETTINGS
+@given(data=st.data(), graph=graphs(most_ops=5, most_values=2))
+def test_a_plan_inside_a_space_costs_no_less_than_its_optimum(data: st.DataObject, graph: Graph) -> None:
+    order = data.draw(sequences(graph))
+    plan = plan_of(graph, order)
+    peak = verify(Problem(graph, 2**50), plan).peak_bytes
+    problem = Problem(graph, peak)
+    for sweeps in (1, 2):
+        if contains(graph, plan, (recomputations_per_stage(sweeps),)):
+            best = optimum(problem, "one-per-stage", sweeps).cost_ns
+            assert best is not None
+            assert best <= verify(problem, plan).cost_ns
+
+
+def test_spaces_of_graph_plans() -> None:
+    graph = graph_of([1, 1, 1, 1], [1, 1, 1, 1], [[], [0], [1], [0, 1]], backward_from=2)
+    one, other = plan_of(graph, [0, 1, 2, 0, 1, 3]), plan_of(graph, [0, 1, 2, 1, 0, 1, 3])
+    assert contains(graph, one, (ONE_PER_STAGE,))
+    assert contains(graph, one, (FORWARD_OPS, ONE_PER_STAGE))
+    assert not contains(graph, other, (ONE_PER_STAGE,))
+    assert contains(graph, other, (recomputations_per_stage(2),))
+    assert not contains(graph, plan_of(graph, [0, 0, 1, 2, 3]), (FORWARD_OPS,))
+    assert contains(graph, plain_plan(graph), ())
+    assert not contains(graph, plain_plan(graph), ("a-space-of-tomorrow",))
+
+
+@SETTINGS
+@given(chain=chains(most_stages=4), data=st.data())
+def test_a_persistent_plan_costs_no_less_than_the_best(chain: Chain, data: st.DataObject) -> None:
+    steps = data.draw(
+        st.lists(st.tuples(st.sampled_from([Verb.F_ALL, Verb.F_CK, Verb.F_NONE]), st.integers(1, 4)), max_size=8)
+    )
+    plan = _completed(chain, steps)
+    try:
+        verdict = verify(Problem(chain, 2**50), plan)
+    except InvalidPlan:
+        return
+    if contains(chain, plan, (PERSISTENT, NO_TRANSFERS)):
+        best = best_cost(chain, verdict.peak_bytes)
+        assert best is not None
+        assert best <= verdict.cost_ns
+
+
+def _completed(chain: Chain, steps: list[tuple[Verb, int]]) -> ChainPlan:
+    """Forward steps at random, then all that is missing with every tape."""
+    taken = [ChainStep(verb, stage) for verb, stage in steps if stage <= chain.stages]
+    more = [ChainStep(Verb.F_ALL, stage) for stage in range(1, chain.stages + 1)]
+    more += [ChainStep(Verb.B, back) for back in range(chain.stages, 0, -1)]
+    kept: list[ChainStep] = []
+    for step in [*taken, *more]:
+        try:
+            verify(Problem(chain, 2**50), ChainPlan((*kept, step)))
+        except InvalidPlan as error:
+            if "is never computed" not in str(error):
+                continue
+        kept.append(step)
+    return ChainPlan(tuple(kept))
+
+
+# --- contradictions
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What is logged about contradictions, which this test makes."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(LOG, "handlers", [handler])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return lines
+
+
+def _little() -> tuple[Problem, Problem]:
+    graph = graph_of([5, 5, 5, 5], [4, 4, 4, 1], [[], [0], [1], [0, 2]])
+    return Problem(graph, 100), Problem(graph, 9)
+
+
+def test_a_plan_refutes_a_bound(said: list[str]) -> None:
+    """The false bound goes, whichever comes first; its source is not believed again; the instance is written out."""
+    problem, _ = _little()
+    plan = plain_plan(problem.graph)
+    for first in ("bound", "plan"):
+        incumbent = Incumbent(problem, Deadline(None))
+        if first == "plan":
+            incumbent.offer(plan, "search")
+        incumbent.raise_bound(21, "wrong")
+        if first == "bound":
+            incumbent.offer(plan, "search")
+        incumbent.raise_bound(19, "wrong")
+        answer = incumbent.answer("auto")
+        assert (answer.cost_ns, answer.bound_ns, answer.status) == (20, 20, Status.OPTIMAL)
+    assert len(said) == 2
+    path = Path(re.search(r"instance in (\S+)$", said[0])[1])  # type: ignore[index]
+    instance = json.loads(path.read_text())
+    assert instance["bound_ns"] == 21
+    assert verify(Problem.from_json(instance["problem"]), plan).cost_ns == 20
+
+
+def test_a_plan_refutes_a_restricted_bound_only_in_its_space(said: list[str]) -> None:
+    problem, tight = _little()
+    inside = plan_of(problem.graph, [0, 1, 2, 0, 3])
+    incumbent = Incumbent(tight, Deadline(None))
+    incumbent.raise_bound(26, "wrong", (ONE_PER_STAGE,))
+    incumbent.raise_bound(27, "unknown", ("a-space-of-tomorrow",))
+    incumbent.offer(inside, "search")
+    assert len(said) == 1
+    answer = incumbent.answer("auto")
+    assert answer.restricted_to == ("a-space-of-tomorrow",)
+    incumbent.nothing_within((ONE_PER_STAGE,), "None is there.")
+    assert len(said) == 2
+    assert not incumbent.exhausted
+
+
+def test_a_plan_refutes_infeasibility_and_a_least_budget(said: list[str]) -> None:
+    problem, tight = _little()
+    plan = plan_of(problem.graph, [0, 1, 2, 0, 3])
+    incumbent = Incumbent(tight, Deadline(None))
+    incumbent.prove_infeasible("No plan fits.", 10)
+    incumbent.offer(plan, "search")
+    assert len(said) == 2
+    incumbent.prove_infeasible("No plan fits.", 10)
+    answer = incumbent.answer("auto")
+    assert len(said) == 3
+    assert answer.status is Status.FEASIBLE
+    assert answer.least_budget_bound_bytes is None
+
+
+def test_tests_and_benchmarks_end_at_a_contradiction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(LOG, "handlers", [RaiseContradictions()])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    problem, _ = _little()
+    incumbent = Incumbent(problem, Deadline(None))
+    incumbent.raise_bound(21, "wrong")
+    with pytest.raises(Contradiction, match="wrong claims that no plan costs less than 21 ns, and one costs 20 ns"):
+        incumbent.offer(plain_plan(problem.graph), "search")
