@@ -43,6 +43,7 @@ class Metrics:
             "remat_verifier_rejections", "Plans that the judge refused", ("where",), registry=registry
         )
         self.kills = Counter("remat_solver_kills", "Solver children ended from outside", ("reason",), registry=registry)
+        self.mended = Counter("remat_store_mended", "Damaged rows written anew", ("kind",), registry=registry)
         self.evicted = Counter("remat_store_evicted", "Rows evicted", ("kind",), registry=registry)
 
     def text(self) -> bytes:

@@ -187,6 +187,28 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_a_damaged_graph_is_replaced_by_the_next_post(own: Service, live: bool) -> None:
+    """One flipped bit: the POST carries the graph, so its row is written anew and what was found about it stays."""
+    graph = training_graph(8, cost=53)
+    first = _post(own, graph, plain_peak(graph))
+    if not live:
+        own.stop()
+    with sqlite3.connect(own.folder / "service.sqlite") as database:
+        ((data,),) = database.execute("SELECT data FROM graphs").fetchall()
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 4
+        database.execute("UPDATE graphs SET data = ?", (bytes(flipped),))
+    database.close()
+    if not live:
+        own.start()
+    again = _post(own, graph, plain_peak(graph) + 1)  # another budget: not a body that was answered before
+    assert again["cache"] == "hit"
+    checked(Problem(graph, plain_peak(graph) + 1), again)
+    assert own.metric("remat_store_mended_total") == 1
+    assert own.get(str(first["id"]), 0)[0] == 200
+
+
 def test_eviction_by_bytes_keeps_what_is_pinned(tmp_path: Path) -> None:
     """The least used graphs go with their plans; a pinned plan stays, and is still served."""
     with serving(tmp_path, workers=1, housekeeping_s=0.2) as own:

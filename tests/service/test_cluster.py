@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from remat_ir import Problem, plain_peak
 from remat_service.cli import app
 from remat_service.context import Context, build_context
+from remat_service.errors import TooMany
 from remat_service.settings import Settings
 from remat_service.solving import cluster
 from remat_service.solving.dispatch import next_solve
@@ -103,7 +105,7 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
     """Solves of a tenant written as a server writes them."""
     from remat_service.requests.parse import Ask
     from remat_service.requests.read import find_request
-    from remat_service.requests.submit import submit
+    from remat_service.requests.submit import Submission
     from remat_service.solving.claim import caller_of
 
     context.enqueue = cluster.enqueue
@@ -116,7 +118,7 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
     for i in range(count):
         graph = training_graph(5, cost=1000 * (seed + 1) + i)
         ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
-        request_id = await submit(context, caller, ask)
+        request_id = await Submission(context, caller, ask).submit()
         ids.append((await find_request(context, caller, request_id)).solve_id)
     return ids
 
@@ -185,6 +187,28 @@ async def _enqueue_and_fail(context: Context) -> None:
     async with context.database.write() as connection:
         await cluster.enqueue(connection, "x" * 32, 0)
         raise RuntimeError
+
+
+async def test_quotas_are_exact_between_servers(url: str) -> None:
+    """Twelve POSTs at once through two servers, three allowed: three are queued, nine refused."""
+    from remat_service.requests.parse import Ask
+    from remat_service.requests.submit import Submission
+
+    servers = [await _context(url), await _context(url)]
+    try:
+        async with servers[0].database.write() as connection:
+            caller = await default_caller(connection)
+            await connection.execute(text("UPDATE tenants SET most_queued = 3"))
+        asks = [Ask(Problem(training_graph(5, cost=2000 + i), 10**9), time_limit_s=5) for i in range(12)]
+        taken = await asyncio.gather(
+            *(Submission(servers[i % 2], caller, ask).submit() for i, ask in enumerate(asks)), return_exceptions=True
+        )
+        assert sum(isinstance(found, TooMany) for found in taken) == 9
+        async with servers[0].database.read() as connection:
+            assert await connection.scalar(text("SELECT count(*) FROM solves")) == 3
+    finally:
+        for server in servers:
+            await server.database.close()
 
 
 async def test_tenants_take_turns(url: str) -> None:

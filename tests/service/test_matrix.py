@@ -18,7 +18,7 @@ from remat_ir import Problem, budget_at, plain_peak
 from remat_service.context import build_context
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
-from remat_service.requests.submit import submit
+from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.execute import execute_solve
 from remat_service.storage.prepare import migrate
@@ -183,7 +183,7 @@ async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path)
             async with context.database.write() as connection:
                 caller = await default_caller(connection)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
-            request_id = await submit(context, caller, ask)
+            request_id = await Submission(context, caller, ask).submit()
             solve_id = (await find_request(context, caller, request_id)).solve_id
             done = await asyncio.gather(execute_solve(context, solve_id), execute_solve(context, solve_id))
             assert sorted(done) == [False, True]

@@ -17,7 +17,7 @@ from remat_service.identity import Retry
 from remat_service.lru import Lru
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
-from remat_service.requests.submit import submit
+from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import requests
@@ -177,7 +177,7 @@ async def test_a_key_that_came_twice_at_once_loses_no_row(tmp_path: Path) -> Non
             caller = await default_caller(connection)
         retry = Retry("same key", "0" * 64)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
-        first = await submit(context, caller, ask, retry)
+        first = await Submission(context, caller, ask, retry).submit()
         row = dict((await find_request(context, caller, first))._mapping)
         columns = {column.name for column in requests.columns}
         second = {name: value for name, value in row.items() if name in columns} | {"id": "f" * 32}

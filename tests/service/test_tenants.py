@@ -272,6 +272,12 @@ def test_quotas(locked: Service) -> None:
     refused = tenant.post(Problem(training_graph(15), 10**9))
     assert refused.status_code == 429
     assert "solver seconds" in refused.json()["detail"]
+    cli(locked, "tenants", "quota", "hans", "--queued", "1")
+    graph = hard_graph(40, 3)
+    sweep = {"graph": graph.to_json(), "budgets_bytes": [plain_peak(graph) - i for i in range(1, 9)], "max_gap": 0}
+    assert tenant.http.post("/v1/sweeps", json=sweep).status_code == 429
+    rows = tenant.http.get("/v1/solves").json()["solves"]
+    assert not [row for row in rows if row["status"] in ("queued", "running")]
     cli(locked, "tenants", "quota", "hans")
     assert tenant.post(Problem(training_graph(15), 10**9)).status_code == 200
     cli(locked, "tenants", "disable", "hans")

@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from remat_ir import Graph, InvalidData, Problem, Subject, plain_peak
 from remat_ir.read import array, integer, integers, kind, members
 from remat_solver.bounds import least_need
 
 from ..context import Context
-from ..errors import Invalid, NotFound
+from ..errors import Invalid, NotFound, ServiceError
 from ..identity import Caller, new_id
 from ..settings import Settings
 from ..storage.epochs import of_epoch
 from ..storage.tables import groups, now, requests
 from . import read
+from .cancel import cancel
 from .parse import LIMITS, Ask, number, read_limits, read_problem
-from .submit import submit
+from .submit import Submission
 
 _SUBJECTS = ("graph", "chain", "join")
 _SWEEP, _BATCH = "sweep", "max-batch"
@@ -144,7 +145,11 @@ def _subject(found: Mapping[str, Any], settings: Settings) -> Subject:
 
 
 async def start(context: Context, caller: Caller, group: Group) -> str:
-    """Take in every request of a group; returns the group's id."""
+    """Take in every request of a group; returns the group's id. Where one is refused, none is left queued.
+
+    Raises:
+        ServiceError: as for a single solve.
+    """
     group_id = new_id()
     async with context.database.write() as connection:
         await connection.execute(
@@ -152,8 +157,16 @@ async def start(context: Context, caller: Caller, group: Group) -> str:
                 id=group_id, tenant_id=caller.tenant_id, kind=group.kind, about=group.about, created_at=now()
             )
         )
-    for ask in group.asks:
-        await submit(context, caller, ask, None, group_id)
+    taken: list[str] = []
+    try:
+        for ask in group.asks:
+            taken += [await Submission(context, caller, ask, None, group_id).submit()]
+    except ServiceError:
+        for request_id in taken:
+            await cancel(context, caller, request_id)
+        async with context.database.write() as connection:
+            await connection.execute(delete(groups).where(groups.c.id == group_id))
+        raise
     return group_id
 
 

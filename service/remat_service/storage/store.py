@@ -72,6 +72,19 @@ def _stored(row: Any) -> StoredPlan:
     return StoredPlan(*row)
 
 
+def _columns_of(net: Problem, structure_key: str) -> dict[str, Any]:
+    packed = pack({net.kind: net.subject.to_json()})
+    ops, edges = size_of(net.subject)
+    return {
+        "structure_key": structure_key,
+        "ops": ops,
+        "edges": edges,
+        "total_cost_ns": net.subject.total_cost_ns,
+        "data": packed,
+        "size_bytes": len(packed),
+    }
+
+
 class Store:
     """The cache's tables; every method takes the connection of the caller's transaction."""
 
@@ -83,28 +96,18 @@ class Store:
         moment = now()
         known = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
         if known is None:
-            packed = pack({net.kind: net.subject.to_json()})
-            ops, edges = size_of(net.subject)
-            await connection.execute(
-                self._database.insert(graphs)
-                .values(
-                    key=keys.graph,
-                    structure_key=keys.structure,
-                    ops=ops,
-                    edges=edges,
-                    total_cost_ns=net.subject.total_cost_ns,
-                    data=packed,
-                    size_bytes=len(packed),
-                    created_at=moment,
-                    used_at=moment,
-                )
-                .on_conflict_do_nothing()
-            )
+            row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
+            await connection.execute(self._database.insert(graphs).values(row).on_conflict_do_nothing())
         await connection.execute(
             self._database.insert(problems)
             .values(key=keys.problem, graph_key=keys.graph, budget_bytes=net.budget_bytes)
             .on_conflict_do_nothing()
         )
+
+    async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
+        """Write a graph anew whose row is damaged; what was found about it stays."""
+        row = _columns_of(net, keys.structure)
+        await connection.execute(update(graphs).where(graphs.c.key == keys.graph).values(row))
 
     async def graph_row(self, connection: AsyncConnection, key: str) -> bytes | None:
         """The packed graph."""

@@ -22,11 +22,9 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
     Raises:
         TooMany: with the seconds after which it is worth asking again.
     """
-    limits = (
-        await connection.execute(
-            select(tenants.c.most_queued, tenants.c.most_solver_seconds).where(tenants.c.id == caller.tenant_id)
-        )
-    ).one()
+    # locked to the end of the transaction that queues: the solves of one tenant are counted one after the other
+    mine = select(tenants.c.most_queued, tenants.c.most_solver_seconds).where(tenants.c.id == caller.tenant_id)
+    limits = (await connection.execute(mine.with_for_update(key_share=True))).one()
     if limits.most_queued is not None:
         queued = await connection.scalar(
             select(func.count())

@@ -16,7 +16,7 @@ from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
 from ...requests.parse import ParsedBodies
-from ...requests.submit import submit
+from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import caller_with
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
@@ -93,7 +93,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
             return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
         bodies: ParsedBodies = request.app.state.parsed_bodies
         ask = await bodies.read(caller.tenant_id, raw, digest, context.settings)
-        request_id = await submit(context, caller, ask, retry)
+        request_id = await Submission(context, caller, ask, retry).submit()
     return await answered(context, caller, request_id, preferred_wait(request))
 
 
