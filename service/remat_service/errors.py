@@ -7,6 +7,7 @@ ServiceError
 ├── NotFound            nothing there for this caller
 ├── NotAcceptable       no representation that the caller accepts
 ├── Gone                it was there and has been evicted
+├── TooSlow             the body did not come in time
 ├── Conflict            the state of things forbids it
 ├── TooLarge            over a cap on bytes, ops or edges
 ├── Unsupported         content type or encoding
@@ -64,6 +65,10 @@ class TooLarge(ServiceError):
     """More than the service takes."""
 
 
+class TooSlow(ServiceError):
+    """The body did not come in time."""
+
+
 class Unsupported(ServiceError):
     """A content type or encoding that the service does not read."""
 
@@ -95,6 +100,7 @@ KINDS: dict[type[Exception], Kind] = {
     Forbidden: Kind(403, "forbidden", "This API key may not do that"),
     NotFound: Kind(404, "not-found", "There is nothing here"),
     NotAcceptable: Kind(406, "not-acceptable", "Nothing that you accept can be sent"),
+    TooSlow: Kind(408, "too-slow", "The body did not come in time"),
     Conflict: Kind(409, "conflict", "The state of things forbids it"),
     Gone: Kind(410, "gone", "It was here and has been evicted"),
     TooLarge: Kind(413, "too-large", "More than the service takes"),

@@ -63,7 +63,21 @@ class Settings(BaseSettings):
     )
 
     most_wire_bytes: int = Field(default=32 * 2**20, ge=1024, description="Largest body on the wire.")
-    most_body_bytes: int = Field(default=128 * 2**20, ge=1024, description="Largest body once inflated.")
+    most_body_bytes: int = Field(default=32 * 2**20, ge=1024, description="Largest body once inflated.")
+    most_bodies_bytes: int = Field(
+        default=512 * 2**20, ge=2**20, description="Memory for all bodies being read, with what is built from them."
+    )
+    head_timeout_s: float = Field(
+        default=10.0, gt=0, description="Seconds in which a request's line and headers must have come."
+    )
+    body_timeout_s: float = Field(default=60.0, gt=0, description="Seconds in which a request's body must have come.")
+    most_connections: int = Field(default=8192, ge=1, description="Connections open at once.")
+    most_connections_per_address: int = Field(
+        default=1024, ge=1, description="Connections open at once from one address, such as a proxy's."
+    )
+    most_requests_per_tenant: int = Field(
+        default=4096, ge=1, description="Requests of one tenant under way at once, waits and streams included."
+    )
     most_ops: int = Field(default=100_000, ge=1, description="Most ops in a graph.")
     most_edges: int = Field(default=2_000_000, ge=1, description="Most inputs of all ops together.")
     most_values: int = Field(default=400_000, ge=1, description="Most values in a graph.")

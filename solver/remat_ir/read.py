@@ -12,7 +12,7 @@ LARGEST_INTEGER = 2**53
 """Integers above this do not survive a reader that holds numbers as doubles."""
 
 
-def parse(text: str | bytes) -> Any:
+def parse(text: str | bytes | bytearray) -> Any:
     """Parse JSON text, refusing NaN, infinities and duplicate keys.
 
     Raises:

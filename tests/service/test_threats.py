@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import remat_service
 from remat_ir import Problem, plain_peak
 from remat_service.errors import BadRequest, TooLarge, Unsupported
 from remat_service.settings import Settings
-from remat_service.web.body import inflate
+from remat_service.web.inflate import STEP_BYTES, Inflater
 from service.serving import Service, example, serving, training_graph
 
 JSON = {"Content-Type": "application/json"}
@@ -96,7 +97,26 @@ def test_bombs(small: Service, name: str) -> None:
 def test_encodings_refused(wire: bytes, encodings: list[bytes], error: type[Exception]) -> None:
     """One encoding, whole, with nothing behind it."""
     with pytest.raises(error):
-        inflate(wire, encodings, 1000)
+        _inflate(wire, encodings, 1000)
+
+
+def _inflate(wire: bytes, encodings: list[bytes], most: int) -> bytes:
+    inflater = Inflater(encodings, most)
+    plain = b"".join(piece for at in range(len(wire)) for piece in inflater.feed(wire[at : at + 1]))
+    inflater.finish()
+    return plain
+
+
+@pytest.mark.parametrize("name", [b"gzip", b"zstd"])
+def test_whole_bodies_are_inflated_in_steps(name: bytes) -> None:
+    """Random and repetitive data, also where a step ends with the input used up and output still inside."""
+    for plain in (random.Random(1).randbytes(300_000), b"0" * 1_000_000, b"ab" * 65_536, b""):
+        wire = gzip.compress(plain) if name == b"gzip" else zstd.compress(plain)
+        inflater = Inflater([name], 2_000_000)
+        pieces = list(inflater.feed(wire))
+        inflater.finish()
+        assert b"".join(pieces) == plain
+        assert max(map(len, pieces), default=0) <= STEP_BYTES
 
 
 def test_compressed_bodies_are_read(service: Service) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from remat_ir import InvalidData, Problem, Subject
 from remat_ir.read import integer, kind, members, parse
@@ -19,6 +19,8 @@ from ..lru import Lru
 from ..settings import Settings
 from ..storage.cache_key import Digests, digests_of
 from ..subjects import net_of, size_of
+
+T = TypeVar("T")
 
 LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
 HIGHEST_PRIORITY = 100
@@ -72,7 +74,7 @@ class ParsedBodies:
     def __init__(self, most_ops: int = 400_000) -> None:
         self._asks: Lru[tuple[str, bytes], Ask] = Lru(most_ops)
 
-    async def read(self, tenant_id: str, raw: bytes, digest: bytes, settings: Settings) -> Ask:
+    async def read(self, tenant_id: str, raw: bytearray, digest: bytes, settings: Settings) -> Ask:
         """The request in a body of this SHA-256; large ones are read off the event loop.
 
         Raises:
@@ -82,18 +84,23 @@ class ParsedBodies:
         ask = self._asks.get(key)
         if ask is not None:
             return ask
-        big = len(raw) > _BIG_BYTES
-        ask = await asyncio.to_thread(_read_whole, raw, digest, settings) if big else _read_whole(raw, digest, settings)
+        ask = await from_body(raw, partial(_read_with_digests, digest), settings)
         self._asks.put(key, ask, max(_LEAST_OPS, size_of(ask.problem.subject)[0]))
         return ask
 
 
-def json_body(raw: bytes) -> Any:
-    """The JSON value of a body.
+async def from_body(raw: bytearray, read: Callable[[Any, Settings], T], settings: Settings) -> T:
+    """What a reader makes of a body's JSON value; a large one is parsed and read off the event loop.
 
     Raises:
-        BadRequest: there is none, or it is not JSON.
+        BadRequest: there is no body, or it is not JSON. Otherwise as the reader.
     """
+    if len(raw) > _BIG_BYTES:
+        return await asyncio.to_thread(lambda: read(_json(raw), settings))
+    return read(_json(raw), settings)
+
+
+def _json(raw: bytearray) -> Any:
     if not raw:
         raise BadRequest("the request has no body")
     try:
@@ -102,8 +109,8 @@ def json_body(raw: bytes) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def _read_whole(raw: bytes, digest: bytes, settings: Settings) -> Ask:
-    ask = replace(read_ask(json_body(raw), settings), body=digest)
+def _read_with_digests(body: bytes, data: object, settings: Settings) -> Ask:
+    ask = replace(read_ask(data, settings), body=body)
     _ = ask.digests  # made here, off the event loop where the body is large
     return ask
 

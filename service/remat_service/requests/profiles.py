@@ -11,6 +11,7 @@ from remat_ir.read import array, integer, kind, members
 
 from ..context import Context
 from ..identity import Caller
+from ..settings import Settings
 from ..storage.tables import now, profiles
 
 LONGEST_NAME = 500
@@ -18,7 +19,7 @@ MOST_ROWS = 100_000
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
 
 
-def read_lookup(data: object) -> tuple[str, list[str]]:
+def read_lookup(data: object, settings: Settings) -> tuple[str, list[str]]:
     """The body of a lookup: device and signatures.
 
     Raises:
@@ -31,7 +32,7 @@ def read_lookup(data: object) -> tuple[str, list[str]]:
     ]
 
 
-def read_upload(data: object) -> tuple[str, dict[str, tuple[int, int]]]:
+def read_upload(data: object, settings: Settings) -> tuple[str, dict[str, tuple[int, int]]]:
     """The body of an upload: device and profiles by signature.
 
     Raises:

@@ -24,8 +24,9 @@ from ..requests.parse import ParsedBodies
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
+from .admission import Admission
 from .authentication import Callers
-from .body import BodyLimits
+from .body import Bodies
 from .middleware import RequestMiddleware
 from .openapi import describe
 from .problems import problem_response, refusal_of, validation_refusal
@@ -41,7 +42,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(
         title="remat", version="1", lifespan=_lifespan(context), docs_url=None, redoc_url=None, redirect_slashes=False
     )
-    app.state.context, app.state.callers, app.state.parsed_bodies = context, Callers(context), ParsedBodies()
+    app.state.context, app.state.callers = context, Callers(context)
+    app.state.admission = Admission(settings.most_requests_per_tenant)
+    app.state.bodies, app.state.parsed_bodies = Bodies(settings), ParsedBodies()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
     app.mount("/static", page.static_files())
@@ -52,7 +55,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_exception_handler(PoolTimeout, _refuse_for_now)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
-    app.add_middleware(BodyLimits, most_wire_bytes=settings.most_wire_bytes, most_body_bytes=settings.most_body_bytes)
     app.add_middleware(RequestMiddleware, metrics=context.metrics, hosts=_hosts(settings))
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from fastapi import Request
 
@@ -11,6 +12,10 @@ from ..context import Context
 from ..errors import Forbidden, Unauthorized
 from ..identity import Caller
 from ..tenants.keys import caller_by_key, default_caller
+from .admission import Admission
+
+ADMITTED = "remat.admitted"
+"""Where a request's scope holds what ends its being counted; the outermost layer calls it."""
 
 _MEMORY_S = 2.0
 """A revoked key, or a raised epoch, is noticed after at most this."""
@@ -69,6 +74,9 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
         caller = await callers.of(request.headers.get("authorization"))
         if scope not in caller.allowed:
             raise Forbidden(f"this API key lacks the scope {scope!r}")
+        admission: Admission = request.app.state.admission
+        admission.enter(caller.tenant_id)
+        request.scope[ADMITTED] = partial(admission.leave, caller.tenant_id)
         return caller
 
     return dependency

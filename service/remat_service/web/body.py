@@ -1,115 +1,153 @@
-"""Bodies before anybody reads them: limited on the wire and inflated, one encoding, JSON only."""
+"""Bodies, read by a route once it knows its caller: in time, a piece at a time, within one budget for all requests.
+
+A piece is inflated and measured (`inflate.py`, `measure.py`) before the next one is asked for, so that a body is
+refused at the first piece that takes it over a limit, and nothing is built from it.
+"""
 
 from __future__ import annotations
 
-import sys
-import zlib
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-from ..errors import BadRequest, ServiceError, TooLarge, Unsupported
-from .problems import problem_response
+from fastapi import Request
+from starlette.requests import ClientDisconnect
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
+from ..requests.profiles import MOST_ROWS
+from ..settings import Settings
+from .inflate import STEP_BYTES, Inflater
+from .measure import JsonLimits, Measure
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
+_TEXT_COPIES = 2  # the bytes, and the text that they are decoded to
 
 
-class BodyLimits:
-    """Reads the whole body of a request, inflates it within a hard cap, and hands the plain bytes on."""
+class MemoryBudget:
+    """Bytes that bodies under way may take together, what is built from them included."""
 
-    def __init__(self, app: App, most_wire_bytes: int, most_body_bytes: int) -> None:
-        self._app, self._most_wire, self._most_body = app, most_wire_bytes, most_body_bytes
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.used = most_bytes, 0
+        self.lock = threading.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
-            await self._app(scope, receive, send)
-            return
+    @contextmanager
+    def share(self) -> Iterator[Share]:
+        """A body's share, given back at the end."""
+        share = Share(self)
         try:
-            body = await self._read(scope, receive)
-        except ServiceError as error:
-            await problem_response(error)(scope, receive, send)
-            return
-        if body is None:
-            return
-        headers = [
-            (key, value) for key, value in scope["headers"] if key not in (b"content-encoding", b"content-length")
-        ]
-        headers.append((b"content-length", str(len(body)).encode()))
-        sent = False
-
-        async def replay() -> MutableMapping[str, Any]:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app({**scope, "headers": headers}, replay, send)
-
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        headers: dict[bytes, list[bytes]] = {}
-        for key, value in scope["headers"]:
-            headers.setdefault(key, []).append(value)
-        length = headers.get(b"content-length")
-        if length is not None and (not length[0].isdigit() or int(length[0]) > self._most_wire):
-            raise TooLarge(f"the body is larger than the {self._most_wire} bytes allowed on the wire")
-        wire = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            wire += message.get("body", b"")
-            if len(wire) > self._most_wire:
-                raise TooLarge(f"the body is larger than the {self._most_wire} bytes allowed on the wire")
-            if not message.get("more_body", False):
-                break
-        if wire:
-            _check_type(headers.get(b"content-type", []))
-        return inflate(bytes(wire), headers.get(b"content-encoding", []), self._most_body)
+            yield share
+        finally:
+            share.close()
 
 
-def _check_type(values: list[bytes]) -> None:
-    kind = values[0].decode("latin-1").lower() if len(values) == 1 else ""
+class Share:
+    """What one body holds of the budget."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget, self._held, self._open = budget, 0, True
+
+    def close(self) -> None:
+        """Give everything back; a thread that is still at work holds no more from here on."""
+        self.hold(0)
+        self._open = False
+
+    def hold(self, size: int) -> None:
+        """Hold so much in place of what was held.
+
+        Raises:
+            Unavailable: other bodies take the rest.
+            TooLarge: it is more than there is for all.
+        """
+        if size > self._budget.most_bytes:
+            raise TooLarge("the body would take more memory than the service has for requests")
+        with self._budget.lock:
+            if not self._open:
+                return
+            if size > self._held and self._budget.used - self._held + size > self._budget.most_bytes:
+                raise Unavailable("many large requests are being read; ask again in a moment", retry_after_s=1)
+            self._budget.used += size - self._held
+            self._held = size
+
+
+class Bodies:
+    """Reads the bodies of one application."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limits = JsonLimits.of(settings, MOST_ROWS)
+        self._budget = MemoryBudget(settings.most_bodies_bytes)
+
+    @asynccontextmanager
+    async def of(self, request: Request) -> AsyncIterator[bytearray]:
+        """The plain JSON text of a request's body; its memory counts up to the end of the block.
+
+        Raises:
+            TooLarge, Unsupported, BadRequest, TooSlow, Unavailable: refused, with the rest of the body unread.
+        """
+        with self._budget.share() as share:
+            try:
+                async with asyncio.timeout(self._settings.body_timeout_s):
+                    raw = await self._read(request, share)
+            except TimeoutError:
+                seconds = self._settings.body_timeout_s
+                raise TooSlow(f"the body did not come within {seconds:g} s") from None
+            except ClientDisconnect:
+                raise BadRequest("the body was not sent to its end") from None
+            yield raw
+
+    async def _read(self, request: Request, share: Share) -> bytearray:
+        most_wire = self._settings.most_wire_bytes
+        said = f"the body is larger than the {most_wire} bytes allowed on the wire"
+        length = request.headers.get("content-length")
+        if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
+            raise TooLarge(said)
+        arriving = _Arriving(self._settings, self._limits, request.headers.getlist("content-encoding"), share)
+        wire = 0
+        async for piece in request.stream():
+            if not piece:
+                continue
+            if not wire:
+                _check_type(request.headers.getlist("content-type"))
+            wire += len(piece)
+            if wire > most_wire:
+                raise TooLarge(said)
+            await arriving.take(piece)
+        return arriving.finish()
+
+
+class _Arriving:
+    """One body on its way in."""
+
+    def __init__(self, settings: Settings, limits: JsonLimits, encodings: list[str], share: Share) -> None:
+        self._inflater = Inflater([value.encode("latin-1") for value in encodings], settings.most_body_bytes)
+        self._measure = Measure(limits)
+        self._share = share
+        self._plain = bytearray()
+        self._measured = 0
+
+    async def take(self, piece: bytes) -> None:
+        """Inflate and measure a piece; off the event loop, unless it is small for certain."""
+        if self._inflater.name == "identity" and len(self._plain) + len(piece) <= STEP_BYTES:
+            self._take(piece)
+        else:
+            await asyncio.to_thread(self._take, piece)
+
+    def _take(self, piece: bytes) -> None:
+        for plain in self._inflater.feed(piece):
+            self._plain += plain
+            if len(self._plain) > STEP_BYTES:  # what is smaller can't become large
+                self._measure.feed(bytes(memoryview(self._plain)[self._measured :]))
+                self._measured = len(self._plain)
+            self._share.hold(_TEXT_COPIES * len(self._plain) + self._measure.built_bytes)
+
+    def finish(self) -> bytearray:
+        """The whole body."""
+        self._inflater.finish()
+        return self._plain
+
+
+def _check_type(values: list[str]) -> None:
+    kind = values[0].lower() if len(values) == 1 else ""
     name, _, parameters = kind.partition(";")
     if name.strip() != "application/json" or parameters.strip() not in ("", "charset=utf-8"):
         raise Unsupported("the body must be application/json")
-
-
-def inflate(wire: bytes, encodings: list[bytes], most_bytes: int) -> bytes:
-    """The plain body: as it is, or inflated from gzip or zstd to at most `most_bytes`.
-
-    Raises:
-        TooLarge: it would inflate to more.
-        Unsupported: another encoding, or more than one.
-        BadRequest: damaged, truncated, or followed by something else.
-    """
-    names = [name.strip().lower() for value in encodings for name in value.decode("latin-1").split(",")]
-    if not names or names == ["identity"]:
-        if len(wire) > most_bytes:
-            raise TooLarge(f"the body is larger than the {most_bytes} bytes allowed")
-        return wire
-    if len(names) > 1 or names[0] not in ("gzip", "zstd"):
-        raise Unsupported("Content-Encoding must be gzip or zstd, once")
-    name = names[0]
-    inflater: Any = zlib.decompressobj(wbits=31) if name == "gzip" else zstd.ZstdDecompressor()
-    try:
-        body: bytes = inflater.decompress(wire, most_bytes + 1)
-    except (zlib.error, zstd.ZstdError) as error:
-        raise BadRequest(f"the body is not {name}: {error}") from None
-    if len(body) > most_bytes:
-        raise TooLarge(f"the body inflates to more than the {most_bytes} bytes allowed")
-    if not inflater.eof:
-        raise BadRequest(f"the body's {name} data is truncated")
-    if inflater.unused_data:
-        raise BadRequest(f"the body's {name} data is followed by something else")
-    return body

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ..context import Context
+from ..errors import ServiceError
 from ..identity import Caller
 from ..requests import read
 
@@ -15,14 +16,23 @@ _ALIVE_S = 10.0
 _LOOK_S = 1.0
 
 
-async def stream(context: Context, caller: Caller, request_id: str, after: int) -> AsyncIterator[bytes]:
-    """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan."""
+async def stream(
+    context: Context, who: Callable[[], Awaitable[Caller]], request_id: str, after: int
+) -> AsyncIterator[bytes]:
+    """Events above `after`, as they come: `progress` with its seq as id, then `end` with the answer but its plan.
+
+    `who` is asked before every look, so that a stream ends with its key.
+    """
     yield b"retry: 1000\n\n"
     quiet_since = time.monotonic()
-    solve_id = (await read.find_request(context, caller, request_id)).solve_id
+    solve_id = (await read.find_request(context, await who(), request_id)).solve_id
     with context.notifier.subscribe(request_id, *([solve_id] if solve_id else [])) as changes:
         while True:
             changes.reset()
+            try:
+                caller = await who()
+            except ServiceError:
+                return
             row = await read.find_request(context, caller, request_id)
             progress = await read.progress_of(context, caller, request_id, after)
             for point in progress["progress"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import structlog
@@ -12,8 +12,13 @@ import structlog
 from ..errors import BadRequest
 from ..identity import new_id
 from ..metrics import Metrics
-from .body import App, Receive, Scope, Send
+from .authentication import ADMITTED
 from .problems import problem_response
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = structlog.get_logger("remat_service.web")
 
@@ -57,6 +62,9 @@ class RequestMiddleware:
                 if status == 500:
                     await problem_response(error)(scope, receive, noting)
             finally:
+                leave = scope.pop(ADMITTED, None)
+                if leave is not None:
+                    leave()
                 self._note(scope, status, time.perf_counter() - begun)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import sys
 
@@ -16,6 +17,7 @@ from ..storage.database import Database
 from ..storage.prepare import migrate, sole_owner
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
+from .connections import guarded
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -90,9 +92,20 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+def _allow_descriptors(connections: int) -> None:
+    """Let the process have a descriptor a connection, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 1024
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def serve(settings: Settings) -> None:
     """Run until a signal."""
     check_exposure(settings)
+    _allow_descriptors(settings.most_connections)
     listener = bound_socket(settings.host, settings.port)
     app = create_app(settings)
     config = uvicorn.Config(
@@ -102,6 +115,7 @@ def serve(settings: Settings) -> None:
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         server_header=False,
         h11_max_incomplete_event_size=64 * 1024,
+        http=guarded(settings),
     )
     server = Server(config, app, listener)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -13,10 +12,11 @@ from remat_solver.bounds import least_need
 from ...context import Context
 from ...identity import Caller
 from ...requests.explain import explain
-from ...requests.parse import json_body, model_entries, read_ask, read_problem
+from ...requests.parse import from_body, model_entries, read_ask, read_problem
 from ...settings import Settings
 from ...subjects import size_of
 from ..authentication import caller_with
+from ..body import Bodies
 from ..schemas import ExplainDocument, SolveRequest, ValidateDocument, ValidateRequest
 from .describe import body, examples, refusals
 
@@ -27,14 +27,15 @@ router = APIRouter(tags=["graphs"])
     "/v1/graphs:validate",
     summary="Check a graph",
     response_model=ValidateDocument,
-    responses=refusals(413, 415),
+    responses=refusals(408, 413, 415),
     openapi_extra=body(ValidateRequest, examples()["validate"]),
 )
 async def validate_graph(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Everything that a solve would refuse is refused here; nothing is stored."""
     context: Context = request.app.state.context
-    data = json_body(await request.body())
-    return await asyncio.to_thread(_about, data, context.settings)
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        return await from_body(raw, _about, context.settings)
 
 
 def _about(data: Any, settings: Settings) -> dict[str, Any]:
@@ -60,10 +61,12 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
     "/v1/cache:explain",
     summary="Why a request would hit or miss",
     response_model=ExplainDocument,
-    responses=refusals(413, 415),
+    responses=refusals(408, 413, 415),
     openapi_extra=body(SolveRequest, examples()["solve"]),
 )
 async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
     context: Context = request.app.state.context
-    return await explain(context, caller, read_ask(json_body(await request.body()), context.settings))
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        return await explain(context, caller, await from_body(raw, read_ask, context.settings))

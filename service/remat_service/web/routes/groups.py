@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
@@ -12,8 +12,10 @@ from starlette.responses import Response
 from ...context import Context
 from ...identity import Caller
 from ...requests import groups
-from ...requests.parse import json_body
+from ...requests.parse import from_body
+from ...settings import Settings
 from ..authentication import caller_with
+from ..body import Bodies
 from ..schemas import BatchDocument, BatchRequest, SweepDocument, SweepRequest
 from .describe import body, examples, link, refusals
 from .solves import Wait, preferred_wait
@@ -30,6 +32,13 @@ def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
     return Response(json.dumps(data), 200 if ended else 202, headers, "application/json")
 
 
+async def _started(request: Request, caller: Caller, reader: Callable[[Any, Settings], groups.Group]) -> str:
+    context: Context = request.app.state.context
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        return await groups.start(context, caller, await from_body(raw, reader, context.settings))
+
+
 @router.post(
     "/v1/sweeps",
     summary="Plan one step at many budgets",
@@ -37,16 +46,14 @@ def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
     responses={
         200: link("get_sweep", "group_id"),
         202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
-        **refusals(409, 413, 415, 429),
+        **refusals(408, 409, 413, 415, 429),
     },
     openapi_extra=body(SweepRequest, examples()["sweep"]),
 )
 async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
     context: Context = request.app.state.context
-    data = json_body(await request.body())
-    group = await asyncio.to_thread(groups.read_sweep, data, context.settings)
-    group_id = await groups.start(context, caller, group)
+    group_id = await _started(request, caller, groups.read_sweep)
     return _response("/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, preferred_wait(request)))
 
 
@@ -71,16 +78,14 @@ async def get_sweep(
     responses={
         200: link("get_batch", "group_id"),
         202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
-        **refusals(409, 413, 415, 429),
+        **refusals(408, 409, 413, 415, 429),
     },
     openapi_extra=body(BatchRequest, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """The graph scaled to each batch size, planned within one budget; `best_batch` is the largest with a plan."""
     context: Context = request.app.state.context
-    data = json_body(await request.body())
-    group = await asyncio.to_thread(groups.read_batches, data, context.settings)
-    group_id = await groups.start(context, caller, group)
+    group_id = await _started(request, caller, groups.read_batches)
     return _response(
         "/v1/max-batch", *await groups.status(context, caller, "max-batch", group_id, preferred_wait(request))
     )

@@ -8,9 +8,10 @@ from fastapi import APIRouter, Depends, Request
 
 from ...context import Context
 from ...identity import Caller
-from ...requests.parse import json_body
+from ...requests.parse import from_body
 from ...requests.profiles import look_up, put, read_lookup, read_upload
 from ..authentication import caller_with
+from ..body import Bodies
 from ..schemas import ProfileLookup, ProfileTable, ProfileUpload
 from .describe import body, examples, refusals
 
@@ -21,13 +22,15 @@ router = APIRouter(tags=["profiles"])
     "/v1/profiles:lookup",
     summary="Look measured costs up",
     response_model=ProfileTable,
-    responses=refusals(413, 415),
+    responses=refusals(408, 413, 415),
     openapi_extra=body(ProfileLookup, examples()["profile_lookup"]),
 )
 async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Those of the signatures that are known for the device."""
     context: Context = request.app.state.context
-    device, signatures = read_lookup(json_body(await request.body()))
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        device, signatures = await from_body(raw, read_lookup, context.settings)
     return {"profiles": await look_up(context, caller, device, signatures)}
 
 
@@ -35,11 +38,13 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
     "/v1/profiles",
     summary="Share measured costs",
     response_model=ProfileTable,
-    responses=refusals(413, 415),
+    responses=refusals(408, 413, 415),
     openapi_extra=body(ProfileUpload, examples()["profile_upload"]),
 )
 async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
     """The first writer of a signature wins; the reply is what now stands."""
     context: Context = request.app.state.context
-    device, profiles = read_upload(json_body(await request.body()))
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        device, profiles = await from_body(raw, read_upload, context.settings)
     return {"profiles": await put(context, caller, device, profiles)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -19,6 +20,7 @@ from ...requests.parse import ParsedBodies
 from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import caller_with
+from ..body import Bodies
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
 from .describe import body, examples, link, refusals
 
@@ -66,7 +68,7 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
             "description": "Under way; poll `Location`.",
             **link("get_solve", "solve_id"),
         },
-        **refusals(404, 409, 413, 415, 429),
+        **refusals(404, 408, 409, 413, 415, 429),
     },
     openapi_extra=body(SolveRequest, examples()["solve"]),
 )
@@ -77,24 +79,29 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     the same request.
     """
     context: Context = request.app.state.context
-    raw = await request.body()
-    digest = hashlib.sha256(raw).digest()
-    retry = None
-    key = request.headers.get("idempotency-key")
-    if key is not None:
-        if not 0 < len(key) <= 200:
-            raise BadRequest("Idempotency-Key must have 1 to 200 characters")
-        retry = Retry(key, digest.hex())
-    async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
-        held = await context.response_cache.get(caller, digest, retry)
-        if held is not None:
-            context.metrics.cache.labels("hit").inc()
-            context.metrics.recalls.labels("body").inc()
-            return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
-        bodies: ParsedBodies = request.app.state.parsed_bodies
-        ask = await bodies.read(caller.tenant_id, raw, digest, context.settings)
-        request_id = await Submission(context, caller, ask, retry).submit()
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as raw:
+        digest = hashlib.sha256(raw).digest()
+        retry = _retry(request, digest)
+        async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
+            held = await context.response_cache.get(caller, digest, retry)
+            if held is not None:
+                context.metrics.cache.labels("hit").inc()
+                context.metrics.recalls.labels("body").inc()
+                return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
+            parsed: ParsedBodies = request.app.state.parsed_bodies
+            ask = await parsed.read(caller.tenant_id, raw, digest, context.settings)
+            request_id = await Submission(context, caller, ask, retry).submit()
     return await answered(context, caller, request_id, preferred_wait(request))
+
+
+def _retry(request: Request, digest: bytes) -> Retry | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= 200:
+        raise BadRequest("Idempotency-Key must have 1 to 200 characters")
+    return Retry(key, digest.hex())
 
 
 @router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
@@ -129,13 +136,16 @@ async def get_solve(
     "/{solve_id}/cancel",
     summary="Give a solve up",
     response_model=AnswerDocument,
-    responses=refusals(404, 410, 413, 415),
+    responses=refusals(404, 408, 410, 413, 415),
 )
 async def cancel_solve(
     request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
     context: Context = request.app.state.context
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request):  # none is needed; one that a form in a browser could send is refused
+        pass
     await cancel(context, caller, solve_id)
     return await answered(context, caller, solve_id, 0.0)
 
@@ -202,5 +212,6 @@ async def get_events(
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
     context: Context = request.app.state.context
     await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
-    stream = event_stream.stream(context, caller, solve_id, last_event_id)
+    who = partial(request.app.state.callers.of, request.headers.get("authorization"))
+    stream = event_stream.stream(context, who, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

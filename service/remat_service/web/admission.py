@@ -1,0 +1,31 @@
+"""How many requests of one tenant are under way at once, long waits and streams included."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..errors import TooMany
+
+
+class Admission:
+    """Counts requests by tenant, from the moment their key is known to the end of their response."""
+
+    def __init__(self, most_per_tenant: int) -> None:
+        self._most = most_per_tenant
+        self._under_way: Counter[str] = Counter()
+
+    def enter(self, tenant_id: str) -> None:
+        """One more.
+
+        Raises:
+            TooMany: there are too many already.
+        """
+        if self._under_way[tenant_id] >= self._most:
+            raise TooMany(f"{self._most} requests of this tenant are under way, the most at once", retry_after_s=1)
+        self._under_way[tenant_id] += 1
+
+    def leave(self, tenant_id: str) -> None:
+        """One has ended."""
+        self._under_way[tenant_id] -= 1
+        if not self._under_way[tenant_id]:
+            del self._under_way[tenant_id]

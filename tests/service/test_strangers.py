@@ -1,0 +1,264 @@
+"""What strangers send: small bodies that would become large, slow heads and bodies, too many connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from backports import zstd
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat_ir import Problem, budget_at
+from remat_service.errors import ServiceError
+from remat_service.web.measure import JsonLimits, Measure
+from service.serving import Service, eventually, example, hard_graph, serving
+from service.test_tenants import Tenant, cli
+
+JSON = {"Content-Type": "application/json", "Content-Encoding": "zstd"}
+WIDE = JsonLimits(depth=64, objects=10**6, arrays=10**6, members=10**6, values=10**6, strings=10**6)
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that needs keys and has little patience."""
+    limits = {"require_keys": "true", "head_timeout_s": 1.5, "body_timeout_s": 1.5, "most_connections_per_address": 30}
+    with serving(tmp_path_factory.mktemp("strict"), workers=1, **limits) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def known(strict: Service) -> Tenant:
+    """Somebody with a key."""
+    return Tenant(strict, cli(strict, "keys", "create", "anna"))
+
+
+def _bombs(size: int) -> Iterator[tuple[str, bytes]]:
+    yield "empty arrays", b'{"problem":[' + b"[]," * (size // 3) + b"[]]}"
+    yield "empty objects", b'{"problem":{"budget_bytes":1,"graph":{"op_inputs":[' + b"{}," * (size // 3) + b"{}]}}}"
+    yield "integers", b'{"problem":{"budget_bytes":1,"graph":{"op_cost_ns":[' + b"9," * (size // 2) + b"9]}}}"
+    yield "one-key objects", b"[" + b'{"a":1},' * (size // 8) + b"1]"
+    yield "deep", b"[" * (size // 2) + b"]" * (size // 2)
+    yield "strings", b"[" + b'"",' * (size // 3) + b'""]'
+    yield "one long string", b'["' + b"a" * size + b'"]'
+    yield "escaped quotes", b'["' + b'\\"' * (size // 2) + b'"]'
+    yield "spaces", b" " * size
+
+
+class _Pulse(threading.Thread):
+    """Asks /livez all the time: the longest that it took."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(daemon=True)
+        self._service, self.worst, self.on = service, 0.0, True
+        self.start()
+
+    def run(self) -> None:
+        while self.on:
+            begun = time.monotonic()
+            self._service.http.get("/livez")
+            self.worst = max(self.worst, time.monotonic() - begun)
+            time.sleep(0.02)
+
+
+def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) -> None:
+    """128 MiB of small things behind zstd: a 4xx, below 64 MB more than before, and the server answers meanwhile."""
+    service.http.post("/v1/solves", content=zstd.compress(b"[1]"), headers=JSON)
+    before = _peak(service)
+    pulse = _Pulse(service)
+    for name, body in _bombs(128 << 20):
+        reply = service.http.post("/v1/solves", content=zstd.compress(body), headers=JSON)
+        assert reply.status_code in (400, 413, 422), (name, reply.text)
+        assert _peak(service) - before < 64 << 20, (name, _peak(service) - before)
+    pulse.on = False
+    pulse.join()
+    assert pulse.worst < 2
+
+
+def _peak(service: Service) -> int:
+    """The most that was ever resident, in bytes."""
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) << 10
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+@given(VALUES, st.integers(1, 40), st.booleans())
+def test_the_measure_counts_what_is_there(value: Any, step: int, ascii_only: bool) -> None:
+    """However the text is cut into pieces: never less than there is, and exact where there are no strings of marks."""
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    measure = Measure(WIDE)
+    for at in range(0, len(text), step):
+        measure.feed(text[at : at + step])
+    found = {"objects": 0, "arrays": 0, "members": 0, "values": 0}
+    _count(value, found)
+    counted = {name: measure._found[name] for name in found}
+    assert counted["objects"] == found["objects"]
+    assert counted["arrays"] == found["arrays"]
+    assert counted["members"] == found["members"]
+    assert counted["values"] + 1 >= found["values"]  # the outermost value has no comma before it
+    assert measure._depth == 0
+
+
+def _count(value: Any, found: dict[str, int]) -> None:
+    found["values"] += 1
+    if isinstance(value, dict):
+        found["objects"] += 1
+        found["members"] += len(value)
+        for each in value.values():
+            _count(each, found)
+    elif isinstance(value, list):
+        found["arrays"] += 1
+        for each in value:
+            _count(each, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        (b"[" * 33, {"depth": 32}),
+        (b"[1,2,3,4]", {"values": 3}),
+        (b'[[1,2],{"a":1}]', {"values": 4}),
+        (b'["a","b","c"]', {"strings": 2}),
+        (b"[{},{}]", {"objects": 1}),
+        (b"[[],[]]", {"arrays": 2}),
+        (b'{"a":1,"b":2}', {"members": 1}),
+        (b'["aaaaaa', {"string_bytes": 6}),
+    ],
+)
+def test_each_limit_refuses(text: bytes, limits: dict[str, int]) -> None:
+    """One over each limit, in pieces of one byte and whole; one more allowed, and it passes."""
+    for step in (1, len(text)):
+        with pytest.raises(ServiceError):
+            _fed(text, step, limits)
+        _fed(text, step, {name: most + 1 for name, most in limits.items()})
+
+
+def _fed(text: bytes, step: int, limits: dict[str, int]) -> None:
+    measure = Measure(JsonLimits(**{**WIDE.__dict__, **limits}))
+    for at in range(0, len(text), step):
+        measure.feed(text[at : at + step])
+
+
+def test_the_key_is_looked_at_before_the_body(strict: Service) -> None:
+    """Without a key, or on no route: refused while the body has not even been sent."""
+    for path, status in (("/v1/solves", 401), ("/v1/sweeps", 401), ("/v1/profiles", 401), ("/nope", 404)):
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n"
+        assert _answer(strict, head.encode() + b"\r\n{").startswith(b"HTTP/1.1 %d " % status)
+
+
+def _answer(service: Service, data: bytes, seconds: float = 5.0) -> bytes:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=seconds) as link:
+        link.sendall(data)
+        return link.recv(65_536)
+
+
+def test_slow_heads_and_bodies_are_ended(strict: Service, known: Tenant) -> None:
+    """A head that never ends is closed; a body that never ends is a 408; one that comes after the answer is cut."""
+    key = known.http.headers["authorization"]
+    begun = time.monotonic()
+    with pytest.raises(OSError):
+        _drip(strict, b"GET /livez HTTP/1.1\r\n", 8)
+    assert 1 < time.monotonic() - begun < 6
+    begun = time.monotonic()
+    with pytest.raises(OSError):  # answered at once, and the body goes on coming
+        _drip(strict, b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", 20)
+    assert 1 < time.monotonic() - begun < 15
+    head = f"POST /v1/solves HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
+    head += "Content-Type: application/json\r\nContent-Length: 9999\r\n\r\n{"
+    assert _answer(strict, head.encode(), 10).startswith(b"HTTP/1.1 408 ")
+
+
+def _drip(service: Service, head: bytes, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    with socket.create_connection(("127.0.0.1", service.port), timeout=10) as link:
+        link.sendall(head)
+        while time.monotonic() < until:
+            link.sendall(b"X-A: b\r\n")
+            time.sleep(0.2)
+
+
+def test_busy_connections_are_kept(strict: Service, known: Tenant) -> None:
+    """One connection with a request now and then outlives the time that a head may take."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < 4:
+        assert known.http.get("/livez").status_code == 200
+        time.sleep(0.3)
+
+
+def test_too_many_connections_make_room_for_others(strict: Service) -> None:
+    """Sixty half requests from one address where thirty may be: the oldest go, and an honest caller gets through."""
+    links = []
+    for _ in range(60):
+        link = socket.create_connection(("127.0.0.1", strict.port), timeout=5)
+        link.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
+        links.append(link)
+    process = psutil.Process(strict.process.pid)
+    eventually(lambda: sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp")) <= 30)
+    assert strict.http.get("/livez").status_code == 200
+    eventually(lambda: sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp")) <= 3, 10)
+    for link in links:
+        link.close()
+
+
+def test_memory_for_bodies_is_one_budget(tmp_path: Path) -> None:
+    """Half-sent bodies hold what there is: another large one is told to come back, a small one is read."""
+    with serving(tmp_path, workers=1, most_bodies_bytes=2**20, body_timeout_s=3) as own:
+        links = []
+        for _ in range(3):
+            link = socket.create_connection(("127.0.0.1", own.port), timeout=5)
+            head = b"POST /v1/solves HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            link.sendall(head + b"Content-Length: 900000\r\n\r\n" + b" " * 150_000)
+            links.append(link)
+        time.sleep(0.5)
+        plain = {"Content-Type": "application/json"}
+        assert own.http.post("/v1/solves", content=b" " * 400_000, headers=plain).status_code == 503
+        assert own.http.post("/v1/solves", json=example("solve")).status_code in (200, 202)
+        for link in links:
+            link.close()
+        eventually(lambda: own.http.post("/v1/solves", content=b" " * 400_000, headers=plain).status_code == 400)
+
+
+def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
+    """Two waits of one tenant under way where two may be: a third is refused, and taken once they have ended."""
+    with serving(tmp_path, workers=1, most_requests_per_tenant=2) as own:
+        graph = hard_graph(60, 8)
+        _, posted = own.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+        waits = [threading.Thread(target=own.get, args=(posted["id"], 3)) for _ in range(2)]
+        for wait in waits:
+            wait.start()
+        time.sleep(0.5)
+        assert own.http.get("/v1/solves").status_code == 429
+        for wait in waits:
+            wait.join()
+        assert own.http.get("/v1/solves").status_code == 200
+
+
+def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
+    """The stream of events of a solve under way ends within seconds of its key."""
+    listed = cli(strict, "keys", "list")
+    tenant = Tenant(strict, cli(strict, "keys", "create", "carl"))
+    (key_id,) = [line.split()[0] for line in cli(strict, "keys", "list").splitlines() if line not in listed]
+    graph = hard_graph(60, 9)
+    posted = tenant.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+    with tenant.http.stream("GET", f"/v1/solves/{posted.json()['id']}/events") as reply:
+        assert reply.status_code == 200
+        cli(strict, "keys", "revoke", key_id)
+        begun = time.monotonic()
+        for _ in reply.iter_lines():
+            assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 8
+    assert tenant.http.get("/v1/solves").status_code == 401
