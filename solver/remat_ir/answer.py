@@ -57,12 +57,13 @@ class Answer:
         status: how it ended, or that it has not.
         method: the method that was asked for.
         cost_ns, peak_bytes: of the plan, as the judge replayed them; None without a plan.
-        bound_ns: proved lower bound on the cost of any plan (within `restricted_to`), in ns.
+        bound_ns: proved lower bound on the cost of any plan of the space that `restricted_to` names, in ns.
         overhead: cost / (sum of each op once) − 1.
         gap: (cost − bound) / cost.
         seconds: what the solve took.
         limit: what stopped it: "gap", "time", "cancel", "memory", or None when it ran to its end.
-        restricted_to: the names of the restrictions of the space that was searched; empty means the whole space.
+        restricted_to: the restrictions that the bound, or without a plan the search, is confined to, by their names in
+            `remat_ir.restrictions`; empty means the whole space, and only then is "optimal" a claim about every plan.
         least_budget_bytes: a budget known to suffice.
         least_budget_bound_bytes: a budget proved necessary.
         message: one sentence for a person.
@@ -154,6 +155,13 @@ class Answer:
             gap=None if cost_ns is None or bound_ns is None else gap_of(cost_ns, bound_ns),
             peak_bytes=peak_bytes,
         )
+
+    @property
+    def ending(self) -> str:
+        """The status for a person: an optimum of a restricted space is not called optimal alone."""
+        if self.status is Status.OPTIMAL and self.restricted_to:
+            return f"{self.status.value} within {', '.join(self.restricted_to)}"
+        return self.status.value
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""

@@ -75,8 +75,12 @@ def optimal_sentence(within: Sequence[str]) -> str:
 
 def gap_sentence(gap: float, within: Sequence[str], why: str) -> str:
     """How far a plan may be from the best of the space in which the bound holds, and why the solve ended there."""
-    best = f"the cheapest {described(within)}" if within else "the best possible"
-    return f"A plan within {100 * gap:.3g} % of {best}; {why}."
+    return f"A plan within {100 * gap:.3g} % of {best_of(within)}; {why}."
+
+
+def best_of(within: Sequence[str]) -> str:
+    """What a gap is measured from: "the best possible", or the best plan of a restricted space."""
+    return f"the cheapest {described(within)}" if within else "the best possible"
 
 
 def contains(subject: Subject, plan: AnyPlan, within: Sequence[str]) -> bool:

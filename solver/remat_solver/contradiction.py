@@ -41,9 +41,9 @@ def refuted(
     return contains(problem.subject, plan, within)
 
 
-def report_bound(problem: Problem, plan: AnyPlan, bound_ns: int, within: Sequence[str], source: str) -> None:
+def report_bound(problem: Problem, plan: AnyPlan | None, bound_ns: int, within: Sequence[str], source: str) -> None:
     """Log that a bound is above the cost of a verified plan of its space."""
-    cost = _cost_of(problem, plan)
+    cost = None if plan is None else _cost_of(problem, plan)
     claim = f"{source} claims that no {described(within)} costs less than {bound_ns} ns, and one costs {cost} ns"
     _report(problem, plan, claim, {"bound_ns": bound_ns, "within": list(within), "source": source})
 

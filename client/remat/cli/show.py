@@ -36,7 +36,7 @@ def answer_table(answer: Answer) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column()
-    status = Text(answer.status.value, style=STYLES.get(answer.status.value, ""))
+    status = Text(answer.ending, style=STYLES.get(answer.status.value, ""))
     table.add_row("status", status)
     for name, text in answer_rows(answer):
         table.add_row(name, text)

@@ -199,7 +199,7 @@ def _at_batch_one(graph: Graph, batch: int) -> Graph:
 def _outcome(answer: Answer) -> str:
     if answer.overhead is None:
         return answer.status.value
-    return f"{percent(answer.overhead)} over, {answer.status.value}, gap {percent(answer.gap or 0.0)}"
+    return f"{percent(answer.overhead)} over, {answer.ending}, gap {percent(answer.gap or 0.0)}"
 
 
 def _curve_table(answers: Sequence[Answer], subject: Subject) -> Table:
@@ -216,7 +216,7 @@ def _curve_table(answers: Sequence[Answer], subject: Subject) -> Table:
             "" if answer.cost_ns is None else duration(answer.cost_ns),
             "" if answer.gap is None else percent(answer.gap),
             "" if answer.peak_bytes is None else readable(answer.peak_bytes),
-            answer.status.value,
+            answer.ending,
             style=STYLES.get(answer.status.value) if answer.plan is None else None,
         )
     return table

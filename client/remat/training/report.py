@@ -10,6 +10,7 @@ from torch import nn
 
 from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
 from remat_ir.chain_plan import Verb
+from remat_ir.restrictions import best_of
 
 from .. import _compat
 from ..chains.chained import ChainedModule
@@ -95,7 +96,7 @@ def explain_chain(trained: ChainedModule) -> str:
         [
             f"a chain of {chain.stages} stages; budget {readable(answer.budget_bytes)} beside parameters and gradients",
             f"peak {readable(answer.peak_bytes or 0)} predicted; plain training needs {readable(plain_peak(chain))}",
-            f"cost {_ms(cost)}, {100 * overhead_of(cost, chain.total_cost_ns):.1f} % over plain: {answer.status.value}",
+            f"cost {_ms(cost)}, {100 * overhead_of(cost, chain.total_cost_ns):.1f} % over plain: {answer.ending}",
             "",
             _table("computed again", "times", "ms", again, chain.stages, str),
         ]
@@ -108,14 +109,14 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
     assert isinstance(answer.plan, Plan)
     fixed, plain = graph.fixed_bytes, plain_peak(graph)
     profiled = planned.step.profiled
-    gap = "" if answer.gap is None else f", within {100 * answer.gap:.2f} % of the best possible"
+    gap = "" if answer.gap is None else f", within {100 * answer.gap:.2f} % of {best_of(answer.restricted_to)}"
     budget, cost = answer.budget_bytes, answer.cost_ns or 0
     overhead = 100 * overhead_of(cost, graph.total_cost_ns)
     lines = [
         f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
         "fixed: " + ", ".join(f"{name} {readable(size)}" for name, size in planned.step.fixed.items() if size),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
-        f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.status.value}",
+        f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}",
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
         f"{profiled.shared} of them by somebody before"
         + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else ""),

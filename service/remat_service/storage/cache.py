@@ -33,6 +33,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of
+from remat_solver.contradiction import report_bound, report_budget
 
 from ..identity import Caller
 from ..subjects import costs_of
@@ -77,7 +78,7 @@ class Known:
 
 
 class Cache:
-    """Looks answers up; never writes, but for dropping what the judge refuses."""
+    """Looks answers up; never writes, but for dropping what the verifier refuses and what a verified plan refutes."""
 
     def __init__(self, database: Database, store: Store, verifier: Verifier, snapshots: SnapshotReader) -> None:
         self._database, self._store, self._verifier, self._snapshots = database, store, verifier, snapshots
@@ -96,7 +97,30 @@ class Cache:
         if keys.method == _AUTO and not _proved(known):
             async with self._database.read() as connection:
                 known = await self._with_near(connection, caller, keys, problem, known)
-        return known
+        return await self._without_refuted(keys, problem, known)
+
+    async def _without_refuted(self, keys: Keys, problem: Problem, known: Known) -> Known:
+        """What is known without what its own plan shows to be wrong, which is logged and dropped from the store."""
+        if known.near is not None and known.uses_near:
+            plan, verdict = known.near
+        elif known.plan is not None:
+            plan, verdict = None, known.plan.claimed
+        else:
+            return known
+        high = known.bound_ns is not None and known.bound_ns > verdict.cost_ns
+        tall = known.least_bytes is not None and known.least_bytes > verdict.peak_bytes
+        if not (high or tall):
+            return known
+        if plan is None and known.plan is not None:
+            plan = await self._verifier.plan(keys.graph, problem, known.plan.data, verdict)
+        if high:
+            report_bound(problem, plan, known.bound_ns or 0, (), "the store")
+        if tall:
+            report_budget(problem, plan, known.least_bytes or 0, verdict.peak_bytes, "the store")
+        async with self._database.write() as connection:
+            await self._store.drop_refuted(connection, keys.graph, verdict)
+        bound, least = None if high else known.bound_ns, None if tall else known.least_bytes
+        return replace(known, bound_ns=bound, least_bytes=least, effort=None)
 
     async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
         if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
@@ -178,7 +202,7 @@ def best_bound(known: Known, problem: Problem, max_gap: float) -> tuple[int, tup
     bound, within = max(known.bound_ns or 0, problem.subject.total_cost_ns), ()
     cost = known.cost_ns
     if cost is not None and gap_of(cost, bound) <= max_gap:
-        return min(bound, cost), within
+        return bound, within
     if known.restricted is not None and known.restricted[0] > bound:
         bound, within = known.restricted  # type: ignore[assignment]
     return (bound if cost is None else min(bound, cost)), within
@@ -217,7 +241,7 @@ def answer_of(known: Known, problem: Problem, method: str, max_gap: float, diges
     bound, within = best_bound(known, problem, max_gap)
     if cost is None:
         limit = None if effort is None else effort.limit
-        within = effort.restricted_to if effort is not None and effort.restricted_to else within
+        within = within or (effort.restricted_to if effort is not None else ())
         said = "" if effort is None else effort.message
         return Answer(Status.NOTHING_FOUND, limit=limit, bound_ns=bound, restricted_to=within, message=said, **common)
     gap = gap_of(cost, bound)

@@ -221,6 +221,25 @@ class Store:
             )
         )
 
+    async def drop_refuted(self, connection: AsyncConnection, graph_key: str, verdict: Verdict) -> None:
+        """Forget every bound and floor of a graph that a verified plan of this cost and peak shows to be wrong, and how
+        solves of that graph ended: they may have rested on them.
+        """
+        await connection.execute(
+            delete(bounds).where(
+                bounds.c.graph_key == graph_key,
+                bounds.c.restricted_to == WHOLE,
+                bounds.c.budget_bytes >= verdict.peak_bytes,
+                bounds.c.bound_ns > verdict.cost_ns,
+            )
+        )
+        await connection.execute(
+            update(floors)
+            .where(floors.c.graph_key == graph_key, floors.c.least_bytes > verdict.peak_bytes)
+            .values(least_bytes=0)
+        )
+        await connection.execute(delete(efforts).where(efforts.c.graph_key == graph_key))
+
     async def whole_bound(self, connection: AsyncConnection, graph_key: str, net_budget: int) -> int | None:
         """The best bound for every plan within a budget: any bound proved at this budget or a larger one holds."""
         bound: int | None = await connection.scalar(

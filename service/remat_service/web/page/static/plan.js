@@ -8,11 +8,12 @@ window.Remat = window.Remat || {};
   const SHOWN = 30; // rows of the table of recomputed ops; the JSON has them all
 
   function facts(answer) {
-    const rows = [["state", answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ["gap", percent(answer.gap)],
+    const within = (answer.restricted_to || []).join(", ");
+    const rows = [["state", answer.status === "optimal" && within ? `optimal within ${within}` : answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ["gap", percent(answer.gap)],
       ["cost", time(answer.cost_ns)], ["proved bound", time(answer.bound_ns)], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
       ["least budget known", bytes(answer.least_budget_bytes)], ["least budget proved", bytes(answer.least_budget_bound_bytes)],
       ["solved in", seconds(answer.seconds)], ["stopped by", answer.limit || "its end"], ["from", answer.cache || "–"],
-      ["proved within", (answer.restricted_to || []).join(", ") || "the whole space"]];
+      ["proved within", within || "the whole space"]];
     return el("div", { class: "facts" }, rows.map(([k, v]) => el("div", {}, el("dl", {}, el("dt", {}, k), el("dd", {}, v)))));
   }
 
