@@ -24,6 +24,17 @@ REDUCED_IN_PLACE = frozenset(
 )
 """Losses whose scalar lies in a storage as large as their elements."""
 
+WHOLE_STORAGE = frozenset(
+    {
+        torch.ops.aten.as_strided_scatter.default,
+        torch.ops.aten.copy.default,
+        torch.ops.aten.diagonal_scatter.default,
+        torch.ops.aten.select_scatter.default,
+        torch.ops.aten.slice_scatter.default,
+    }
+)
+"""What copies the whole storage of its first argument, of which that may be a small view."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataflow:
@@ -168,13 +179,26 @@ class _Storages:
             key = _compat.storage_key(tensor)
             if key not in self._number:
                 self._number[key] = len(self.sizes)
-                self.sizes.append(storage_bytes(tensor, _elementwise_bytes(node)))
+                self.sizes.append(storage_bytes(tensor, max(_elementwise_bytes(node), self._copied_bytes(node))))
                 self.owner.append(maker)
                 new.append(self._number[key])
             if self._number[key] not in held:
                 held.append(self._number[key])
         self.made.setdefault(maker, []).extend(new)
         return new
+
+    def _copied_bytes(self, node: fx.Node) -> int:
+        """The bytes of the storage that a node copies whole, where a fake tensor's is that of a view; else 0.
+
+        The kernels keep the strides and the offset (at::clone_preserve_strides, used by
+        aten/src/ATen/native/TensorShape.cpp), unless elements of the view overlap.
+        """
+        view = node.args[0] if node.target in WHOLE_STORAGE else None
+        if not isinstance(view, fx.Node) or not self.of.get(view):
+            return 0
+        value = view.meta["val"]
+        overlapping = any(n > 1 and s == 0 for n, s in zip(value.shape, value.stride(), strict=True))
+        return 0 if overlapping else self.sizes[self.of[view][0]]
 
 
 def _maker(node: fx.Node) -> fx.Node:

@@ -249,7 +249,10 @@ def _same_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
 
 
 def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozenset[int]]:
-    """Ops with only those outputs that another op reads or the step returns, and the storages that are returned."""
+    """Ops with only those outputs that another op reads or the step returns, and the storages that stay.
+
+    Those are what is returned, and the gradient of a scalar: autograd holds the seed of a backward pass to its end.
+    """
     made = {s for op in ops for s in op.makes}
     copied = {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.reads}
     new_buffers = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
@@ -265,6 +268,7 @@ def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozens
     }
     keep = outputs | (gradients - (copied - single))
     keep |= {s for op in ops if op.kind is Kind.ACCUMULATE for s in op.makes}
+    keep |= {s for t in flow.tangents if not t.meta["val"].shape for s in flow.storages_of[t]}
     keep &= made
     read = {s for op in ops for s in op.reads}
     wanted = keep | read | (new_buffers & made)
