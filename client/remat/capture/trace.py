@@ -15,6 +15,7 @@ from torch import fx, nn
 from .. import _compat, generators
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
+from .dataflow import tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +52,7 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if not torch.is_grad_enabled():
         raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
     refuse_sharded(module)
+    _refuse_not_strided(module, args, kwargs)
     try:
         with generators.kept(), contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
@@ -94,7 +96,15 @@ def refuse(joint: fx.GraphModule) -> None:
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}")
         if node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator):
-            raise CaptureError(f"{node.name} is the higher-order operator {node.target}, which cannot be planned yet")
+            inside = next((a for a in node.args if isinstance(a, _compat.OpOverload)), None)
+            what = f"{node.target}" if inside is None else f"{node.target} around {inside}"
+            raise CaptureError(f"{node.name} is the higher-order operator {what}, which cannot be planned yet")
+        for tensor in tensors(value):
+            if tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"{node.name} ({node.target}) makes a {_layout(tensor)} tensor, whose memory cannot be planned: "
+                    "use dense gradients (sparse=False in nn.Embedding), or plan the parts around it"
+                )
         if (
             node.op == "call_function"
             and isinstance(node.target, _compat.OpOverload)
@@ -103,6 +113,26 @@ def refuse(joint: fx.GraphModule) -> None:
             raise CaptureError(f"{node.name} mutates its inputs: {node.target}")
         if node.op in ("call_module", "call_method"):
             raise CaptureError(f"{node.name} is a {node.op}, not an operator")
+
+
+def _refuse_not_strided(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse sparse and jagged inputs, parameters and buffers by name.
+
+    Raises:
+        CaptureError: there is one.
+    """
+    given = [(f"argument {i}", value) for i, value in enumerate(args)] + list(kwargs.items())
+    for name, value in (*given, *module.named_parameters(), *module.named_buffers()):
+        for tensor in tensors(list(value.values()) if isinstance(value, Mapping) else value):
+            if tensor.layout is not torch.strided:
+                raise CaptureError(
+                    f"{name} of this {type(module).__name__} is a {_layout(tensor)} tensor, whose memory cannot be "
+                    "planned: pass dense (padded) tensors, or plan the part of the model that takes them"
+                )
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import fx
@@ -16,12 +17,20 @@ from torch import fx
 from .. import _compat, generators
 from ..capture.dataflow import tensors
 from ..capture.operations import Measured
-from ..device import Device, of
+from ..device import Device, device_failed, of, out_of_memory
 from ..errors import CaptureError
 from .collectives import modelled_collective
-from .fitted import Costs, fitted_cost, same_kernels
+from .fitted import Costs, elements, fitted_cost, same_kernels
+from .inputs import DEPTHS, arguments
 from .measure import Window
 from .timing import VERSION, rounded, times
+
+log = logging.getLogger("remat")
+
+Make: TypeAlias = Callable[[], Callable[[], Any]]
+"""Makes a kernel's inputs, and returns what runs it on them."""
+
+Given: TypeAlias = Mapping[fx.Node, torch.Tensor]
 
 
 class Table(Protocol):
@@ -40,6 +49,7 @@ class Profiled(NamedTuple):
     Attributes:
         signatures, shared: how many kinds of kernels there were, and how many of them came from the shared table.
         fitted: those whose time was not measured but follows from two other sizes.
+        neighbours: those that could not be measured, and take the cost of the kernel whose size is nearest.
     """
 
     kernels: Mapping[fx.Node, Measured]
@@ -47,14 +57,20 @@ class Profiled(NamedTuple):
     shared: int
     seconds: float
     fitted: frozenset[fx.Node] = frozenset()
+    neighbours: frozenset[fx.Node] = frozenset()
 
     @property
     def costs(self) -> Costs:
-        """The measured costs of all kernels, if the fitted ones are left out."""
-        return {n: m.cost_ns for n, m in self.kernels.items() if n not in self.fitted}
+        """The costs of the kernels that were measured."""
+        return {n: m.cost_ns for n, m in self.kernels.items() if n not in self.fitted | self.neighbours}
 
 
-def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, sizes: Sequence[Profiled] = ()) -> Profiled:
+def profile_kernels(
+    kernels: Iterable[fx.Node],
+    table: Table | None = None,
+    sizes: Sequence[Profiled] = (),
+    given: Given | None = None,
+) -> Profiled:
     """Cost in ns and workspace in bytes of each kernel, each signature looked up first and measured if unknown.
 
     A collective is never launched: its cost is modelled (`modelled_collective`), whatever a table says.
@@ -64,6 +80,13 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, size
     Args:
         sizes: the same step at other sizes. A kernel between two of them is not timed; its workspace is measured all
             the same, since budgets depend on it. What is not measured is not shared.
+        given: real values of the graph's inputs, for kernels that refuse made-up ones.
+
+    A kernel that refuses inputs made from its metadata is measured on what the kernels before it make; one that refuses
+    those, too, takes the cost of the kernel whose size is nearest. The log says so.
+
+    Raises:
+        CaptureError: no kernel could be measured.
     """
     start = time.perf_counter()
     kernels = list(kernels)
@@ -80,12 +103,15 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, size
         known |= _as_measured({s: m for s, m in found.items() if s in by_signature})
     shared = sum(s in known for s in by_signature)
     fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
-    fresh = _measure({s: n for s, n in by_signature.items() if s not in known}, fitted)
-    if table is not None and fitted:
-        fresh |= _as_measured(table.derived({s: fresh[s] for s in fitted}))
-    timed = {s: m for s, m in fresh.items() if s not in fitted}
-    if table is not None and timed:
-        fresh |= _as_measured({s: m for s, m in table.put(device, timed).items() if s in timed})
+    unknown = {s: n for s, n in by_signature.items() if s not in known}
+    fresh = _measure(unknown, fitted, given or {})
+    refused = {s: n for s, n in unknown.items() if s not in fresh}
+    measured = {by_signature[s]: m for s, m in (known | fresh).items() if s in by_signature}
+    fresh |= {s: _nearest(n, measured) for s, n in refused.items()}
+    if table is not None and unknown:  # the same calls in all processes, whatever each of them could measure
+        apart = {s: m for s, m in fresh.items() if s in refused or s in fitted}
+        stands = {**table.derived(apart), **table.put(device, {s: m for s, m in fresh.items() if s not in apart})}
+        fresh |= _as_measured({s: m for s, m in stands.items() if s in fresh})
     known |= fresh
     return Profiled(
         {n: known[s] for n, s in signature_of.items()},
@@ -93,6 +119,7 @@ def profile_kernels(kernels: Iterable[fx.Node], table: Table | None = None, size
         shared,
         time.perf_counter() - start,
         frozenset(n for n, s in signature_of.items() if s in fitted),
+        frozenset(n for n, s in signature_of.items() if s in refused),
     )
 
 
@@ -148,77 +175,27 @@ def _describe_tensor(tensor: torch.Tensor) -> list[Any]:
     return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype), tensor.device.type]
 
 
-def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int]) -> dict[str, Measured]:
-    """Workspaces of all of them, and times of those whose time is not given in `fitted`."""
+def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Given) -> dict[str, Measured]:
+    """Workspaces of those that can be run, and times of those whose time is not given in `fitted`."""
     if not nodes:
         return {}
     if _compat.recording():  # the caller's profiler: another thread has none
         with ThreadPoolExecutor(1) as aside:
-            return aside.submit(_measure, nodes, fitted).result()
+            return aside.submit(_measure, nodes, fitted, given).result()
     devices = {s: device_of_values([n]) for s, n in nodes.items()}
     with generators.kept(), _compat.only_real_tensors(), torch.no_grad():
-        spaces = _workspaces(nodes, devices)
-        calls = {s: partial(_call, n) for s, n in nodes.items() if s not in fitted}
-        took = {**fitted, **times(calls, devices)}
-        return {s: Measured(took[s], spaces[s]) for s in sorted(nodes)}
+        makes = _makers(nodes, devices, given)
+        spaces = _workspaces(makes, devices)
+        took = {**fitted, **times({s: make for s, make in makes.items() if s not in fitted}, devices)}
+        return {s: Measured(took[s], spaces[s]) for s in sorted(makes)}
 
 
-def _call(node: fx.Node) -> Callable[[], Any]:
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), materialize)
-    target = _compat.raw_call(node.target)
-    return lambda: target(*args, **kwargs)
-
-
-def materialize(node: fx.Node) -> Any:
-    """A real value with the metadata of a node."""
-    value = node.meta.get("val")
-    if value is None and node.op == "get_attr":
-        value = getattr(node.graph.owning_module, str(node.target))
-    return _like(value, _highest_index(node)) if isinstance(value, torch.Tensor) else value
-
-
-def _like(fake: torch.Tensor, highest: int) -> torch.Tensor:
-    """A real tensor of the same strided extent; integers are valid indices, spread out where the bound is known."""
-    shape, stride = [int(s) for s in fake.shape], [int(s) for s in fake.stride()]
-    extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
-    real = torch.empty(extent, dtype=fake.dtype, device=fake.device)
-    if fake.dtype.is_floating_point or fake.dtype.is_complex:
-        if fake.dtype.itemsize >= 2:
-            real.uniform_()  # where probabilities, variances and logarithms' arguments all lie
-        else:
-            real.zero_()
-    elif fake.dtype == torch.bool:
-        real.fill_(True)
-    elif highest > 0 and fake.dtype in (torch.int64, torch.int32):
-        real.random_(0, highest)
-    else:
-        real.zero_()
-    return real.as_strided(shape, stride)
-
-
-def _highest_index(node: fx.Node) -> int:
-    """A bound below which an integer input is a valid index for all embeddings that read it, or 0."""
-    bounds = []
-    for user in node.users:
-        name = str(user.target)
-        if name.startswith("aten.embedding.default") and user.args[1] is node:
-            bounds.append(int(user.args[0].meta["val"].shape[0]))  # type: ignore[union-attr]
-        elif name.startswith("aten.embedding_dense_backward") and user.args[1] is node:
-            bounds.append(int(str(user.args[2])))
-        else:
-            return 0
-    return min(bounds, default=0)
-
-
-def _workspaces(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device]) -> dict[str, int]:
+def _workspaces(makes: Mapping[str, Make], devices: Mapping[str, Device]) -> dict[str, int]:
     """Bytes that live only while each kernel runs, as the allocator of its device counts them."""
     found: dict[str, int] = {}
-    for text, node in sorted(nodes.items()):
+    for text, make in sorted(makes.items()):
         with devices[text].guard():
-            _first_call(node)
-    for text, node in sorted(nodes.items()):
-        with devices[text].guard():
-            call, window = _call(node), Window(devices[text].device)
+            call, window = make(), Window(devices[text].device)
             window.open()
             try:
                 kept = call()
@@ -229,15 +206,57 @@ def _workspaces(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device]) -> 
     return found
 
 
-def _first_call(node: fx.Node) -> None:
-    """Run a kernel once: first calls may allocate what later ones reuse.
+def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: Given) -> dict[str, Make]:
+    """What makes the inputs of each kernel that runs on them; each has run once, since first calls may allocate what
+    later ones reuse."""
+    found: dict[str, Make] = {}
+    for text, node in sorted(nodes.items()):
+        refused = ""
+        for depth in DEPTHS:
+            make = partial(_call, node, depth, given)
+            try:
+                with devices[text].guard():
+                    make()()
+            except (RuntimeError, ValueError, IndexError) as error:
+                if device_failed(error) and not (depth and out_of_memory(error)):
+                    why = str(error).partition("\n")[0]
+                    text = f"{node.name} ({node.target}) cannot be measured: {why}"
+                    raise CaptureError(text, stages_may_do=True) from error
+                refused = refused or str(error).partition("\n")[0]
+            else:
+                found[text] = make
+                break
+        if refused:
+            how = "on what precedes it makes" if text in found else "not at all, and taken for its neighbour in size"
+            log.log(
+                logging.INFO if text in found else logging.WARNING,
+                "%s (%s) refuses made-up inputs (%s): it is measured %s",
+                node.name,
+                node.target,
+                refused,
+                how,
+            )
+    return found
+
+
+def _call(node: fx.Node, depth: int | None, given: Given) -> Callable[[], Any]:
+    args, kwargs = arguments(node, depth, given)
+    target = _compat.raw_call(node.target)
+    return lambda: target(*args, **kwargs)
+
+
+def _nearest(node: fx.Node, measured: Mapping[fx.Node, Measured]) -> Measured:
+    """The cost of the measured kernel whose size is nearest.
 
     Raises:
-        CaptureError: it does not run on made-up numbers, so nothing is known about it.
+        CaptureError: none could be measured.
     """
-    try:
-        _call(node)()
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-        text = f"{node.name} ({node.target}) cannot be measured on made-up inputs: {why}"
-        raise CaptureError(text, stages_may_do=True) from error
+    if not measured:
+        raise CaptureError(
+            f"{node.name} ({node.target}) cannot be measured: it refuses made-up inputs, and so does every other "
+            "kernel of the step, whose cost could stand for its",
+            stages_may_do=True,
+        )
+    here = elements(node)
+    nearest = min(measured, key=lambda other: (abs(elements(other) - here), other.name))
+    return measured[nearest]

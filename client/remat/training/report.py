@@ -119,7 +119,8 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}",
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
         f"{profiled.shared} of them by somebody before"
-        + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else ""),
+        + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else "")
+        + (f"; {len(profiled.neighbours)} kernels not measurable, taken for others" if profiled.neighbours else ""),
         "",
         _table("where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, depth), rows, _mib),
         "",

@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from remat_ir import Graph, Plan
 
 from .. import _compat
-from ..capture.dataflow import dataflow
+from ..capture.dataflow import Dataflow, dataflow
 from ..capture.group import groups, groups_like
+from ..capture.guards import Holders
 from ..capture.operations import Operations, operations, to_graph
 from ..capture.trace import Capture, capture
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
-from ..profiling.fixed import resident
+from ..profiling.fixed import leaves, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
@@ -92,10 +94,23 @@ def training_step(
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan)
-    profiled = profile_kernels(flow.kernels, table, sizes)
+    given = _real_inputs(flow, [*_state(module, captured), *leaves((tuple(args), kwargs))])
+    profiled = profile_kernels(flow.kernels, table, sizes, given)
     fixed = {**resident(module, (args, kwargs), captured.constants), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed)
+
+
+def _state(module: nn.Module, captured: Capture) -> Sequence[torch.Tensor]:
+    return Holders((*captured.params, *captured.buffers), captured.constants).tensors(module)
+
+
+def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+    """The tensors of the call by the inputs of the graph that they are, if they are real and all are seen to fit."""
+    inputs = [p for p in flow.primals if isinstance(p.meta.get("val"), torch.Tensor)]
+    fits = len(inputs) == len(found) and all(p.meta["val"].shape == t.shape for p, t in zip(inputs, found, strict=True))
+    fake = any(isinstance(t, _compat.FakeTensor) or t.device.type == "meta" for t in found)
+    return dict(zip(inputs, (t.detach() for t in found), strict=True)) if fits and not fake else {}
 
 
 def running_peak(step: TrainingStep, plan: Plan) -> int:

@@ -16,7 +16,8 @@ from ... import _compat
 from ..._compat import inductor
 from ...capture.dataflow import Dataflow, tensors
 from ...capture.operations import Kind, Measured, Op, Operations, getitems
-from ...profiling.profile import Table, device_kind, device_of_values, materialize, profile_kernels
+from ...profiling.inputs import materialize
+from ...profiling.profile import Table, device_kind, device_of_values, profile_kernels
 from ...profiling.timing import times
 from .layout import RUN
 from .regions import fused
