@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_collectives import cold_rank, pipeline, slow_rank, stages_with_collectives
+from ranks_collectives import cold_rank, pipeline, slow_rank, stages_with_collectives, tensor_parallel
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
 from ranks_training import FRACTION, Block, blocks, data, message, trained
@@ -312,6 +312,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "slow_rank": slow_rank,
     "stages_with_collectives": stages_with_collectives,
     "pipeline": pipeline,
+    "tensor_parallel": tensor_parallel,
     "refused": refused,
     "later": later,
     "while_tracing": while_tracing,

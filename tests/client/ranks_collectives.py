@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from ranks_training import FRACTION, blocks, message, trained
+from ranks_training import FRACTION, blocks, data, message, trained
 from torch import nn
 from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import remat
 from remat.distributed.ranks import RankPlanner
@@ -130,3 +132,36 @@ def pipeline() -> dict[str, Any]:
     found = {"plain": scheduled(plain), "planned": scheduled(planned)}
     answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
     return {**found, "overhead": answer.overhead, "digest": answer.digest}
+
+
+class Split(nn.Module):
+    """Two layers for torch's own tensor parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """DTensor parameters: refused by name in a planned module, planned under `torch.compile`."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def split() -> nn.Sequential:
+        torch.manual_seed(0)
+        made = nn.Sequential(*(Split() for _ in range(4)))
+        for block in made:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return made
+
+    plain, planned = split(), split()
+    enabled = remat.enable(split(), budget=FRACTION, planner=RankPlanner("greedy"))
+    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"))
+    found = {
+        "said": message(lambda: enabled(data(0))),
+        "plain": trained(plain, plain),
+        "planned": trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)),
+    }
+    return {**found, "overhead": backend.answers[0].overhead, "digest": backend.answers[0].digest}

@@ -63,7 +63,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_a_kernel_that_refuses_made_up_numbers_is_named() -> None:
+def test_a_kernel_that_refuses_made_up_numbers_is_measured_on_the_calls(caplog: pytest.LogCaptureFixture) -> None:
     class Picky(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -72,5 +72,42 @@ def test_a_kernel_that_refuses_made_up_numbers_is_named() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(above_one(x)).square().mean()
 
-    with pytest.raises(remat.CaptureError, match=r"above_one.*made-up inputs: all of x"):
-        training_step(Picky(), (numbers(4, 16).abs() + 2,), {})
+    with caplog.at_level("INFO", logger="remat"):
+        step = training_step(Picky(), (numbers(4, 16).abs() + 2,), {})
+    assert "above_one.default) refuses made-up inputs (all of x" in caplog.text
+    assert "it is measured on what precedes it makes" in caplog.text
+    assert not step.profiled.neighbours
+
+
+def test_a_kernel_that_refuses_all_inputs_takes_a_neighbours_cost(caplog: pytest.LogCaptureFixture) -> None:
+    """Under fake tensors there are no real ones; the report says how many kernels were not measured."""
+
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Mlp(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(above_one(x)).square().mean()
+
+    with caplog.at_level("WARNING", logger="remat"):
+        module, x = Picky(), numbers(4, 16).abs() + 2
+        loss = torch.compile(module, backend=remat.backend(remat.Fraction(1.0), planner="greedy"))(x)
+    assert "taken for its neighbour in size" in caplog.text
+    assert torch.equal(loss, module(x))
+
+
+@pytest.mark.parametrize("name", ["autocast", "meta"])
+def test_what_is_measured_where_inputs_are_not_as_the_metadata_say(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Statistics of batch normalization in bfloat16 are float32 numbers, and a meta device has no clock."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    x = numbers(2, 3, 8, 8)
+    with caplog.at_level("INFO", logger="remat"):
+        if name == "meta":
+            said = remat.explain(module.to("meta"), (x.to("meta"),), budget=remat.Fraction(1.0), planner="greedy")
+            assert "times say nothing" in said
+            return
+        with torch.autocast("cpu", torch.bfloat16):
+            step = training_step(module, (x,), {})
+    assert "native_batch_norm_backward.default) refuses made-up inputs" in caplog.text
+    assert not step.profiled.neighbours

@@ -110,7 +110,7 @@ def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Ranks that measure at other times than one another, and run other stages."""
-    names = ("cold_rank", "slow_rank", "stages_with_collectives", "pipeline")
+    names = ("cold_rank", "slow_rank", "stages_with_collectives", "pipeline", "tensor_parallel")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -148,6 +148,17 @@ def test_a_planner_of_all_ranks_does_not_block_a_pipeline(apart: list[dict[str, 
         assert rank["plain"] == rank["planned"]
         assert rank["overhead"] > 0
     assert one["digest"] != other["digest"]
+
+
+def test_tensor_parallel_parameters_are_planned_under_compile_and_refused_elsewhere(
+    apart: list[dict[str, Any]],
+) -> None:
+    """Nobody who has called `enable` is told to."""
+    same(apart, "tensor_parallel")
+    for rank in apart:
+        said = rank["tensor_parallel"]["said"]
+        assert "0.up.weight is split over ranks (DTensor)" in said
+        assert "backend=remat.backend(" in said
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -229,8 +229,8 @@ def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
     seen: set[fx.Node] = set()
     found = []
     for result, primal in zip(flow.backward_results, flow.primals, strict=False):
-        if not isinstance(result, fx.Node):
-            continue
+        if not isinstance(result, fx.Node) or not isinstance(result.meta.get("val"), torch.Tensor):
+            continue  # a process group that the graph takes as an input has no gradient
         shared = result in seen
         seen.add(result)
         if shared or not _same_layout(result.meta["val"], primal.meta["val"]):
@@ -238,8 +238,10 @@ def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
     return found
 
 
-def _same_layout(gradient: torch.Tensor, variable: torch.Tensor) -> bool:
+def _same_layout(gradient: torch.Tensor, variable: Any) -> bool:
     """AccumulateGrad's layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
+    if not isinstance(variable, torch.Tensor):  # a process group that the graph takes as an input
+        return True
     if torch.ops.aten.is_non_overlapping_and_dense.default(variable):
         return all(
             size == 1 or mine == theirs

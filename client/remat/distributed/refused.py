@@ -28,6 +28,12 @@ def refuse_sharded(module: nn.Module) -> None:
     sharded = _class("torch.distributed.tensor", "DTensor")
     for name, parameter in module.named_parameters():
         if isinstance(parameter, sharded):
+            if not any(isinstance(part, unit) for part in module.modules()):
+                raise CaptureError(
+                    f"{name} is split over ranks (DTensor) when this {type(module).__name__} is called, as by tensor "
+                    "parallelism, which remat.enable and remat.optimize do not plan: use torch.compile(model, "
+                    "backend=remat.backend(budget, planner=remat.RankPlanner()))"
+                )
             raise CaptureError(
                 f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
                 "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"

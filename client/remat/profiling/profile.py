@@ -96,6 +96,8 @@ def profile_kernels(
         signature_of[node] = signature(node)
         by_signature.setdefault(signature_of[node], node)
     device = device_kind(by_signature.values())
+    if device.startswith("meta "):
+        log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
     known = {s: modelled_collective(n) for s, n in by_signature.items() if _compat.is_collective(n.target)}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
@@ -239,7 +241,7 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
     return found
 
 
-def _call(node: fx.Node, depth: int | None, given: Given) -> Callable[[], Any]:
+def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], Any]:
     args, kwargs = arguments(node, depth, given)
     target = _compat.raw_call(node.target)
     return lambda: target(*args, **kwargs)

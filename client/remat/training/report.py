@@ -21,7 +21,7 @@ from ..planning.sources import OnProgress
 from .module import Rematerialized
 from .optimize import optimize
 from .planned import Planned
-from .selfcheck import summary
+from .selfcheck import device_of, summary
 
 
 def explain(
@@ -116,7 +116,8 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
         "fixed: " + ", ".join(f"{name} {readable(size)}" for name, size in planned.step.fixed.items() if size),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
-        f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}",
+        f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}"
+        + ("; on the meta device times say nothing" if device_of(planned).type == "meta" else ""),
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
         f"{profiled.shared} of them by somebody before"
         + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else "")
