@@ -18,7 +18,7 @@ from benchmarks.harness.table import Report
 from benchmarks.service.crowd import Processes, in_thread, many
 from remat_service.context import build_context
 from remat_service.settings import Settings
-from remat_service.solving.cluster import reconcile
+from remat_service.solving.cluster import Queue
 from remat_service.solving.dispatch import next_solve
 
 _OPS = 40
@@ -152,19 +152,20 @@ async def depth(folder: Path, options: argparse.Namespace) -> None:
     with PrivatePostgres() as postgres, Report("A long queue", columns, options.out) as report:
         connections = await _connections(folder, postgres.url)
         context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
+        queue = Queue(context)
         for queued in (100, 1_000, 10_000):
             with psycopg.connect(postgres.url, autocommit=True) as connection:
                 connection.execute("DELETE FROM solves WHERE state = 'queued'")
                 connection.execute(_FILL, (queued,))
                 connection.execute("ANALYZE")
-            await reconcile(context)
+            await queue.reconcile_once()
             looks, rounds = [], []
             for _ in range(20):
                 begun = time.perf_counter()
                 assert await next_solve(context) is not None
                 looks.append(time.perf_counter() - begun)
                 begun = time.perf_counter()
-                await reconcile(context)
+                await queue.reconcile_once()
                 rounds.append(time.perf_counter() - begun)
             report.add(
                 queued, f"{1000 * statistics.median(looks):.1f}", f"{1000 * statistics.median(rounds):.1f}",

@@ -22,11 +22,11 @@ from .storage.store import Store
 from .storage.verifier import Verifier
 from .storage.write_behind import WriteBehind
 
-Enqueue = Callable[[AsyncConnection, str, int], Awaitable[None]]
-"""Tells a queue of a new solve, in the transaction that writes it: (connection, solve id, priority)."""
+Enqueue = Callable[[AsyncConnection], Awaitable[None]]
+"""Tells a queue of a new solve, on the connection of the transaction that writes it."""
 
 
-async def enqueue_nothing(connection: AsyncConnection, solve_id: str, priority: int) -> None:
+async def enqueue_nothing(connection: AsyncConnection) -> None:
     """Where the dispatcher reads the table itself, there is no queue to tell."""
 
 

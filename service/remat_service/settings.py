@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -51,9 +51,13 @@ class Settings(BaseSettings):
         default=2.0, ge=0, description="Seconds from that to SIGTERM of its process group."
     )
     kill_after_s: float = Field(default=2.0, ge=0, description="Seconds from that to SIGKILL of its process group.")
-    heartbeat_s: float = Field(default=2.0, gt=0, description="Seconds between signs of life of a running solve.")
+    heartbeat_s: float = Field(
+        default=2.0, gt=0, description="Seconds between signs of life of a worker, and of a solve."
+    )
     stale_after_s: float = Field(
-        default=30.0, gt=0, description="Seconds without one after which a solve is taken over."
+        default=30.0,
+        gt=0,
+        description="Seconds without one after which a solve is taken over: three heartbeats or more.",
     )
     notice_s: float = Field(
         default=1.0, ge=0, description="Seconds that a stopping server is not ready but still answers, for balancers."
@@ -108,6 +112,15 @@ class Settings(BaseSettings):
     log_format: str = Field(
         default="json", pattern="^(json|console)$", description="One JSON object a line, or for people."
     )
+
+    @model_validator(mode="after")
+    def _silence_outlasts_a_heartbeat(self) -> Settings:
+        if self.stale_after_s < 3 * self.heartbeat_s:
+            raise ValueError(
+                f"REMAT_STALE_AFTER_S ({self.stale_after_s:g}) must be at least three times REMAT_HEARTBEAT_S "
+                f"({self.heartbeat_s:g}), or workers that are alive are taken for dead"
+            )
+        return self
 
     @property
     def embedded(self) -> bool:

@@ -18,7 +18,8 @@ from remat_service.cli import app
 from remat_service.context import Context, build_context
 from remat_service.errors import TooMany
 from remat_service.settings import Settings
-from remat_service.solving import cluster
+from remat_service.solving.claim import claim_solve
+from remat_service.solving.cluster import Queue
 from remat_service.solving.dispatch import next_solve
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import solves
@@ -96,7 +97,7 @@ def _attempts(url: str) -> int:
 
 
 async def _context(url: str) -> Context:
-    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", stale_after_s=3))
+    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
     await migrate(context.database)
     return context
 
@@ -108,7 +109,7 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
     from remat_service.requests.submit import Submission
     from remat_service.solving.claim import caller_of
 
-    context.enqueue = cluster.enqueue
+    context.enqueue = Queue(context).enqueue
     async with context.database.write() as connection:
         if tenant == "default":
             caller = await default_caller(connection)
@@ -125,7 +126,7 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
     """A worker that was thought dead comes back: its writes are refused by the fencing token."""
-    from remat_service.solving.claim import LostClaim, claim_solve
+    from remat_service.solving.claim import LostClaim
     from remat_service.solving.record import SolveRecord
 
     context = await _context(url)
@@ -133,8 +134,8 @@ async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
         (solve_id,) = await _queued(context, "default", 1)
         old = await claim_solve(context, solve_id)
         assert old is not None
-        async with context.database.write() as connection:
-            await connection.execute(text("UPDATE solves SET heartbeat_at = now() - interval '1 hour'"))
+        assert await claim_solve(context, solve_id) is None
+        assert (await Queue(context).reconcile_once()).requeued == 1  # no worker holds its ticket
         new = await claim_solve(context, solve_id)
         assert new is not None
         assert new.attempt == old.attempt + 1
@@ -148,7 +149,7 @@ async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
 
 
 async def test_tickets_come_with_their_solves_and_are_reconciled(url: str) -> None:
-    """Enqueued in the same transaction, rolled back with it; lost tickets are added, dead ones dropped."""
+    """Enqueued in the same transaction, rolled back with it; lost ones are added, a dead worker's delivered again."""
     context = await _context(url)
     count = text("SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'")
     try:
@@ -161,11 +162,49 @@ async def test_tickets_come_with_their_solves_and_are_reconciled(url: str) -> No
             assert await connection.scalar(count) == 3
             await connection.execute(text("DELETE FROM procrastinate_jobs WHERE id = 1"))
             await connection.execute(text("UPDATE procrastinate_jobs SET status = 'doing' WHERE id = 2"))
-        found = await cluster.reconcile(context)
-        assert (found["dropped"], found["added"]) == (1, 2)
-        assert await cluster.reconcile(context) == {"requeued": 0, "dropped": 0, "added": 0}
+        assert await Queue(context).reconcile_once() == (0, 1, 1)
+        assert await Queue(context).reconcile_once() == (0, 0, 0)
+        async with context.database.read() as connection:
+            assert await connection.scalar(count) == 3
     finally:
         await context.database.close()
+
+
+async def test_what_a_dead_worker_held_is_put_back(url: str) -> None:
+    """Its solve is queued again and its ticket delivered again; a live worker's solve stays; its upkeep is dropped."""
+    context = await _context(url)
+    queue = Queue(context)
+    try:
+        dead, alive = await _queued(context, "default", 2)
+        worker = text("INSERT INTO procrastinate_workers (last_heartbeat) VALUES (now() - :s * interval '1 second')")
+        async with context.database.write() as connection:
+            await connection.execute(worker, [{"s": 60}, {"s": 0}])
+            await connection.execute(
+                text("UPDATE procrastinate_jobs SET status = 'doing', worker_id = id WHERE id IN (1, 2)")
+            )
+            await connection.execute(
+                text(
+                    "INSERT INTO procrastinate_jobs (queue_name, task_name, status, worker_id, args, queueing_lock) "
+                    "VALUES ('remat-upkeep', 'remat.reconcile', 'doing', 1, '{}', 'remat.reconcile')"
+                )
+            )
+        for ticket, solve_id in ((1, dead), (2, alive)):
+            assert await claim_solve(context, solve_id, ticket) is not None
+        assert await queue.reconcile_once() == (1, 1, 0)
+        async with context.database.read() as connection:
+            rows = (await connection.execute(select(solves.c.id, solves.c.state))).all()
+            jobs = (await connection.execute(text("SELECT id, status::text FROM procrastinate_jobs ORDER BY id"))).all()
+        assert {row.id: row.state for row in rows} == {dead: "queued", alive: "running"}
+        assert [tuple(job) for job in jobs] == [(1, "todo"), (2, "doing")]
+        assert await queue.reconcile_once() == (0, 0, 0)
+    finally:
+        await context.database.close()
+
+
+def test_silence_outlasts_a_heartbeat() -> None:
+    """A setting under which live workers would be taken for dead is refused in a sentence."""
+    with pytest.raises(ValueError, match="at least three times REMAT_HEARTBEAT_S"):
+        Settings(stale_after_s=5, heartbeat_s=2)
 
 
 async def test_one_process_reconciles_at_a_time(url: str) -> None:
@@ -177,15 +216,15 @@ async def test_one_process_reconciles_at_a_time(url: str) -> None:
             await connection.execute(text("DELETE FROM procrastinate_jobs"))
         async with context.database.write() as other:
             await other.execute(text("SELECT pg_advisory_xact_lock(1919246704)"))
-            assert (await cluster.reconcile(context))["added"] == 0
-        assert (await cluster.reconcile(context))["added"] == 1
+            assert (await Queue(context).reconcile_once()).added == 0
+        assert (await Queue(context).reconcile_once()).added == 1
     finally:
         await context.database.close()
 
 
 async def _enqueue_and_fail(context: Context) -> None:
     async with context.database.write() as connection:
-        await cluster.enqueue(connection, "x" * 32, 0)
+        await Queue(context).enqueue(connection)
         raise RuntimeError
 
 

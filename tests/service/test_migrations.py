@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from procrastinate.schema import SchemaManager
 from sqlalchemy import Connection, create_engine, inspect
 
 from remat_service.storage import migrations
@@ -53,10 +55,16 @@ async def test_up_down_up(url: str) -> None:
     await database.close()
 
 
+def test_the_queue_has_no_migration_that_ours_do_not_know() -> None:
+    """Another version of the engine with other tables fails here until a step of ours brings them."""
+    known = sorted(path.name for path in Path(SchemaManager.get_migrations_path()).glob("*.sql"))
+    assert known[-1] == import_module("remat_service.storage.migrations.versions.v0003_queue").LAST_OF_ENGINE
+
+
 def test_every_step_back_and_forth(tmp_path: Path) -> None:
     """Each revision on its own: one back, one forward."""
     engine = create_engine(f"sqlite:///{tmp_path}/steps.sqlite")
-    for revision in ("0001", "0002", "0003", "0004", "0005", "0006"):
+    for revision in ("0001", "0002", "0003", "0004", "0005", "0006", "0007"):
         with engine.begin() as connection:
             migrations.upgrade(connection, revision)
             migrations.downgrade(connection, "-1")

@@ -247,7 +247,7 @@ class Submission:
             row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if looked.known.carried else "miss"}
             await connection.execute(requests.insert().values(row))
             if not joined:
-                await context.enqueue(connection, solve_id, self.ask.priority)
+                await context.enqueue(connection)
         context.metrics.cache.labels(row["cache"]).inc()
         context.notifier.notify("queue" if not joined else solve_id)
         return str(row["id"])

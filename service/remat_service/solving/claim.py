@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import ColumnElement, and_, false, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, Status
@@ -36,22 +36,30 @@ class Claim:
     keys: Keys
 
 
-async def claim_solve(context: Context, solve_id: str) -> Claim | None:
-    """Make a queued solve ours, or a running one whose worker has fallen silent; None where there is none."""
+def silent(context: Context) -> ColumnElement[bool]:
+    """Whether a solve runs in a process that has fallen silent: there to be taken over.
+
+    Never in a cluster: there the engine says which worker is dead, and the solve is queued again.
+    """
+    if not context.settings.embedded:
+        return false()
+    stale = now() - timedelta(seconds=context.settings.stale_after_s)
+    return and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
+
+
+async def claim_solve(context: Context, solve_id: str, ticket: int | None = None) -> Claim | None:
+    """Make a queued solve ours, or one whose process has fallen silent; None where there is none."""
     moment = now()
-    stale = moment - timedelta(seconds=context.settings.stale_after_s)
     async with context.database.write() as connection:
         row = (
             await connection.execute(
                 update(solves)
-                .where(
-                    solves.c.id == solve_id,
-                    or_(solves.c.state == "queued", and_(solves.c.state == "running", solves.c.heartbeat_at < stale)),
-                )
+                .where(solves.c.id == solve_id, or_(solves.c.state == "queued", silent(context)))
                 .values(
                     state="running",
                     attempt=solves.c.attempt + 1,
                     worker=context.name,
+                    ticket=ticket,
                     heartbeat_at=moment,
                     started_at=moment,
                     revision=solves.c.revision + 1,
@@ -104,9 +112,9 @@ async def give_back(context: Context, claim: Claim) -> None:
             await connection.execute(
                 update(solves)
                 .where(solves.c.id == claim.id, solves.c.attempt == claim.attempt, solves.c.state == "running")
-                .values(state="queued", revision=solves.c.revision + 1)
+                .values(state="queued", worker=None, ticket=None, revision=solves.c.revision + 1)
             )
-            await context.enqueue(connection, claim.id, claim.row.priority)
+            await context.enqueue(connection)
         context.notifier.notify("queue")
 
 

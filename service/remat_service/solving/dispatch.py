@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from datetime import timedelta
 from functools import partial
 
 import structlog
 from sqlalchemy import and_, case, func, or_, select
 
 from ..context import Context
-from ..storage.tables import now, solves, tenants
+from ..storage.tables import solves, tenants
+from .claim import silent
 from .execute import execute_solve
 
 log = structlog.get_logger("remat_service.solving.dispatch")
@@ -24,8 +24,7 @@ async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> st
 
     By priority; among equals the tenant with the fewest running solves for its weight; then the oldest.
     """
-    stale = now() - timedelta(seconds=context.settings.stale_after_s)
-    silent = and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
+    taken_over = silent(context)
     busy = (
         select(solves.c.tenant_id, func.count().label("running"))
         .where(solves.c.state == "running")
@@ -34,14 +33,14 @@ async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> st
     )
     share = func.coalesce(busy.c.running, 0) / tenants.c.weight
     full = and_(
-        tenants.c.most_running.is_not(None), func.coalesce(busy.c.running, 0) >= tenants.c.most_running, ~silent
+        tenants.c.most_running.is_not(None), func.coalesce(busy.c.running, 0) >= tenants.c.most_running, ~taken_over
     )
     query = (
         select(solves.c.id)
         .join(tenants, tenants.c.id == solves.c.tenant_id)
         .outerjoin(busy, busy.c.tenant_id == solves.c.tenant_id)
-        .where(or_(solves.c.state == "queued", silent), ~full)
-        .order_by(case((silent, 0), else_=1), solves.c.priority.desc(), share, solves.c.queued_at, solves.c.id)
+        .where(or_(solves.c.state == "queued", taken_over), ~full)
+        .order_by(case((taken_over, 0), else_=1), solves.c.priority.desc(), share, solves.c.queued_at, solves.c.id)
         .limit(1)
     )
     if skip:

@@ -19,9 +19,9 @@ from .run import SolveRun
 log = structlog.get_logger("remat_service.solving.execute")
 
 
-async def execute_solve(context: Context, solve_id: str) -> bool:
+async def execute_solve(context: Context, solve_id: str, ticket: int | None = None) -> bool:
     """Claim a solve and see it to its end; False where it was not there to be claimed."""
-    claim = await claim_solve(context, solve_id)
+    claim = await claim_solve(context, solve_id, ticket)
     if claim is None:
         return False
     context.metrics.running.inc()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -54,17 +53,13 @@ async def _shared(context: Context) -> AsyncIterator[None]:
         return
     relay = PostgresRelay(context.database.url, context.notifier)
     relay.start()
-    keeper: asyncio.Task[None] | None = None
     if not context.settings.embedded:
-        from . import cluster
+        from .cluster import Queue
 
-        context.enqueue = cluster.enqueue
-        keeper = asyncio.create_task(cluster.reconcile_for_ever(context))
+        context.enqueue = Queue(context).enqueue
     try:
         yield
     finally:
-        if keeper is not None:
-            keeper.cancel()
         await relay.stop()
 
 

@@ -12,7 +12,7 @@ from prometheus_client import start_http_server
 from ..context import build_context
 from ..requests.housekeeping import housekeeping
 from ..settings import Settings
-from .cluster import run_worker
+from .cluster import Queue
 from .lifespan import opened
 
 log = structlog.get_logger("remat_service.solving.worker")
@@ -26,7 +26,7 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with opened(context):
         server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
-        tasks = [asyncio.create_task(run_worker(context)), asyncio.create_task(housekeeping(context))]
+        tasks = [asyncio.create_task(Queue(context).run()), asyncio.create_task(housekeeping(context))]
         print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
         await stop.wait()
         log.info("worker stopping")

@@ -219,6 +219,7 @@ solves = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     Column("attempt", Integer, nullable=False, server_default="0"),
     Column("worker", String(100)),
+    Column("ticket", BigInteger),  # the queue's job under which it runs, in a cluster
     Column("heartbeat_at", Utc),
     Column("revision", Integer, nullable=False, server_default="0"),
     Column("plan_id", _ID),

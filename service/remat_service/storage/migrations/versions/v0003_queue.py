@@ -5,6 +5,9 @@ from __future__ import annotations
 from alembic import op
 from procrastinate.schema import SchemaManager
 
+LAST_OF_ENGINE = "03.04.00_50_post_add_retry_failed_job_procedure.sql"
+"""The newest of the engine's own migrations that its schema, applied here, holds; a later one needs a step of ours."""
+
 revision = "0003"
 down_revision = "0002"
 
