@@ -178,8 +178,7 @@ class _Search:
         answer = None
         if self.plan is not None:
             problem = Problem(scaled(self.graph, self.floor, self.batch_bytes), self.budget)
-            whole = Curve(problem.graph).incumbent(self.budget)
-            whole.offer(self.plan, method)
-            answer = replace(whole.answer(method), seconds=round(self.deadline.elapsed(), 6))
+            known = Curve(problem.graph).at(self.budget).with_plan(verify(problem, self.plan), self.plan)
+            answer = known.answer(method, seconds=round(self.deadline.elapsed(), 6))
         ceiling = max(self.floor, self.ceiling)
         return LargestBatch(self.floor, ceiling, self.most, answer, round(self.deadline.elapsed(), 6))

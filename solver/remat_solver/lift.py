@@ -6,6 +6,7 @@ from remat_ir import AnyPlan, Chain, ChainPlan, Plan, Problem, lifted_plan, lowe
 from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
+from .knowledge import Bound
 
 
 class LiftedIncumbent(Incumbent):
@@ -23,7 +24,7 @@ class LiftedIncumbent(Incumbent):
         self.outer, self.chain = outer, chain
         self.within = () if chain.link_bytes_per_s is None else (NO_TRANSFERS,)
         if not self.within:
-            self.bound_ns = outer.bound_ns
+            self.known = self.known.with_bound(Bound(outer.bound_ns))
         if isinstance(outer.plan, ChainPlan) and contains(chain, outer.plan, (NO_TRANSFERS,)):
             super().offer(lifted_plan(chain, outer.plan), "start")
 

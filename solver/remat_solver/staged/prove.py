@@ -208,7 +208,7 @@ class Proof:
 
     def _tolerated_units(self) -> float:
         """How far from its optimum an integer program may be left."""
-        cost, bound = self.incumbent.cost_ns, self.incumbent.best_bound()[0]
+        cost, bound = self.incumbent.cost_ns, self.incumbent.best_bound().ns
         least = 0.25 * self.incumbent.max_gap * (cost or bound)
         if self._far and cost is not None:
             least = max(least, _FAR * (cost - bound))

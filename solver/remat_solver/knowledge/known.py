@@ -1,0 +1,181 @@
+"""What is known about one problem: the best plan, the best bounds, the budgets that are too small and that suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from remat_ir import Answer, AnyPlan, Problem, Status, Verdict, gap_of, problem_digest
+
+from .sentences import sentence
+
+Within = tuple[str, ...]
+"""Names of restrictions (`remat_ir.restrictions`) that hold together; none of them means the whole space."""
+
+
+class Bound(NamedTuple):
+    """A proved lower bound on the cost, in ns, of every plan of a space; the one is nothing without the other."""
+
+    ns: int
+    within: Within = ()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the last attempt at a problem ended.
+
+    Attributes:
+        limit: "time", "cancel", "memory", or None where its method ran to its end.
+        searched: the space that it has searched to the end without finding a plan; None where it has not.
+        reason: one sentence for a person, where there is no plan.
+    """
+
+    limit: str | None = None
+    searched: Within | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about one problem; each part is true on its own, and none says how it was found.
+
+    Attributes:
+        problem: what it is about.
+        verdict: cost and peak of the cheapest known plan, as verified; None without a plan.
+        plan: that plan; None also where it is kept elsewhere.
+        bounds: the best of each space, the whole space's first, then in the order of the restrictions' names.
+        least_bytes: a budget that every plan of the whole space needs, fixed bytes included; None where none is proved.
+        enough_bytes: a budget that is known to suffice.
+        infeasible: whether it is proved that no plan of the whole space fits.
+    """
+
+    problem: Problem
+    verdict: Verdict | None = None
+    plan: AnyPlan | None = None
+    bounds: tuple[Bound, ...] = ()
+    least_bytes: int | None = None
+    enough_bytes: int | None = None
+    infeasible: bool = False
+
+    @property
+    def cost_ns(self) -> int | None:
+        """Of the best plan."""
+        return None if self.verdict is None else self.verdict.cost_ns
+
+    @property
+    def whole_ns(self) -> int:
+        """The bound for every plan of the whole space: at least each op once."""
+        return self.within(())
+
+    def within(self, space: Within) -> int:
+        """The best bound that was proved in exactly this space; of the whole one, at least each op once; else −1."""
+        known = next((bound.ns for bound in self.bounds if bound.within == space), -1)
+        return known if space else max(known, self.problem.subject.total_cost_ns)
+
+    def with_plan(self, verdict: Verdict, plan: AnyPlan | None = None) -> Known:
+        """Also a plan, which is verified and fits."""
+        known = self.sufficing(verdict.peak_bytes)
+        if self.cost_ns is not None and verdict.cost_ns >= self.cost_ns:
+            return known
+        return replace(known, verdict=verdict, plan=plan)
+
+    def with_bound(self, bound: Bound) -> Known:
+        """Also a bound, which counts in its own space only."""
+        if bound.ns <= self.within(bound.within):
+            return self
+        return replace(self, bounds=tuple(sorted((*self._but(bound.within), bound), key=lambda each: each.within)))
+
+    def without_bound(self, space: Within) -> Known:
+        """Without what was proved in a space: it has turned out to be wrong."""
+        return replace(self, bounds=self._but(space))
+
+    def _but(self, space: Within) -> tuple[Bound, ...]:
+        return tuple(bound for bound in self.bounds if bound.within != space)
+
+    def needing(self, budget_bytes: int | None) -> Known:
+        """Also a budget that every plan of the whole space is proved to need."""
+        if budget_bytes is None or budget_bytes <= (self.least_bytes or 0):
+            return self
+        return replace(self, least_bytes=budget_bytes)
+
+    def sufficing(self, budget_bytes: int | None) -> Known:
+        """Also a budget at which a plan is known."""
+        if budget_bytes is None or (self.enough_bytes is not None and budget_bytes >= self.enough_bytes):
+            return self
+        return replace(self, enough_bytes=budget_bytes)
+
+    def bound(self, max_gap: float = 0.0, searched: Sequence[str] | None = None) -> Bound:
+        """The bound to report: the whole space's where it is within the gap, else the best one there is.
+
+        Without a plan, but with a space that was searched to its end, the best one for that space. A plan from outside
+        a space may cost less than the space's optimum: then its cost is what is reported.
+        """
+        whole, cost = self.whole_ns, self.cost_ns
+        if cost is None and searched:
+            larger = [bound.ns for bound in self.bounds if set(bound.within) <= set(searched)]
+            return Bound(max([whole, *larger]), tuple(searched))
+        if cost is not None and gap_of(cost, whole) <= max_gap:
+            return Bound(min(whole, cost))
+        best = max((Bound(whole), *self.bounds), key=lambda bound: bound.ns)
+        return best if cost is None else best._replace(ns=min(best.ns, cost))
+
+    def gap(self, max_gap: float = 0.0) -> float | None:
+        """(cost − bound) / cost, None without a plan."""
+        return None if self.cost_ns is None else gap_of(self.cost_ns, self.bound(max_gap).ns)
+
+    def settled(self, max_gap: float = 0.0) -> bool:
+        """Whether more would change nothing: no plan fits, or the best one is within the gap."""
+        gap = self.gap(max_gap)
+        return self.infeasible or (gap is not None and gap <= max_gap)
+
+    def status(self, max_gap: float = 0.0, ending: Ending = Ending()) -> tuple[Status, str | None]:
+        """How an attempt stands that ended so, and what limited it: None where nothing did."""
+        if self.infeasible:
+            return Status.INFEASIBLE, None
+        cost, cancelled = self.cost_ns, ending.limit == "cancel"
+        if cost is None:
+            if cancelled:
+                return Status.CANCELLED, "cancel"
+            return Status.NOTHING_FOUND, ending.limit if ending.searched is None else None
+        bound_ns = self.bound(max_gap).ns
+        if bound_ns >= cost:
+            return Status.OPTIMAL, None
+        if gap_of(cost, bound_ns) <= max_gap:
+            return Status.FEASIBLE, "gap"
+        return Status.CANCELLED if cancelled else Status.FEASIBLE, ending.limit
+
+    def answer(
+        self,
+        method: str,
+        max_gap: float = 0.0,
+        ending: Ending = Ending(),
+        *,
+        seconds: float = 0.0,
+        digest: str | None = None,
+        notes: Sequence[str] = (),
+    ) -> Answer:
+        """All of it as an answer.
+
+        Args:
+            method: what was asked for. seconds: what it took.
+            digest: the problem's, where it is known already.
+            notes: sentences for a person that follow the one on how it ended.
+        """
+        status, limit = self.status(max_gap, ending)
+        bound = self.bound(max_gap, ending.searched)
+        cost, peak = (None, None) if self.verdict is None or self.infeasible else self.verdict
+        answer = Answer(
+            status=status,
+            method=method,
+            budget_bytes=self.problem.budget_bytes,
+            seconds=seconds,
+            limit=limit,
+            restricted_to=() if self.infeasible else bound.within,
+            least_budget_bytes=self.enough_bytes,
+            least_budget_bound_bytes=self.least_bytes,
+            digest=problem_digest(self.problem) if digest is None else digest,
+            plan=self.plan,
+        ).priced(self.problem.subject.total_cost_ns, cost, None if self.infeasible else bound.ns, peak)
+        said = ending.reason if cost is None and ending.reason else sentence(answer)
+        return replace(answer, message=" ".join([said, *notes]))
