@@ -10,9 +10,10 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status
+from remat_solver.knowledge import sentence
 
 from ..context import Context
-from ..storage.answers import document, sentence
+from ..storage.answers import document
 from ..storage.store import names
 from ..storage.tables import now, requests, solves
 

@@ -10,7 +10,7 @@ from remat_ir import Graph, Problem, Subject, gap_of
 
 from ..context import Context
 from ..identity import Caller
-from ..storage.cache import Known, best_bound, is_final
+from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.tables import graphs, requests
 from ..subjects import costs_of, size_of
@@ -25,34 +25,35 @@ async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
     if net is None or digests is None:
         return {"result": "hit", "digest": "", "reasons": ["The budget does not cover the fixed bytes: infeasible."]}
     keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start))
-    known = await context.cache.known(caller, keys, net)
-    final = is_final(known, net, ask.max_gap, ask.time_limit_s)
-    reasons = _parts(known, net, ask)
+    stored = await context.cache.known(caller, keys, net)
+    final = stored.is_final(ask.max_gap, ask.time_limit_s)
+    reasons = _parts(stored, ask)
     async with context.database.read() as connection:
-        stored = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
-    if stored is None:
+        key = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
+    if key is None:
         reasons += await _differences(context, caller, keys, net)
-    elif known.effort is None:
+    elif stored.effort is None:
         reasons.append(f"This graph is stored, but {ask.method!r} has not been run at this budget.")
-    result = "miss" if not final else "near" if known.carried else "hit"
+    result = "miss" if not final else "near" if stored.carried else "hit"
     return {"result": result, "digest": keys.digest, "reasons": reasons}
 
 
-def _parts(known: Known, net: Problem, ask: Ask) -> list[str]:
+def _parts(stored: Stored, ask: Ask) -> list[str]:
     said = []
+    known = stored.known
     cost = known.cost_ns
     if cost is None:
         said.append("No plan within this budget is stored for this graph and method.")
     else:
-        bound, within = best_bound(known, net, ask.max_gap)
+        bound, within = known.bound(ask.max_gap)
         gap = gap_of(cost, bound)
         where = f" within {', '.join(within)}" if within else ""
         compared = "within" if gap <= ask.max_gap else "over"
         said.append(f"The best plan costs {cost} ns, the best bound{where} is {bound} ns: a gap of {gap:.6f}, "
                     f"{compared} the {ask.max_gap:g} asked for.")  # fmt: skip
-    if known.least_bytes is not None and known.least_bytes > net.budget_bytes:
-        said.append(f"Every plan is proved to need {known.least_bytes} bytes beside the fixed ones.")
-    effort = known.effort
+    if known.least_bytes is not None and known.least_bytes > known.problem.budget_bytes:
+        said.append(f"Every plan is proved to need {known.least_bytes} bytes besides the fixed ones.")
+    effort = stored.effort
     if effort is not None:
         ended = "it has run to its end" if effort.settled else f"{ask.time_limit_s:g} s are asked for"
         said.append(f"{ask.method!r} was run for {effort.seconds:.3g} s at this budget; {ended}.")

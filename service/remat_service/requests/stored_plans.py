@@ -12,7 +12,6 @@ from ..context import Context
 from ..errors import NotFound
 from ..identity import Caller
 from ..storage.answers import document, rendered
-from ..storage.cache import answer_of
 from ..storage.cache_key import Keys
 from ..storage.eviction import pin
 from ..storage.tables import problems
@@ -44,7 +43,7 @@ async def plan_by_digest(context: Context, caller: Caller, digest: str, method: 
     if text is None:
         raise NotFound("there is no plan for this digest")
     known = replace(known, near=None)
-    return rendered(document(answer_of(known, net, method, 0.0, digest), 0, cache="hit"), text)
+    return rendered(document(known.answer(method, 0.0, digest), 0, cache="hit"), text)
 
 
 async def _problem_by_digest(context: Context, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import and_, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, Problem, Status, problem_digest
+from remat_ir import Problem, problem_digest
 from remat_solver.bounds import least_need
+from remat_solver.knowledge import Ending, Known
 
 from ..context import Context
 from ..errors import Conflict, Unavailable
 from ..identity import Caller, Retry, new_id
 from ..storage.answers import document
-from ..storage.cache import Known, answer_of, is_final
+from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import Snapshot
@@ -36,7 +37,7 @@ class _Looked:
     net: Problem
     keys: Keys
     snapshot: Snapshot
-    known: Known
+    known: Stored
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,9 @@ class Submission:
                 return joined
             snapshot = await context.snapshots.read(keys, net.budget_bytes)
         await self._mend_graph(net, keys)
-        known = Known() if ask.force else await context.cache.known(self.caller, keys, net, snapshot)
+        known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot)
         looked = _Looked(net, keys, snapshot, known)
-        if not ask.force and is_final(known, net, ask.max_gap, ask.time_limit_s):
+        if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
         return await self._queue(looked, start_plan_id)
@@ -160,16 +161,10 @@ class Submission:
         least, who = await asyncio.to_thread(least_need, subject)
         digest = problem_digest(ask.problem)
         row = self._row("", digest, ask.method)
-        answer = Answer(
-            Status.INFEASIBLE,
-            ask.method,
-            ask.problem.budget_bytes,
-            least_budget_bound_bytes=least,
-            digest=digest,
-            message=f"No plan fits: {who} alone needs {least} bytes, and the budget is {ask.problem.budget_bytes}.",
-            id=row["id"],
-            cache="hit",
-        )
+        known = Known(ask.problem, infeasible=True).needing(least)
+        reason = f"No plan fits: {who} alone needs {least} bytes, and the budget is {ask.problem.budget_bytes}."
+        answer = known.answer(ask.method, ending=Ending(reason=reason), digest=digest)
+        answer = replace(answer, id=row["id"], cache="hit")
         row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
         async with self.context.database.write() as connection:
             await connection.execute(requests.insert().values(row))
@@ -179,7 +174,7 @@ class Submission:
     async def _answer_from_store(self, looked: _Looked) -> str:
         context, keys, net, known = self.context, looked.keys, looked.net, looked.known
         result = "near" if known.carried else "hit"
-        answer = answer_of(known, net, self.ask.method, self.ask.max_gap, keys.digest)
+        answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
         row = self._keyed_row(keys)
         row |= {
             "cache": result,

@@ -16,11 +16,12 @@ from typing import Any
 import structlog
 
 from remat_ir import Answer, Status
+from remat_solver.knowledge import Ending
 
 from ..context import Context
 from ..processes.supervisor import ChildRun
 from ..requests.completion import write_answers
-from ..storage.cache import Known, answer_of, best_bound, is_final
+from ..storage.cache import Stored
 from ..storage.store import Effort
 from ..storage.tables import now
 from ..subjects import gross_of
@@ -58,11 +59,13 @@ class SolveRun:
             gap = min(request.max_gap for request in waiting)
             fresh = self.claim.row.forced and self.record.spent_s == 0
             known = (
-                Known() if fresh else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
+                Stored(self.claim.net)
+                if fresh
+                else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
             )
             left = limit - self.record.spent_s
-            if left <= NEARLY_S or (not fresh and is_final(known, self.claim.net, gap, limit)):
-                outcome = answer_of(known, self.claim.net, self.claim.row.method, gap, waiting[0].digest)
+            if left <= NEARLY_S or (not fresh and known.is_final(gap, limit)):
+                outcome = known.answer(self.claim.row.method, gap, waiting[0].digest)
                 if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
                     outcome = replace(outcome, limit="time", message="")
             else:
@@ -71,7 +74,7 @@ class SolveRun:
                 self._observe(outcome)
                 return outcome
 
-    async def _round(self, digest: str, limit_s: float, gap: float, known: Known) -> Answer:
+    async def _round(self, digest: str, limit_s: float, gap: float, known: Stored) -> Answer:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
         context, claim = self.context, self.claim
         begun = time.monotonic()
@@ -99,7 +102,7 @@ class SolveRun:
             context.metrics.kills.labels(run.reason).inc()
         return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap)
 
-    async def _job(self, limit_s: float, gap: float, known: Known) -> dict[str, Any]:
+    async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
         plan_row = known.plan
         if claim.row.start_plan_id is not None and plan_row is None:
@@ -164,24 +167,14 @@ class SolveRun:
 
     async def _best_of(self, answer: Answer, gap: float) -> Answer:
         """An answer with the best that the store knows beside it: bounds from other budgets, an earlier incumbent."""
-        known = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
-        cost, net = known.cost_ns, self.claim.net
-        answer = replace(answer, least_budget_bytes=known.enough_bytes, least_budget_bound_bytes=known.least_bytes)
-        if cost is None or known.plan is None:
-            return answer
-        bound, within = best_bound(known, net, gap)
-        status, limit = answer.status, answer.limit
-        if bound >= cost:
-            status, limit = Status.OPTIMAL, None
-        elif status in (Status.NOTHING_FOUND, Status.OPTIMAL, Status.FAILED):
-            status = Status.FEASIBLE
-        return replace(
-            answer,
-            status=status,
-            limit=limit,
-            message=answer.message if cost == answer.cost_ns and bound == answer.bound_ns else "",
-            restricted_to=within,
-        ).priced(net.subject.total_cost_ns, cost, bound, known.plan.peak_bytes)
+        stored = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
+        known = stored.known
+        if known.cost_ns is None or stored.plan is None:
+            return replace(answer, least_budget_bytes=known.enough_bytes, least_budget_bound_bytes=known.least_bytes)
+        ending = Ending(answer.limit)
+        best = known.answer(answer.method, gap, ending, seconds=answer.seconds, digest=answer.digest)
+        same = (best.cost_ns, best.bound_ns) == (answer.cost_ns, answer.bound_ns)
+        return replace(best, message=answer.message if same else "")
 
     async def _known_outcome(self, message: str) -> Answer:
         failed = Answer(Status.FAILED, self.claim.row.method, self.claim.net.budget_bytes, message=message)

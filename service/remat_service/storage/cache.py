@@ -27,13 +27,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from functools import cached_property
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict
 from remat_solver.contradiction import report_bound, report_budget
+from remat_solver.knowledge import Bound, Ending, Known
 
 from ..identity import Caller
 from ..subjects import costs_of
@@ -49,32 +50,66 @@ _AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Known:
-    """Everything that the store knows about one problem for one method, in net bytes.
+class Stored:
+    """Everything that the store has about one problem for one method, in net bytes.
 
-    `near` is a plan of a graph with other costs, judged on this one, that is not in the store under this graph yet;
+    `near` is a plan of a graph with other costs, verified on this one, that is not in the store under this graph yet;
     `carried` says that something came from such a graph.
     """
 
+    problem: Problem
     plan: StoredPlan | None = None
     near: tuple[AnyPlan, Verdict] | None = None
     bound_ns: int | None = None
-    restricted: tuple[int, tuple[str, ...]] | None = None
+    restricted: Bound | None = None
     least_bytes: int | None = None
     enough_bytes: int | None = None
     effort: Effort | None = None
     carried: bool = False
 
+    @cached_property
+    def known(self) -> Known:
+        """What is known by it."""
+        known = Known(self.problem).needing(self.least_bytes).sufficing(self.enough_bytes)
+        if self.bound_ns is not None:
+            known = known.with_bound(Bound(self.bound_ns))
+        if self.restricted is not None:
+            known = known.with_bound(self.restricted)
+        if self.plan is not None:
+            known = known.with_plan(self.plan.claimed)
+        if self.near is not None:
+            known = known.with_plan(self.near[1])
+        too_small = self.least_bytes is not None and self.least_bytes > self.problem.budget_bytes
+        return replace(known, infeasible=too_small and known.cost_ns is None)
+
     @property
     def cost_ns(self) -> int | None:
         """The cost of the better plan."""
-        costs = [self.plan.cost_ns] if self.plan is not None else []
-        return min([*costs, self.near[1].cost_ns] if self.near is not None else costs, default=None)
+        return self.known.cost_ns
 
     @property
     def uses_near(self) -> bool:
         """Whether the better plan is the near one."""
         return self.near is not None and (self.plan is None or self.near[1].cost_ns < self.plan.cost_ns)
+
+    def is_final(self, max_gap: float, time_limit_s: float) -> bool:
+        """Whether what is known answers a request, by the rules above."""
+        if self.known.settled(max_gap):
+            return True
+        effort = self.effort
+        if effort is None or (self.cost_ns is None and effort.status not in (Status.NOTHING_FOUND, Status.INFEASIBLE)):
+            return False  # the plan that the effort found is gone
+        return effort.settled or effort.seconds >= time_limit_s
+
+    def answer(self, method: str, max_gap: float, digest: str) -> Answer:
+        """What is known as an answer, in net bytes, without its plan; its sentence only where the effort left one."""
+        effort, known = self.effort, self.known
+        if effort is None:
+            return replace(known.answer(method, max_gap, digest=digest), message="")
+        ending = Ending(effort.limit, effort.restricted_to or None)
+        answer = known.answer(method, max_gap, ending, seconds=effort.seconds, digest=digest)
+        own = known.cost_ns is None and (not known.infeasible or effort.status == Status.INFEASIBLE)
+        return replace(answer, message=effort.message if own else "")
 
 
 class Cache:
@@ -83,10 +118,11 @@ class Cache:
     def __init__(self, database: Database, store: Store, verifier: Verifier, snapshots: SnapshotReader) -> None:
         self._database, self._store, self._verifier, self._snapshots = database, store, verifier, snapshots
 
-    async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Known:
-        """What is known about a net problem, from a look just taken or a new one; its plan has passed the judge."""
+    async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Stored:
+        """What is stored about a net problem, from a look just taken or a new one; its plan has passed the judge."""
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
-        known = Known(
+        stored = Stored(
+            problem,
             plan=await self._good_plan(keys, problem, found.plan(keys.graph)),
             bound_ns=found.bound_ns,
             restricted=found.restricted,
@@ -94,33 +130,34 @@ class Cache:
             enough_bytes=found.enough,
             effort=found.effort,
         )
-        if keys.method == _AUTO and not _proved(known):
+        proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
+        if keys.method == _AUTO and not proved:
             async with self._database.read() as connection:
-                known = await self._with_near(connection, caller, keys, problem, known)
-        return await self._without_refuted(keys, problem, known)
+                stored = await self._with_near(connection, caller, keys, problem, stored)
+        return await self._without_refuted(keys, problem, stored)
 
-    async def _without_refuted(self, keys: Keys, problem: Problem, known: Known) -> Known:
-        """What is known without what its own plan shows to be wrong, which is logged and dropped from the store."""
-        if known.near is not None and known.uses_near:
-            plan, verdict = known.near
-        elif known.plan is not None:
-            plan, verdict = None, known.plan.claimed
+    async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
+        """What is stored without what its own plan shows to be wrong, which is logged and dropped from the store."""
+        if stored.near is not None and stored.uses_near:
+            plan, verdict = stored.near
+        elif stored.plan is not None:
+            plan, verdict = None, stored.plan.claimed
         else:
-            return known
-        high = known.bound_ns is not None and known.bound_ns > verdict.cost_ns
-        tall = known.least_bytes is not None and known.least_bytes > verdict.peak_bytes
+            return stored
+        high = stored.bound_ns is not None and stored.bound_ns > verdict.cost_ns
+        tall = stored.least_bytes is not None and stored.least_bytes > verdict.peak_bytes
         if not (high or tall):
-            return known
-        if plan is None and known.plan is not None:
-            plan = await self._verifier.plan(keys.graph, problem, known.plan.data, verdict)
+            return stored
+        if plan is None and stored.plan is not None:
+            plan = await self._verifier.plan(keys.graph, problem, stored.plan.data, verdict)
         if high:
-            report_bound(problem, plan, known.bound_ns or 0, (), "the store")
+            report_bound(problem, plan, stored.bound_ns or 0, (), "the store")
         if tall:
-            report_budget(problem, plan, known.least_bytes or 0, verdict.peak_bytes, "the store")
+            report_budget(problem, plan, stored.least_bytes or 0, verdict.peak_bytes, "the store")
         async with self._database.write() as connection:
             await self._store.drop_refuted(connection, keys.graph, verdict)
-        bound, least = None if high else known.bound_ns, None if tall else known.least_bytes
-        return replace(known, bound_ns=bound, least_bytes=least, effort=None)
+        bound, least = None if high else stored.bound_ns, None if tall else stored.least_bytes
+        return replace(stored, bound_ns=bound, least_bytes=least, effort=None)
 
     async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
         if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
@@ -140,8 +177,8 @@ class Cache:
         return good
 
     async def _with_near(
-        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, known: Known
-    ) -> Known:
+        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored
+    ) -> Stored:
         rows = await connection.execute(
             select(graphs.c.key, graphs.c.data)
             .where(graphs.c.structure_key == keys.structure, graphs.c.key != keys.graph)
@@ -151,35 +188,35 @@ class Cache:
         for row in rows.all():
             other = await self._verifier.graph(row.key, row.data, caller.key)
             if other is not None:
-                known = await self._nearer(connection, row.key, other, problem, known)
-        return known
+                stored = await self._nearer(connection, row.key, other, problem, stored)
+        return stored
 
     async def _nearer(
-        self, connection: AsyncConnection, key: str, other: Subject, problem: Problem, known: Known
-    ) -> Known:
+        self, connection: AsyncConnection, key: str, other: Subject, problem: Problem, stored: Stored
+    ) -> Stored:
         bound = await self._store.whole_bound(connection, key, problem.budget_bytes)
         if bound is not None:
             carried = carried_bound(other, problem.subject, bound)
-            if known.bound_ns is None or carried > known.bound_ns:
-                known = replace(known, bound_ns=carried, carried=True)
+            if stored.bound_ns is None or carried > stored.bound_ns:
+                stored = replace(stored, bound_ns=carried, carried=True)
         least, enough = await self._store.floor(connection, key)  # costs play no part in what fits
-        if least is not None and least > (known.least_bytes or 0):
-            known = replace(known, least_bytes=least, carried=True)
-        if enough is not None and (known.enough_bytes is None or enough < known.enough_bytes):
-            known = replace(known, enough_bytes=enough)
+        if least is not None and least > (stored.least_bytes or 0):
+            stored = replace(stored, least_bytes=least, carried=True)
+        if enough is not None and (stored.enough_bytes is None or enough < stored.enough_bytes):
+            stored = replace(stored, enough_bytes=enough)
         row = await self._store.best_plan(connection, key, problem.budget_bytes, None)
         if row is None:
-            return known
+            return stored
         plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), row.data, row.claimed)
         if plan is None:
-            return known
+            return stored
         try:
             verdict = await self._verifier.verify(problem, plan)
         except InvalidPlan:
-            return known
-        if known.cost_ns is None or verdict.cost_ns < known.cost_ns:
-            known = replace(known, near=(plan, verdict), carried=True)
-        return known
+            return stored
+        if stored.cost_ns is None or verdict.cost_ns < stored.cost_ns:
+            stored = replace(stored, near=(plan, verdict), carried=True)
+        return stored
 
 
 def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:
@@ -191,70 +228,3 @@ def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:
     extra = max(0, bound_ns - old.total_cost_ns)
     least = min(ratios, default=Fraction(0)) * extra
     return new.total_cost_ns - (-least.numerator // least.denominator)
-
-
-def _proved(known: Known) -> bool:
-    return known.plan is not None and known.bound_ns is not None and known.bound_ns >= known.plan.cost_ns
-
-
-def best_bound(known: Known, problem: Problem, max_gap: float) -> tuple[int, tuple[str, ...]]:
-    """The bound to report and the restrictions it needs: none where the whole-space bound is within the gap."""
-    bound, within = max(known.bound_ns or 0, problem.subject.total_cost_ns), ()
-    cost = known.cost_ns
-    if cost is not None and gap_of(cost, bound) <= max_gap:
-        return bound, within
-    if known.restricted is not None and known.restricted[0] > bound:
-        bound, within = known.restricted  # type: ignore[assignment]
-    return (bound if cost is None else min(bound, cost)), within
-
-
-def is_final(known: Known, problem: Problem, max_gap: float, time_limit_s: float) -> bool:
-    """Whether what is known answers a request, by the rules above."""
-    cost = known.cost_ns
-    if cost is None and known.least_bytes is not None and known.least_bytes > problem.budget_bytes:
-        return True
-    if cost is not None and gap_of(cost, best_bound(known, problem, max_gap)[0]) <= max_gap:
-        return True
-    effort = known.effort
-    if effort is None or (cost is None and effort.status not in (Status.NOTHING_FOUND, Status.INFEASIBLE)):
-        return False  # the plan that the effort found is gone
-    return effort.settled or effort.seconds >= time_limit_s
-
-
-def answer_of(known: Known, problem: Problem, method: str, max_gap: float, digest: str) -> Answer:
-    """What is known as an answer, in net bytes, without its plan."""
-    budget = problem.budget_bytes
-    effort = known.effort
-    seconds = 0.0 if effort is None else effort.seconds
-    common: dict[str, Any] = {
-        "method": method,
-        "budget_bytes": budget,
-        "seconds": seconds,
-        "least_budget_bytes": known.enough_bytes,
-        "least_budget_bound_bytes": known.least_bytes,
-        "digest": digest,
-    }
-    cost = known.cost_ns
-    if cost is None and known.least_bytes is not None and known.least_bytes > budget:
-        said = effort.message if effort is not None and effort.status == Status.INFEASIBLE else ""
-        return Answer(Status.INFEASIBLE, message=said, **common)
-    bound, within = best_bound(known, problem, max_gap)
-    if cost is None:
-        limit = None if effort is None else effort.limit
-        within = within or (effort.restricted_to if effort is not None else ())
-        said = "" if effort is None else effort.message
-        return Answer(Status.NOTHING_FOUND, limit=limit, bound_ns=bound, restricted_to=within, message=said, **common)
-    gap = gap_of(cost, bound)
-    if bound >= cost:
-        status, limit = Status.OPTIMAL, None
-    else:
-        limit = "gap" if gap <= max_gap else (effort.limit if effort is not None else None)
-        status = Status.FEASIBLE
-    near = known.near
-    peak = near[1].peak_bytes if near is not None and known.uses_near else known.plan.peak_bytes if known.plan else 0
-    return Answer(
-        status,
-        limit=limit,
-        restricted_to=within,
-        **common,
-    ).priced(problem.subject.total_cost_ns, cost, bound, peak)

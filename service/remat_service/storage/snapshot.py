@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, exists, func, or_, select
 from sqlalchemy.dialects import sqlite
 
+from remat_solver.knowledge import Bound
+
 from ..identity import Caller
 from .cache_key import SOLVER, Keys
 from .database import Database
@@ -58,9 +60,9 @@ class Snapshot(NamedTuple):
         )
 
     @property
-    def restricted(self) -> tuple[int, tuple[str, ...]] | None:
+    def restricted(self) -> Bound | None:
         """The best bound of the method's own restricted search."""
-        return None if self.restricted_ns is None else (self.restricted_ns, names(self.restricted_to or ""))
+        return None if self.restricted_ns is None else Bound(self.restricted_ns, names(self.restricted_to or ""))
 
     @property
     def enough(self) -> int | None:
