@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from torch import nn
 
 import remat
 from benchmarks.harness.serve import serving
+from benchmarks.models.subject import Subject
+from benchmarks.models.zoo import build
 from remat.cli.show import percent
 from remat.planning.budget import readable
 from remat.planning.planner import Planner, planner_for
@@ -40,15 +42,7 @@ from remat_ir import Progress, plain_peak
 OUT = Path("demo-out")
 STEPS = 3
 SEED = 7
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model to train: what makes it, one batch, and how its loss is found."""
-
-    name: str
-    model: nn.Module
-    inputs: dict[str, torch.Tensor]
+MODELS = (("gpt2", "full"), ("resnet50", "large"))
 
 
 @dataclass
@@ -77,28 +71,6 @@ class Result:
         return self.measured <= self.budget and not self.differing
 
 
-def gpt2() -> Subject:
-    """GPT-2 with six layers, 8 × 128 tokens, dropout as in its config."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(SEED)
-    sizes = {"n_layer": 6, "n_embd": 256, "n_head": 8, "vocab_size": 2048, "n_positions": 128}
-    config = GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
-    tokens = torch.randint(0, config.vocab_size, (8, 128))
-    return Subject("GPT-2, 6 layers", GPT2LMHeadModel(config).train(), {"input_ids": tokens, "labels": tokens})
-
-
-def resnet50() -> Subject:
-    """ResNet50 with BatchNorm in train mode, 12 images of 128 × 128."""
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    torch.manual_seed(SEED)
-    config = ResNetConfig(num_labels=100, problem_type="single_label_classification")
-    images, labels = torch.randn(12, 3, 128, 128), torch.randint(0, 100, (12,))
-    model = ResNetForImageClassification(config).train()
-    return Subject("ResNet50", model, {"pixel_values": images, "labels": labels})
-
-
 def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Callable[[Progress], None]) -> Any:
     """The module that trains by its plan at half the plain activation memory."""
     return remat.optimize(
@@ -114,7 +86,7 @@ def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Cal
 
 def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callable[[str], None]) -> Result:
     """Plan a model, train it plainly and by the plan, and measure both."""
-    line = ProgressLine(subject.name)
+    line = ProgressLine(subject.title)
     start = time.perf_counter()
     module = planned(subject, planner, time_limit_s, line.report)
     waited = time.perf_counter() - start
@@ -136,7 +108,7 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     plain_seconds, plan_seconds = timed_in_pairs((twin, plain_step), (module, plan_step))
     curves = measured_curve(twin, plain_step), measured_curve(module, plan_step)
     result = Result(
-        name=subject.name,
+        name=subject.title,
         budget=answer.budget_bytes - graph.fixed_bytes,
         predicted=plan.activation_bytes,
         measured=max(curves[1]),
@@ -157,7 +129,7 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     return result
 
 
-def train_both(module: nn.Module, twin: nn.Module, inputs: dict[str, torch.Tensor]) -> list[str]:
+def train_both(module: nn.Module, twin: nn.Module, inputs: Mapping[str, torch.Tensor]) -> list[str]:
     """Train both for a few steps from the same seeds; the names of gradients, buffers and weights that differ."""
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (twin, module)]
     found: list[str] = []
@@ -228,9 +200,9 @@ def draw(subject: Subject, plan: Any, result: Result, plain_seen: list[int], pla
         axes.grid(alpha=0.25)
     figure.axes[0].set(ylabel="activation memory in MiB", ylim=(0, None))
     figure.axes[0].legend(frameon=False)
-    figure.suptitle(subject.name)
+    figure.suptitle(subject.title)
     OUT.mkdir(exist_ok=True)
-    figure.savefig(picture_of(subject.name), dpi=120)
+    figure.savefig(picture_of(subject.title), dpi=120)
 
 
 def picture_of(name: str) -> Path:
@@ -295,9 +267,9 @@ def table_of(results: list[Result]) -> Table:
 def first_run(url: str, limit_s: float, console: Console) -> list[Result]:
     """Plan, train and measure both models."""
     results = []
-    for make in (gpt2, resnet50):
-        subject = make()
-        console.print(f"{subject.name}: capturing, profiling, planning", highlight=False)
+    for name, size in MODELS:
+        subject = build(name, size)
+        console.print(f"{subject.title}: capturing, profiling, planning", highlight=False)
         with tempfile.TemporaryDirectory() as empty:
             planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
             results.append(compare(subject, planner, limit_s, lambda text: console.print(text, highlight=False)))
@@ -307,8 +279,8 @@ def first_run(url: str, limit_s: float, console: Console) -> list[Result]:
 def second_run(url: str, limit_s: float, console: Console) -> bool:
     """The same problems from a client that knows nothing, against the same store: whether all came from there."""
     fine = True
-    for make in (gpt2, resnet50):
-        subject = make()
+    for name, size in MODELS:
+        subject = build(name, size)
         with tempfile.TemporaryDirectory() as empty:
             planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
             start = time.perf_counter()
@@ -317,7 +289,7 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
         served = plan.answer.cache == "hit" and profiled == 0
         fine = fine and served
         console.print(
-            f"{subject.name}, again: profiled {profiled} of {plan.step.profiled.signatures} kernels, "
+            f"{subject.title}, again: profiled {profiled} of {plan.step.profiled.signatures} kernels, "
             f"{'served from the cache' if plan.answer.cache == 'hit' else f'cache {plan.answer.cache}'}, "
             f"{time.perf_counter() - start:.1f} s" + ("" if served else "  ← NOT from the store"),
             highlight=False,

@@ -25,7 +25,7 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def serving(store: Path, *, port: int = 0, patience_s: float = 90.0, workers: int | None = None) -> Iterator[Served]:
+def serving(store: Path, *, patience_s: float = 90.0) -> Iterator[Served]:
     """Start the service and end it, its children included, with the block.
 
     Raises:
@@ -36,13 +36,10 @@ def serving(store: Path, *, port: int = 0, patience_s: float = 90.0, workers: in
         "-m",
         "remat_service.cli",
         "serve",
-        "--port",
-        str(port),
+        "--port=0",
         "--database-url",
         f"sqlite:///{store}",
     ]
-    if workers is not None:
-        command += ["--workers", str(workers)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

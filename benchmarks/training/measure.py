@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from benchmarks.harness.machine import machine
-from benchmarks.models.pretrained import SEED, Subject, build
+from benchmarks.models.subject import Subject
+from benchmarks.models.zoo import SEED, build
 from benchmarks.training.peers import Peer, each_once, peers
 from remat.lowering.lower import lower
 from remat.planning.options import SolveOptions
@@ -57,7 +58,7 @@ class Bench:
     """
 
     def __init__(self, name: str, file: Path, cache: Path, *, tiny: bool, limit_s: float) -> None:
-        self.subject: Subject = build(name, tiny)
+        self.subject: Subject = build(name, "tiny" if tiny else "full")
         self.file, self.limit_s, self.tiny, self.name = file, limit_s, tiny, name
         self.planner = planner_for("local", given=settings(cache_dir=str(cache), environ={}))
         self.contenders: dict[str, Contender] = {}
@@ -197,7 +198,7 @@ class Bench:
 
     def small(self) -> None:
         """What a node costs beyond its kernel: a tiny model of the same kind, whose kernels take next to nothing."""
-        subject = build(self.name, tiny=True)
+        subject = build(self.name)
         step = training_step(subject.model, (), subject.inputs, table=self.planner.profiles)
         made = {name: make() for name, make in peers(subject, step).items() if name == "aot_eager"}
         made["each once"] = each_once(subject, step)

@@ -29,7 +29,7 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.partitioners import default_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from benchmarks.models.pretrained import Subject
+from benchmarks.models.subject import Subject
 from remat import _compat
 from remat.capture.guards import Holders
 from remat.capture.trace import _logging_functions

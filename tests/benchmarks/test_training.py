@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.models.pretrained import MODELS, build
+from benchmarks.models.zoo import build, named
 from benchmarks.training.draw import interval, ratio
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,8 @@ def test_an_interval_holds_the_median_and_not_the_outliers() -> None:
 
 @pytest.mark.parametrize("name", ["convnext", "t5"])
 def test_the_blocks_that_are_checkpointed_hold_most_of_a_model(name: str) -> None:
-    assert name in MODELS
-    subject = build(name, tiny=True)
+    assert name in named("full")
+    subject = build(name)
     blocks = subject.block_modules(subject.model)
     inside = [id(part) for block in blocks for part in block.modules()]
     assert len(blocks) >= 2
