@@ -294,7 +294,7 @@ def test_explain_names_what_is_resident_and_what_runs_again(remat: Any, tmp_path
 
 def test_sweep_gives_the_curve(remat: Any, graph_file: Path, tmp_path: Path) -> None:
     table, picture = tmp_path / "curve.csv", tmp_path / "curve.png"
-    words = ("sweep", graph_file, "--budgets", "0.2, 0.6,0.8,1", "-t", "5", "-m", "greedy")
+    words = ("sweep", graph_file, "--budgets", "20%, 60%,80%,100%", "-t", "5", "-m", "greedy")
     ran = remat(*words, "--csv", table, "--png", picture)
     assert ran.code == 0
     assert "infeasible" in ran.out
@@ -381,7 +381,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert Answer.from_json(ran.stdout).plan is not None
     ran = subprocess.run([*command[:4], str(file)], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "remat: a budget is needed: --budget 4GiB or --budget-fraction 0.5\n"
+    assert ran.stderr == "remat: a budget is needed: --budget 4GiB or --budget 50%\n"
 
 
 def test_the_page_lists_every_command_setting_and_exit_code() -> None:

@@ -93,7 +93,7 @@ def test_a_dropped_graph_is_planned_shown_and_taken_home(visit: Visit, served: S
     visit.go()
     tab = visit.tab
     tab.set_input_files("input[type=file]", graph_file(tmp_path))
-    tab.fill("input[aria-label^=Budget]", "0.6")
+    tab.fill("input[aria-label^=Budget]", "60%")
     tab.click("button[type=submit]")
     tab.wait_for_selector("canvas[aria-label^=R]", timeout=60_000)
     solve_id = tab.url.rsplit("/", 1)[1]
@@ -189,7 +189,7 @@ def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) 
     )
     join = Join(lengths=(4, 5), forward_ns=10, backward_ns=10, turn_ns=1, slots=20)
     tab = visit.tab
-    for subject, budget, step in ((chain, "0.6", "F_"), (join, "0.7", "of branch")):
+    for subject, budget, step in ((chain, "60%", "F_"), (join, "70%", "of branch")):
         path = tmp_path / "subject.json"
         path.write_text(json.dumps(subject.to_json()))
         visit.go()

@@ -17,7 +17,7 @@ from torch import nn
 from remat_ir import Answer, InvalidData
 
 from ..errors import NothingFound
-from ..planning.budget import Budget, Fraction, check_budget, readable
+from ..planning.budget import Budget, Fraction, read_budget, readable
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..profiling.optimizers import check_optimizer, optimizer_state
@@ -131,8 +131,7 @@ def _state_of(optimizer: Any) -> int:
 def _check(
     budget: Budget, max_overhead: float, multiple_of: int, limit: int, precision: float, most_tries: int
 ) -> None:
-    check_budget(budget)
-    if isinstance(budget, Fraction):
+    if isinstance(read_budget(budget), Fraction):
         raise InvalidData("a share of what a batch needs grows with the batch: give bytes or remat.ActivationBytes")
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")

@@ -38,7 +38,8 @@ app = typer.Typer(
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A graph, chain or join file; - is standard input.")]
 BudgetOption = Annotated[
-    str | None, typer.Option("--budget", "-b", metavar="BYTES", help="Bytes, or text such as 4GiB.")
+    str | None,
+    typer.Option("--budget", "-b", metavar="SIZE", help="4GiB, bytes, or 50% of what plain training needs."),
 ]
 FractionOption = Annotated[
     float | None,

@@ -28,11 +28,12 @@ from remat_ir import (
     replay_any,
 )
 
-from ..planning.budget import bytes_of, readable
+from ..planning.budget import readable
 from .app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
 from .plot import check_picture, memory_chart, memory_curve, memory_picture, plain_curve
 from .show import counted, duration, percent
+from .solve import budget_in
 
 PlanArgument = Annotated[
     Path | None, typer.Argument(metavar="[PLAN]", help="A plan, or an answer that has one; none means plain training.")
@@ -52,7 +53,7 @@ def show(
     check_picture(png)
     subject = read_subject(file)
     plain = plain_curve(subject)
-    curve, line = plain, None if budget is None else bytes_of(budget)
+    curve, line = plain, None if budget is None else budget_in(subject, budget)
     cost = subject.total_cost_ns
     if plan_file is not None:
         plan, answer = read_plan_file(plan_file)

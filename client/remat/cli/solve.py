@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +24,7 @@ from remat_ir import (
 )
 from remat_ir.plan import Plan
 
-from ..planning.budget import bytes_of, readable
+from ..planning.budget import Fraction, bytes_of, read_budget, readable
 from ..planning.check import checked
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
@@ -75,14 +74,25 @@ def budget_of(subject: Subject, budget: str | None, fraction: float | None) -> i
     if budget is not None and fraction is not None:
         raise InvalidData("--budget and --budget-fraction exclude each other")
     if budget is not None:
-        return bytes_of(budget)
+        return budget_in(subject, budget)
     if fraction is not None:
-        if not math.isfinite(fraction):
-            raise InvalidData(f"--budget-fraction must be a finite number, not {fraction}")
+        if not 0 <= fraction <= 1:
+            meant = f"; write --budget {fraction:g}% for a percentage" if 1 < fraction <= 100 else ""
+            raise InvalidData(f"--budget-fraction must be a finite number from 0 to 1, not {fraction:g}{meant}")
         return budget_at(subject, fraction)
     if isinstance(subject, Join):
         return subject.slots * subject.slot_bytes
-    raise InvalidData("a budget is needed: --budget 4GiB or --budget-fraction 0.5")
+    raise InvalidData("a budget is needed: --budget 4GiB or --budget 50%")
+
+
+def budget_in(subject: Subject, text: str) -> int:
+    """The bytes of a size, or of a percentage of what plain training needs beyond the fixed bytes.
+
+    Raises:
+        InvalidData: neither; the message says what to write.
+    """
+    found = read_budget(text)
+    return budget_at(subject, found.fraction) if isinstance(found, Fraction) else bytes_of(found)  # type: ignore[arg-type]
 
 
 def options_of(given: list[str] | None) -> dict[str, object]:

@@ -37,9 +37,9 @@ from .app import (
 from .files import check_writable, read_subject
 from .plot import check_picture, curve_chart, curve_picture
 from .show import STYLES, duration, percent
-from .solve import asked_planner, options_of, solve_options_of
+from .solve import asked_planner, budget_in, options_of, solve_options_of
 
-FORMS = "budgets such as 4GiB,6GiB,8GiB or fractions such as 0.3,0.5,0.7"
+FORMS = "budgets such as 4GiB,6GiB,8GiB or 30%,50%,70%"
 
 
 @app.command()
@@ -151,18 +151,12 @@ def max_batch(
 
 
 def budgets_of(subject: Subject, text: str) -> list[int]:
-    """A list of budgets: fractions of the plain activation peak where a number is at most 1, else bytes.
+    """A list of budgets: sizes, or percentages of what plain training needs beyond the fixed bytes.
 
     Raises:
         InvalidData: an entry that is neither.
     """
-    found = set()
-    for word in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            share = Fraction(word)
-        except (ValueError, ZeroDivisionError):
-            share = Fraction(2)
-        found.add(budget_at(subject, share) if 0 <= share <= 1 else bytes_of(word))
+    found = {budget_in(subject, word) for part in text.split(",") if (word := part.strip())}
     if not found:
         raise InvalidData(f"--budgets must list {FORMS}")
     return sorted(found)

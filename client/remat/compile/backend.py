@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from ..planning.budget import Budget, check_budget
+from ..planning.budget import Budget, read_budget
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, planner_for
 from ..planning.sources import OnProgress
@@ -40,7 +40,7 @@ def backend(
         ImportError: this torch lacks what plans under Inductor need; the message names it.
     """
     asking = solve_options(backend, PlanFields, options, fields)
-    check_budget(budget)
+    budget = read_budget(budget)
     if inner == "inductor":
         from .inductor.backend import InductorBackend
 

@@ -71,6 +71,9 @@ class UnitBytes:
 Budget: TypeAlias = int | str | Fraction | ActivationBytes | UnitBytes
 
 
+_NUMBER = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
+
+
 def bytes_of(size: int | str) -> int:
     """A number of bytes, or text such as "12GiB", "1.5 GB" or "4096".
 
@@ -81,25 +84,46 @@ def bytes_of(size: int | str) -> int:
         if size < 0:
             raise InvalidData(f"a budget must not be negative: {size}")
         return size
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
+    found = re.fullmatch(_NUMBER + r"([A-Za-z]*)\s*", size) if isinstance(size, str) else None
     if found is None or found[2].upper() not in _UNITS:
         raise InvalidData(f"a budget is bytes or text such as '12GiB' or '800MB', not {size!r}")
+    if not found[2] and not found[1].isdigit():
+        raise InvalidData(f"{size!r} has no unit: write {_meant(found[1])}")
     return int(Ratio(found[1]) * _UNITS[found[2].upper()])
 
 
-def check_budget(budget: object) -> None:
-    """Refuse what is no budget, before anything is done for it.
+def _meant(number: str) -> str:
+    """What a bare number most likely stands for: a share where it is at most 1, else GiB."""
+    share = f"'{100 * float(number):g}%' for that share of what plain training needs, or "
+    return (share if float(number) <= 1 else "") + f"'{number}GiB' for a size"
+
+
+def read_budget(budget: object) -> Budget:
+    """What a caller gave as a budget: text is read, a percentage as a `Fraction`, a size as bytes.
+
+    Example:
+        >>> read_budget("50%"), read_budget("1.5GiB")
+        (Fraction(fraction=Fraction(1, 2)), 1610612736)
 
     Raises:
         InvalidData: it is none; the message shows what would be one.
     """
     if isinstance(budget, (Fraction, ActivationBytes, UnitBytes)):
-        return
-    if not isinstance(budget, (int, str)) or isinstance(budget, bool):
+        return budget
+    if isinstance(budget, str):
+        share = re.fullmatch(_NUMBER + r"%\s*", budget)
+        if share is None:
+            return bytes_of(budget)
+        if not Ratio(share[1]) <= 100:
+            raise InvalidData(f"a share of what plain training needs is at most 100%, not {budget.strip()}")
+        return Fraction(Ratio(share[1]) / 100)
+    if isinstance(budget, (float, Ratio)):
+        raise InvalidData(f"a budget of {budget} has no unit: write {_meant(f'{float(budget):g}')}")
+    if not isinstance(budget, int) or isinstance(budget, bool):
         raise InvalidData(
-            f"a budget is bytes, text such as '12GiB', remat.Fraction or remat.ActivationBytes, not {budget!r}"
+            f"a budget is bytes, text such as '12GiB' or '50%', remat.Fraction or remat.ActivationBytes, not {budget!r}"
         )
-    bytes_of(budget)
+    return bytes_of(budget)
 
 
 def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
@@ -111,6 +135,7 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
     Raises:
         InvalidData: not a budget.
     """
+    budget = read_budget(budget)
     if isinstance(budget, Fraction):
         return budget_at(graph, budget.fraction)
     if isinstance(budget, ActivationBytes):
@@ -139,15 +164,13 @@ def bounded(graph: Graph, budget: Budget) -> Graph:
 
 
 def device_budget(budget: Budget, slack: float) -> Budget:
-    """A budget in bytes of the device less the allocator's share; any other as it is.
+    """A budget in bytes of the device less the allocator's share; any other as `read_budget` reads it.
 
     Raises:
         InvalidData: not a budget.
     """
-    check_budget(budget)
-    if not isinstance(budget, (int, str)):
-        return budget
-    return int(bytes_of(budget) / Ratio(slack)) if slack != 1.0 else bytes_of(budget)
+    budget = read_budget(budget)
+    return int(budget / Ratio(slack)) if isinstance(budget, int) and slack != 1.0 else budget
 
 
 def readable(size: int) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import generators
 from .._compat.module_state import SHARED
+from ..capture.call import CacheSwitch
 from ..capture.guards import kind_of_call, what_changed
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
@@ -62,6 +63,7 @@ class Rematerialized(nn.Module):
         self._plans: OrderedDict[Any, Planned | None] = OrderedDict()
         self._chains: OrderedDict[Any, ChainedModule] = OrderedDict()
         self._make_plan = make_plan
+        self._cache = CacheSwitch(module)
         self._on_failure = on_failure
         self._most_plans = most_plans
         self._check = SelfCheck() if self_check else None
@@ -73,10 +75,11 @@ class Rematerialized(nn.Module):
         original = self.original
         if not torch.is_grad_enabled():
             return original(*args, **kwargs)
+        given, kwargs = kwargs, dict(self._cache.planned(args, kwargs))
         planned = self.plan_for(args, kwargs)
         if planned is None:
             chains = self._chains
-            return (chains.get(kind_of_call(original, args, kwargs), original) if chains else original)(*args, **kwargs)
+            return (chains.get(kind_of_call(original, args, given), original) if chains else original)(*args, **given)
         check, tensors = self._check, planned.holders.tensors(self)
         if check is None or not check.due or planned not in check.due:
             return planned.run(*tensors, *args, **kwargs)
@@ -88,7 +91,7 @@ class Rematerialized(nn.Module):
                 raise
             before.restore()
             self._refused(args, kwargs, error)
-        return original(*args, **kwargs)
+        return original(*args, **given)
 
     def _refused(self, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError) -> None:
         """A kernel does not take what was traced for it, as stock aot_eager's would not: no plan of this kind runs.
@@ -112,7 +115,7 @@ class Rematerialized(nn.Module):
             CaptureError: it cannot be captured, and `on_failure` is "raise".
             PlanningError: there is no plan.
         """
-        kwargs = kwargs or {}
+        kwargs = self._cache.planned(args, kwargs or {})
         plans = self._plans
         key = kind_of_call(self.original, args, kwargs)
         found = plans.get(key, _UNKNOWN)

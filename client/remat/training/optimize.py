@@ -13,10 +13,11 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
 
+from ..capture.call import example_call
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
 from ..errors import CaptureError
-from ..planning.budget import Budget, Fraction, bounded, budget_bytes, check_budget
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
@@ -35,7 +36,7 @@ BUSY = threading.RLock()
 
 def optimize(
     model: nn.Module,
-    example_args: Sequence[Any] = (),
+    example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget,
@@ -51,9 +52,10 @@ def optimize(
     the plan is asked for now. Parameters and buffers are shared with `model`.
 
     Args:
-        example_args, example_kwargs: one call of the model; a tuple or list of positional arguments.
-        budget: bytes of the device ("12GiB", 12 * 2**30), `remat.Fraction(0.5)` of what plain training needs beyond
-            its fixed bytes, or `remat.ActivationBytes("2GiB")`.
+        example_args, example_kwargs: one call of the model. The first is a tuple or list of positional arguments, one
+            tensor, or a dict of keyword arguments, such as a tokenizer's batch.
+        budget: bytes of the device ("12GiB", 12 * 2**30), a share of what plain training needs beyond its fixed bytes
+            ("50%", `remat.Fraction(0.5)`), or `remat.ActivationBytes("2GiB")`.
         planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
             "local", "greedy", or any object with the method `plan`.
         optimizer: counted with the state that its first step will make.
@@ -73,8 +75,9 @@ def optimize(
         InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
     """
     asking = solve_options(optimize, TrainingFields, options, fields)
+    args, kwargs = example_call(example_args, example_kwargs)
     made = planned_module(model, budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
-    made.plan_for(tuple(example_args), example_kwargs)
+    made.plan_for(args, kwargs)
     return made
 
 
@@ -86,7 +89,7 @@ def check_training(
     Raises:
         InvalidData: something is not; the message says what, and what it must be.
     """
-    check_budget(budget)
+    read_budget(budget)
     check_optimizer(optimizer)
     if options.mode == "chain":
         stages_budget(budget, options.slack)
@@ -105,7 +108,7 @@ def planned_module(
     on_progress: OnProgress | None = None,
 ) -> Rematerialized:
     """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
-    given = check_training(budget, options, planner, optimizer)
+    given, budget = check_training(budget, options, planner, optimizer), read_budget(budget)
 
     def graph(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
         extra = {"gradients": existing_gradients(model), "optimizer state": optimizer_state(optimizer)}

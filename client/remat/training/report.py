@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 
 from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
 from remat_ir.chain_plan import Verb
@@ -26,7 +26,7 @@ from .selfcheck import device_of, summary
 
 def explain(
     model: nn.Module,
-    example_args: Sequence[Any] = (),
+    example_args: Sequence[Any] | Mapping[str, Any] | Tensor = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget | None = None,

@@ -18,7 +18,8 @@ from torch import nn
 from remat_ir import InvalidData
 
 from .. import generators
-from ..planning.budget import Budget, UnitBytes, check_budget
+from ..capture.call import example_call
+from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
@@ -34,7 +35,7 @@ EACH = SolveOptions(time_limit_s=20.0, max_gap=0.01)
 def optimize_units(
     model: nn.Module,
     units: Iterable[nn.Module],
-    example_args: Sequence[Any] = (),
+    example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     budget: Budget,
@@ -71,12 +72,12 @@ def optimize_units(
         RuntimeError: remat is enabled on a unit already.
     """
     asking = solve_options(optimize_units, PlanFields, options, fields, default=EACH)
-    check_budget(budget)
+    budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
     check_optimizer(optimizer)
     split = Split(model, _named(model, units), planner_for(planner), asking)
-    args, kwargs = tuple(example_args), dict(example_kwargs or {})
+    args, kwargs = example_call(example_args, example_kwargs)
     fixed = sum(resident(model, (args, kwargs), {}).values()) + existing_gradients(model) + optimizer_state(optimizer)
     try:
         with _undisturbed(model):

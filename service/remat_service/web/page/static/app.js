@@ -28,7 +28,7 @@
   async function listPage(mine) {
     const body = el("tbody"), more = el("button", { hidden: true }, "Older"), empty = el("p", { class: "empty" }, "Loading…");
     main.append(el("h1", {}, "Solves"),
-      drop("Plan it", (field) => [field("budget", "Budget (bytes, 12GiB or 0.5)", "0.5"), field("limit", "Time limit (s)", "60")], async (subject, fields, method) => {
+      drop("Plan it", (field) => [field("budget", "Budget (12GiB, bytes or 50%)", "50%"), field("limit", "Time limit (s)", "60")], async (subject, fields, method) => {
         const budget_bytes = Remat.drop.budgetBytes(await service.validate(subject), fields.budget);
         const answer = await service.post({ problem: { ...subject.body, budget_bytes }, method, time_limit_s: Number(fields.limit), max_gap: 0.001 });
         service.remember(answer.id, subject.names);

@@ -11,7 +11,7 @@ window.Remat = window.Remat || {};
     const [lo, hi, n] = [Number(fields.from), Number(fields.to), Math.min(64, Math.max(2, Math.round(Number(fields.points))))];
     if (!(lo > 0 && hi > lo && n >= 2)) throw new Error("The fractions must ascend and be positive, and the points be at least 2.");
     const at = (i) => Math.min(1, lo + ((hi - lo) * i) / (n - 1));
-    return [...new Set([...Array(n).keys()].map((i) => Remat.drop.budgetBytes(about, String(at(i)))))].sort((a, b) => b - a);
+    return [...new Set([...Array(n).keys()].map((i) => Remat.drop.budgetBytes(about, `${100 * at(i)}%`)))].sort((a, b) => b - a);
   }
 
   async function ask(subject, fields, method) {

@@ -31,14 +31,16 @@ window.Remat = window.Remat || {};
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
-  // "12GiB", "500 MB", "0.5" (a fraction) or plain bytes.
+  // "12GiB", "500 MB", "50%" of what plain training needs, or plain bytes.
   function budget(text) {
-    const match = /^\s*([0-9.]+)\s*([kmgt]?)(i?)b?\s*$/i.exec(text);
-    if (!match || !Number.isFinite(+match[1])) throw new Error(`“${text}” is no budget: write 12GiB, bytes, or a fraction such as 0.5`);
+    const match = /^\s*([0-9.]+)\s*(?:(%)|([kmgt]?)(i?)b?)\s*$/i.exec(text);
+    if (!match || !Number.isFinite(+match[1])) throw new Error(`“${text}” is no budget: write 12GiB, bytes, or a percentage such as 50%`);
     const number = +match[1];
-    if (!match[2] && number <= 1 && number > 0) return { fraction: number };
-    const power = " kmgt".indexOf((match[2] || " ").toLowerCase());
-    return { bytes: Math.floor(number * (match[3] ? 1024 : 1000) ** power) };
+    if (match[2] && number > 100) throw new Error(`a share of what plain training needs is at most 100%, not ${number}%`);
+    if (match[2]) return { fraction: number / 100 };
+    if (!match[3] && !Number.isInteger(number)) throw new Error(`“${text}” has no unit: write ${number <= 1 ? `${100 * number}% for that share of what plain training needs, or ` : ""}${number}GiB for a size`);
+    const power = " kmgt".indexOf((match[3] || " ").toLowerCase());
+    return { bytes: Math.floor(number * (match[4] ? 1024 : 1000) ** power) };
   }
 
   Remat.words = { bytes, time, percent, seconds, el, save, budget };

@@ -1,0 +1,70 @@
+"""One call of a module: as the caller wrote it, and as it is planned."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from remat_ir import InvalidData
+
+log = logging.getLogger("remat")
+
+
+def example_call(example_args: Any, example_kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of one call, from what a caller gave.
+
+    Args:
+        example_args: a tuple or list of positional arguments; one tensor; or a mapping, such as a tokenizer's batch, of
+            keyword arguments.
+        example_kwargs: a mapping of keyword arguments, or None.
+
+    Raises:
+        InvalidData: anything else; the message says what to write.
+    """
+    if example_kwargs is not None and not isinstance(example_kwargs, Mapping):
+        raise InvalidData(
+            f"example_kwargs must be a dict of the call's keyword arguments, not {type(example_kwargs).__name__}: "
+            "write optimize(model, (x, y), budget=…) for positional ones"
+        )
+    kwargs = dict(example_kwargs or {})
+    if isinstance(example_args, Mapping):
+        if twice := sorted(set(example_args) & set(kwargs)):
+            raise InvalidData(f"the example call has {twice[0]} twice: give the batch or example_kwargs, not both")
+        return (), {**example_args, **kwargs}
+    if isinstance(example_args, torch.Tensor):
+        return (example_args,), kwargs
+    if isinstance(example_args, (tuple, list)):
+        return tuple(example_args), kwargs
+    raise InvalidData(
+        "the example call must be a tensor, a tuple of positional arguments or a dict of keyword arguments, not "
+        f"{type(example_args).__name__}: write optimize(model, (x,), budget=…) or optimize(model, batch, budget=…)"
+    )
+
+
+class CacheSwitch:
+    """Leaves a transformers model's key–value cache out of the calls that are planned.
+
+    Such a model returns its cache where its config says `use_cache`, which is the default; training does not read it,
+    and a captured step cannot return it. The config stays as it is: a call without gradients has its cache.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(inspect.signature(module.forward).parameters)
+        has_config = getattr(getattr(module, "config", None), "use_cache", None) is not None
+        self._before = parameters.index("use_cache") if has_config and "use_cache" in parameters else None
+        self._name, self._config, self._said = type(module).__name__, getattr(module, "config", None), False
+
+    def planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The keyword arguments of the call as it is planned."""
+        left = self._before is None or kwargs.get("use_cache") is not None or len(args) > self._before
+        if left or not getattr(self._config, "use_cache", False):
+            return kwargs
+        if not self._said:
+            self._said = True
+            log.info("%s trains with use_cache=False: a training step has no use for a key-value cache", self._name)
+        return {**kwargs, "use_cache": False}
