@@ -16,6 +16,10 @@ LOG = logging.getLogger("remat.contradiction")
 """Gets one error for each contradiction, with the path of its instance."""
 
 
+NO_PLAN_NS = 1 << 62
+"""A bound above every cost: that a space holds no plan at all."""
+
+
 class Contradiction(RematError):
     """A proof and a verified plan disagree: a bug. Raised only where `RaiseContradictions` is installed."""
 

@@ -8,12 +8,9 @@ from dataclasses import replace
 
 from remat_ir import Answer, AnyPlan, Problem, Progress, verify
 
-from .contradiction import refuted, report_bound, report_budget
+from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
 from .knowledge import Bound, Ending, Known
-
-NO_PLAN_NS = 1 << 62
-"""A bound above every cost: that a space holds no plan at all."""
 
 
 class Incumbent:
