@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import fx, nn
+from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch.nn import functional as F
 
 import remat
-from remat.compile.inductor.backend import InductorBackend
+from remat._compat.inductor import code
+from remat.compile.inductor.backend import NOT_WITH, InductorBackend
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
@@ -377,11 +380,18 @@ def test_a_plan_over_the_budget_is_replanned() -> None:
 
 def test_what_does_not_go_is_said() -> None:
     """Options that plans cannot be carried out with are refused, each with its reason."""
-    for name in ("cpp_wrapper", "fallback_random", "custom_partitioner_fn", "inductor_choices_class"):
+    for name in NOT_WITH:
         with pytest.raises(InvalidData, match=f"{name} does not go with inner='inductor'"):
             remat.backend("1GiB", planner="greedy", inner="inductor", inductor_options={name: True})
     with pytest.raises(ValueError, match="inner='inductor'"):
         remat.backend("1GiB", planner="greedy", inductor_options={"max_fusion_size": 3})
+
+
+def test_a_workspace_of_a_generated_kernel_was_made_for_no_node() -> None:
+    """Generated kernels for GPUs take workspaces (`mix_order_reduction`), which pretend to be buffers."""
+    count = sympy.Integer(4096)
+    workspace = WorkspaceArg(count, WorkspaceZeroMode.UNINITIALIZED, torch.device("cpu"), "workspace_0")
+    assert code._origins(workspace) == ()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of,
 from .operators import (
     BATCH_NORM,
     BATCH_NORM_WITHOUT_STATISTICS,
+    RESULTS_ON_HOST,
     TO_COPY,
     HigherOrderOperator,
     OpOverload,
@@ -46,6 +47,7 @@ from .tracing import (
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
+    "RESULTS_ON_HOST",
     "TO_COPY",
     "FakeTensor",
     "FakeTensorMode",

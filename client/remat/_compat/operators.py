@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from .versions import lacking, require
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
+    "RESULTS_ON_HOST",
     "TO_COPY",
     "HigherOrderOperator",
     "OpOverload",
@@ -31,6 +32,16 @@ TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
 """What AOTAutograd makes of batch normalization that updates its running statistics."""
 BATCH_NORM_WITHOUT_STATISTICS: Any = torch.ops.aten._native_batch_norm_legit.no_stats
+
+RESULTS_ON_HOST: Mapping[Any, tuple[int, ...]] = {
+    torch.ops.aten._scaled_dot_product_efficient_attention.default: (2, 3),
+    torch.ops.aten._efficient_attention_forward.default: (2, 3),
+}
+"""Results that lie on the host whatever the device, by their positions; a fake tensor says that they lie on the device.
+
+They are seed and offset of the dropout. The backward kernels read them on the host
+(aten/src/ATen/native/transformers/cuda/attention_backward.cu), so that ones on the device end the process.
+"""
 
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,14 +75,24 @@ def materialize(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target))
-    return _like(value, _highest_index(node)) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _like(value, _highest_index(node), torch.device("cpu") if _on_host(node) else value.device)
 
 
-def _like(fake: torch.Tensor, highest: int) -> torch.Tensor:
+def _on_host(node: fx.Node) -> bool:
+    """Whether a kernel of a device leaves this result in the host's memory, where another reads it."""
+    if node.target is not operator.getitem:
+        return False
+    maker, position = node.args
+    return isinstance(maker, fx.Node) and position in _compat.RESULTS_ON_HOST.get(maker.target, ())
+
+
+def _like(fake: torch.Tensor, highest: int, device: torch.device) -> torch.Tensor:
     """A real tensor of the same strided extent; integers are valid indices, spread out where the bound is known."""
     shape, stride = [int(s) for s in fake.shape], [int(s) for s in fake.stride()]
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
-    real = torch.empty(extent, dtype=fake.dtype, device=fake.device)
+    real = torch.empty(extent, dtype=fake.dtype, device=device)
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         if fake.dtype.itemsize >= 2:
             real.uniform_()  # where probabilities, variances and logarithms' arguments all lie

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from ..operators import OpOverload, is_mutable
-from .parts import ComputedBuffer, FixedLayout, get_dtype_size, wrapper
+from .parts import ComputedBuffer, FixedLayout, WorkspaceArg, get_dtype_size, wrapper
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,9 @@ def _extern(graph: Any, node: Any) -> Iterator[Event]:
 
 
 def _origins(buffer: Any) -> tuple[fx.Node, ...]:
+    """The nodes that a buffer was made for; a workspace of a generated kernel (`WorkspaceArg`) names none."""
+    if isinstance(buffer, WorkspaceArg):
+        return ()
     return tuple(sorted(buffer.get_origins(), key=lambda node: str(node.name)))
 
 

@@ -19,6 +19,7 @@ try:
     from torch._inductor import inductor_prims as _prims  # noqa: F401  defines torch.ops.prims.inductor_*
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen import wrapper
+    from torch._inductor.codegen.common import WorkspaceArg
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
@@ -44,6 +45,7 @@ __all__ = [
     "InductorChoices",
     "TracingContext",
     "V",
+    "WorkspaceArg",
     "collect_bw_donated_buffer_idxs",
     "compile_fx",
     "config",

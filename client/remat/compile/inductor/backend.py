@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
@@ -37,6 +38,7 @@ NOT_WITH = {
     "cpp_wrapper": "the generated code's memory is read from Inductor's Python wrapper",
     "fallback_random": "random kernels of torch's own can be neither kept cheaply nor run again",
     "custom_partitioner_fn": "the plan takes its place",
+    "triton.cudagraphs": "a CUDA graph keeps memory in a pool of its own, which no plan counts",
     "inductor_choices_class": "what is fused decides how much the plan's code holds",
 }
 """Options of Inductor that plans cannot be carried out with, and why."""
@@ -139,7 +141,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, reason in NOT_WITH.items():
         if options.get(name):
             raise InvalidData(f"the option {name} does not go with inner='inductor': {reason}")
-        if name not in options and name != "custom_partitioner_fn" and getattr(inductor.config, name):
+        if name not in options and name != "custom_partitioner_fn" and attrgetter(name)(inductor.config):
             raise InvalidData(f"torch._inductor.config.{name} does not go with inner='inductor': {reason}")
     return dict(options)
 

@@ -1,0 +1,134 @@
+"""The stand-in in this process: `install()` before torch is imported, then devices cuda:0 and cuda:1 are there.
+
+torch asks for CUDA's hooks once, while it is imported, so that the library is loaded before. What Python's `torch.cuda`
+asks of a build with CUDA is answered here: the functions that the client, torch's own training code and the tests call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .build import library
+
+_library: Any = None
+
+SPARE = 2
+"""An allocator of no device, whose policy is tested."""
+
+
+def loaded() -> bool:
+    """Whether this process has the stand-in."""
+    return _library is not None
+
+
+def install() -> None:
+    """Build the library if need be, load it, import torch, and answer for `torch.cuda`.
+
+    Raises:
+        RuntimeError: torch is imported already, or the library cannot be built.
+    """
+    global _library
+    if _library is not None:
+        return
+    if "torch" in sys.modules:
+        raise RuntimeError("the stand-in must be installed before torch is imported")
+    _library = ctypes.CDLL(str(library()), ctypes.RTLD_GLOBAL)
+    _library.standin_stream.restype = ctypes.c_int64
+    _library.standin_allocate.restype = ctypes.c_void_p
+    from . import module
+
+    module.install(_library)
+
+
+class Figures(tuple[int, ...]):
+    """Bytes of a device: allocated, requested and reserved, each now and at most since the peaks were forgotten."""
+
+    allocated, peak_allocated = property(lambda self: self[0]), property(lambda self: self[1])
+    requested, peak_requested = property(lambda self: self[2]), property(lambda self: self[3])
+    reserved, peak_reserved = property(lambda self: self[4]), property(lambda self: self[5])
+
+
+def figures(device: int = 0) -> Figures:
+    """What the allocator of a device has counted."""
+    found = (ctypes.c_int64 * 6)()
+    _library.standin_figures(device, found)
+    return Figures(found)
+
+
+def forget_peaks(device: int = 0) -> None:
+    """From now on the peaks are those of what follows."""
+    _library.standin_forget_peaks(device)
+
+
+def empty_cache() -> None:
+    """Give back segments of which nothing is in use."""
+    _library.standin_empty_cache()
+
+
+def allocate(size: int, device: int = SPARE) -> int | None:
+    """A block's address, or None: the limit is reached."""
+    found: int | None = _library.standin_allocate(device, ctypes.c_int64(size))
+    return found
+
+
+def release(block: int | None, device: int = SPARE) -> None:
+    """A block is free."""
+    _library.standin_release(device, ctypes.c_void_p(block))
+
+
+@contextlib.contextmanager
+def lazy_streams(on: bool) -> Iterator[None]:
+    """Copies on side streams run when they are waited for; or else at once."""
+    _library.standin_synchronize()
+    _library.standin_lazy(on)
+    try:
+        yield
+    finally:
+        _library.standin_synchronize()
+        _library.standin_lazy(True)
+
+
+@contextlib.contextmanager
+def limited(size: int, device: int = 0) -> Iterator[None]:
+    """The device has no more memory than that."""
+    _library.standin_limit(device, ctypes.c_int64(size))
+    try:
+        yield
+    finally:
+        _library.standin_limit(device, ctypes.c_int64(2**62))
+
+
+@contextlib.contextmanager
+def expandable_segments() -> Iterator[None]:
+    """Segments grow at their end; nothing is in the cache when this begins or ends."""
+    empty_cache()
+    _library.standin_expandable(True)
+    try:
+        yield
+    finally:
+        empty_cache()
+        _library.standin_expandable(False)
+
+
+@contextlib.contextmanager
+def library_workspace(size: int) -> Iterator[None]:
+    """Each thread that multiplies matrices from now on takes so many bytes for good, as a library's handle does."""
+    _library.standin_library_workspace(ctypes.c_int64(size))
+    try:
+        yield
+    finally:
+        _library.standin_library_workspace(ctypes.c_int64(0))
+
+
+@contextlib.contextmanager
+def cudnn() -> Iterator[None]:
+    """torch believes that this build has cuDNN."""
+    _library.standin_cudnn(True)
+    try:
+        yield
+    finally:
+        _library.standin_cudnn(False)

@@ -1,0 +1,48 @@
+"""The tests that need a device, on the stand-in: `make test-standin`. A test that is skipped fails the lane."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service")] + [str(ROOT)]
+os.environ["OMP_NUM_THREADS"] = "1"  # else autograd's thread sums with another number of threads than the caller's
+
+from standin import device  # noqa: E402
+
+device.install()
+
+import pytest  # noqa: E402
+
+
+class NothingSkipped:
+    """Counts tests that ran, and those that did not."""
+
+    def __init__(self) -> None:
+        self.ran, self.skipped = 0, list[str]()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A skip is noted."""
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+        self.ran += report.when == "call" and not report.skipped
+
+
+def main(arguments: list[str]) -> int:
+    """Run the lane, or the tests that are named; the exit status."""
+    os.chdir(ROOT)
+    watch = NothingSkipped()
+    wanted = arguments or ["-m", "gpu or standin", "tests/client", "tests/standin"]
+    code = int(pytest.main(["-q", "-p", "no:cacheprovider", "--durations=12", *wanted], plugins=[watch]))
+    if watch.skipped or not watch.ran:
+        print(f"the lane ran {watch.ran} tests and skipped {watch.skipped}: a skipped test shows nothing")
+        code = code or 1
+    return code
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)  # torch's own clean-up at exit looks for a CUDA runtime
