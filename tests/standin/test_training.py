@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from client.zoo import build
 
 from client.small_models import CASES, Case
 from client.test_exact import WithLoss, callable_of, everything_again, outcome, random_plan
-from client.zoo import build
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
