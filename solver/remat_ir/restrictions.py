@@ -39,7 +39,7 @@ NO_TRANSFERS = "no-transfers"
 """Nothing is moved to the host, although the chain has a link."""
 
 CHAIN_STAGES = "chain-stages"
-"""A linear graph is taken as a chain: a forward step that keeps its tape comes before each backward step."""
+"""A linear network is taken as a chain: a stage holds what leads in, and its tape, until its backward part ends."""
 
 _TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
 _SWEEPS = re.compile(r"(\d+)-recomputations-per-stage")

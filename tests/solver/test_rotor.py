@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from chains import chains, counter_example
 from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
-from remat_solver.chain import Least, Table, linear_graph
+from remat_solver.chain import Least, Table, linear_network
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
@@ -167,42 +167,9 @@ def training_graph(stages: int, loss: bool, seed: int) -> Graph:
     return graph_of(costs, sizes, inputs, backward_from=stages)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_linear_graph_is_seen_and_solved_as_a_graph(seed: int) -> None:
-    graph = training_graph(6 + seed, True, seed)
-    linear = linear_graph(graph)
-    assert linear is not None
-    assert linear.chain.stages == 6 + seed
-    assert linear.backward_op[0] is None
-    budget = max(Least(linear.chain).budget_bytes, budget_at(graph, 0.8))
-    answer = solve(Problem(graph, budget), method="rotor")
-    assert answer.plan is not None
-    verdict = verify(Problem(graph, budget), answer.plan)
-    assert verdict.cost_ns == answer.cost_ns
-
-
-@SETTINGS
-@given(chains(most_stages=6), st.data())
-def test_a_lift_is_seen_as_its_chain(chain: Chain, data: st.DataObject) -> None:
-    if chain.stages == 1:
-        return
-    graph = chain.to_graph()
-    linear = linear_graph(graph)
-    assert linear is not None
-    gradients = (*chain.gradient_bytes[:-1], chain.gradient_bytes[-1])
-    assert linear.chain == replace(
-        chain,
-        activation_bytes=(chain.activation_bytes[0] + chain.gradient_bytes[0], *chain.activation_bytes[1:]),
-        gradient_bytes=(0, *gradients[1:]),
-    )
-    budget = data.draw(st.integers(Least(linear.chain).budget_bytes, 2 * plain_peak(chain) + 1))
-    plan = solve(Problem(graph, budget), method="rotor", max_gap=0)
-    assert plan.cost_ns == best_cost(linear.chain, budget)
-
-
 def test_what_is_no_chain() -> None:
     skip = graph_of([1] * 6, [1] * 6, [(), (0,), (0, 1), (1, 2), (0, 1, 3), (0, 4)])
-    assert linear_graph(skip) is None
+    assert linear_network(skip) is None
     answer = solve(Problem(skip, 100), method="rotor")
     assert answer.status is Status.NOTHING_FOUND
     assert answer.message == "This graph is not a chain of stages, so it has no chain plan."

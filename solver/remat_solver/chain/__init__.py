@@ -1,7 +1,8 @@
 """Chains: the persistent dynamic program over memory slots, its baselines, and what graphs are chains in disguise."""
 
-from .linear import LinearGraph, linear_graph
 from .needs import Least
+from .network import LinearNetwork, linear_network
+from .persistent import slots_for
 from .reach import Reach, reach
 from .revolve import revolve
 from .rotor import RotorOptions, rotor
@@ -10,15 +11,16 @@ from .table import Table
 
 __all__ = [
     "Least",
-    "LinearGraph",
+    "LinearNetwork",
     "Reach",
     "RotorOptions",
     "SequentialOptions",
     "Table",
-    "linear_graph",
+    "linear_network",
     "reach",
     "revolve",
     "rotor",
     "segmented_plan",
     "sequential",
+    "slots_for",
 ]

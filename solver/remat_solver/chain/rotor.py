@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_ir import Chain
+from remat_ir import Chain, Plan, plan_of
+from remat_ir.greedy import peak_of
+from remat_ir.plan import without_unread
 from remat_ir.restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
 
 from ..incumbent import Incumbent
-from .linear import LinearGraph, linear_graph
 from .needs import Least
+from .network import linear_network
+from .persistent import Least as LeastOfStages
+from .persistent import Persistent, Stages
 from .table import Table
 
 MOST_SLOTS = 20_000
@@ -37,38 +42,27 @@ def rotor(incumbent: Incumbent, options: RotorOptions) -> None:
 
 def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     """`rotor`, or without `tapes` the program that saves activations only."""
-    seen = _chain_of(incumbent)
-    if seen is None:
-        incumbent.ends_without_plan("This graph is not a chain of stages, so it has no chain plan.", (PERSISTENT,))
-        return
-    chain, linear = seen
+    if isinstance(incumbent.problem.subject, Chain):
+        _of_chain(incumbent, incumbent.problem.subject, slots, tapes=tapes)
+    else:
+        _of_network(incumbent, slots, tapes=tapes)
+
+
+def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) -> None:
     source = "rotor" if tapes else "revolve"
     within = (PERSISTENT,) if chain.link_bytes_per_s is None else (PERSISTENT, NO_TRANSFERS)
-    if linear is not None:
-        within = (*within, CHAIN_STAGES)
-    if chain.stages > MOST_STAGES:
-        incumbent.ends_without_plan(
-            f"The chain has {chain.stages} stages, more than the {MOST_STAGES} in reach.", within
-        )
+    if _too_many(incumbent, chain.stages, within):
         return
     least = Least(chain, tapes=tapes)
-    if linear is None:
-        incumbent.suffices(least.budget_bytes)
+    incumbent.suffices(least.budget_bytes)
     budget = incumbent.problem.budget_bytes
     if least.budget_bytes > budget:
-        reason = (
-            f"No persistent schedule{'' if tapes else ' without tapes'} fits; the least budget for one is "
-            f"{least.budget_bytes} bytes."
-        )
-        if tapes:
-            incumbent.nothing_within(within, reason)
-        else:
-            incumbent.ends_without_plan(reason, within)
+        _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
         return
     table = Table(chain, budget, slots, rounding="nearest", tapes=tapes)
     # where memory is so short that rounding loses every plan, the one of the least peak remains
     plan = table.cheapest_plan(budget) or least.plan()
-    incumbent.offer(plan if linear is None else linear.plan(plan), source)
+    incumbent.offer(plan, source)
     bound = table.bound_ns(table.slots)
     if not tapes:
         return
@@ -78,9 +72,45 @@ def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         incumbent.raise_bound(bound, source, within)
 
 
-def _chain_of(incumbent: Incumbent) -> tuple[Chain, LinearGraph | None] | None:
-    subject = incumbent.problem.subject
-    if isinstance(subject, Chain):
-        return subject, None
-    linear = linear_graph(incumbent.problem.graph)
-    return None if linear is None else (linear.chain, linear)
+def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
+    graph, within = incumbent.problem.graph, (PERSISTENT, CHAIN_STAGES)
+    network = linear_network(graph)
+    if network is None:
+        incumbent.ends_without_plan("This graph is not a chain of stages, so it has no chain plan.", (PERSISTENT,))
+        return
+    if _too_many(incumbent, network.stages, within):
+        return
+    stages = Stages(network)
+    least = LeastOfStages(stages, tapes=tapes)
+    budget = incumbent.problem.budget_bytes
+    if least.budget_bytes > budget:
+        _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
+        return
+
+    def plan(sequence: Sequence[int]) -> Plan:
+        return plan_of(graph, without_unread(graph, sequence))
+
+    def fits(sequence: Sequence[int]) -> bool:
+        return peak_of(graph, plan(sequence)) <= budget
+
+    table = Persistent(stages, budget, slots=slots, tapes=tapes)
+    # where memory is so short that rounding loses every plan, the one of the least peak remains
+    incumbent.offer(plan(table.cheapest(fits) or least.sequence()), "rotor" if tapes else "revolve")
+    if tapes and table.added_ns is not None:
+        incumbent.raise_bound(graph.total_cost_ns + table.added_ns, "rotor", within)
+
+
+def _too_many(incumbent: Incumbent, stages: int, within: tuple[str, ...]) -> bool:
+    if stages <= MOST_STAGES:
+        return False
+    incumbent.ends_without_plan(f"The chain has {stages} stages, more than the {MOST_STAGES} in reach.", within)
+    return True
+
+
+def _nothing_fits(incumbent: Incumbent, least_bytes: int, within: tuple[str, ...], *, tapes: bool) -> None:
+    kind = "" if tapes else " without tapes"
+    reason = f"No persistent schedule{kind} fits; the least budget for one is {least_bytes} bytes."
+    if tapes:
+        incumbent.nothing_within(within, reason)
+    else:
+        incumbent.ends_without_plan(reason, within)

@@ -14,13 +14,14 @@ from remat_ir.greedy import least_memory
 from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
+from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
 from ..pairs import prove_by_pairs
 from ..search import Search, await_compiled, compiling, is_compiled
 from ..staged.prove import Proof
 from .greedy import first_plan
 from .staged import polished
-from .structured import run_disguised, run_structured
+from .structured import offer_chain, run_structured
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
@@ -57,6 +58,7 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         return
     if _keep_everything(incumbent):
         return
+    linear = offer_chain(incumbent)
     with contextlib.ExitStack() as stack:
         # before anything that competes for the cores, and for the interpreter's lock as the compiler does
         first_plan(incumbent, brief=options.search and is_compiled())
@@ -68,7 +70,7 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         engine = stack.enter_context(Engine("cpsat", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
-        search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
+        search = _Beside(incumbent, lambda: _search(incumbent, options.seed, linear=linear)) if options.search else None
         try:
             if options.proof:
                 Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
@@ -94,14 +96,15 @@ def _keep_everything(incumbent: Incumbent) -> bool:
     return True
 
 
-def _search(incumbent: Incumbent, seed: int) -> None:
+def _search(incumbent: Incumbent, seed: int, *, linear: bool) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
     searching = None
     if incumbent.plan is None and is_compiled():
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
-    run_disguised(incumbent)
+    if not linear:
+        offer_homogenized(incumbent)
     structured = isinstance(incumbent, LiftedIncumbent)
     if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):
         structured = True

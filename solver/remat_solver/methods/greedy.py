@@ -29,8 +29,7 @@ def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
 
 
 def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
-    """Offer greedy plans where the incumbent has none yet; `brief`: try one rule only, since better is to follow."""
-    if incumbent.plan is None:
-        problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
-        for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
-            incumbent.offer(plan, "greedy")
+    """Offer greedy plans; `brief`: try one rule only, since better is to follow."""
+    problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
+    for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
+        incumbent.offer(plan, "greedy")

@@ -1,0 +1,350 @@
+"""The persistent optimum of a linear network: Rotor's recursion with stages that are replayed op by op.
+
+As in RR-9302, Section 4.2, with what captured graphs have beyond the paper's chains. Gradients that are kept add up
+from stage to stage, in one order, so that they are a function of the stage whose backward part comes next. The first
+run of a stage computes all of its ops, later ones only what is read of them. And a value that leads on is read by the
+backward part of its own stage, too: where it was saved, and stays, that stage's tape is made out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .network import LinearNetwork
+
+NEVER = 1 << 60
+"""Stands for infinity; two of them fit an int64."""
+MOST_SLOTS = 2000
+MOST_CELLS = 16_000_000
+"""Costs that one table may hold, of 16 bytes each."""
+MOST_WORK = 2e7
+"""Sums that one table may take: some tenths of a second."""
+
+Array = Any
+Choose: TypeAlias = Callable[[int, int, bool, int], tuple[int, bool, int, int]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Some ops of a stage, run in order: what they cost, and their peak in bytes beyond what is counted elsewhere."""
+
+    ops: tuple[int, ...]
+    cost_ns: int
+    peak_bytes: int
+
+
+class Stages:
+    """What a linear network's stages cost and need, by replay; stages are counted from 1 as in the paper.
+
+    Attributes:
+        forward, taped: [L+1] a stage's run for the value that leads on alone, or with its tape, the first time.
+        again, taped_again: [L+1] the same later, when only what is read is computed.
+        retaped: [L+1] its tape made anew where the value that leads on is there; None where that value would be, too.
+        backward: [L+1] its backward part.
+        leads, tape: [L+1] bytes of the value that leads on from a stage, and of its tape with that.
+        staying_first: [L+1] bytes of values that stay, as a stage runs for the first time.
+        held: [L+1] bytes that stay or come from later backward parts, while stages up to t are run again.
+        staying: [L+1] those of them that the backward part of stage t does not read or make itself.
+    """
+
+    def __init__(self, network: LinearNetwork) -> None:
+        self.network = network
+        count, graph = network.stages, network.graph
+        self.count = count
+        first = network.forward[-1].stop
+        part = [0] * graph.ops
+        for stage in range(count):
+            for op in (*network.forward[stage], *network.backward[stage]):
+                part[op] = stage + 1
+        keep = frozenset(graph.keep)
+        none = Run((), 0, 0)
+        after_first, after_again = [none] * (count + 1), [none] * (count + 1)
+        self.forward, self.taped, self.again, self.taped_again = ([none] * (count + 1) for _ in range(4))
+        self.backward = [none] * (count + 1)
+        self.retaped: list[Run | None] = [None] * (count + 1)
+        self.leads, self.tape = [0] * (count + 1), [0] * (count + 1)
+        self.staying_first, self.held, self.staying = ([0] * (count + 1) for _ in range(3))
+        gradients = [v for v, op in enumerate(graph.value_op) if op >= first]
+        for t in range(1, count + 1):
+            ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
+            tape = network.tapes[t - 1] | leads
+            self.leads[t], self.tape[t] = network.bytes_of(leads), network.bytes_of(tape)
+            self.forward[t], self.taped[t] = self._run(ops, leads, first=True), self._run(ops, tape, first=True)
+            self.again[t] = self._run(network.needed(t - 1, leads, before), leads)
+            self.taped_again[t] = self._run(network.needed(t - 1, tape, before), tape)
+            anew = network.needed(t - 1, tape, before | leads)
+            if not any(graph.value_op[v] in anew for v in leads):
+                self.retaped[t] = self._run(anew, tape, given=leads)
+            incoming = [v for v in gradients if part[graph.value_op[v]] > t and _last_part(graph.users[v], part) <= t]
+            crossing = frozenset(v for v in incoming if v not in keep)
+            kept = network.bytes_of(v for v in gradients if v in keep and part[graph.value_op[v]] > t)
+            leaving = frozenset(
+                v for v in gradients if part[graph.value_op[v]] >= t and _last_part(graph.users[v], part) < t
+            )
+            stay = network.bytes_of(v for v in network.stays if v in keep or any(part[u] <= t for u in graph.users[v]))
+            self.held[t] = stay + kept + network.bytes_of(crossing)
+            self.staying[t] = stay + kept + (network.bytes_of(network.passed) if t == count else 0)
+            self.backward[t] = self._run(network.backward[t - 1], leaving | keep, given=tape | crossing)
+            self.staying_first[t] = network.bytes_of(
+                v
+                for v in (*network.stays, *network.passed)
+                if graph.value_op[v] < ops.start and (v in keep or graph.users[v][-1] >= ops.start)
+            )
+            after_first[t] = self._run(ops, leads, before, first=True)
+            after_again[t] = self._run(self.again[t].ops, leads, before)
+        self._parts = list(itertools.accumulate(len(run.ops) for run in self.backward))
+        self._highest_first = self._highest(self.forward, after_first, self.staying_first)
+        self._highest_again = self._highest(self.again, after_again, [0] * (count + 1))
+
+    def _run(
+        self, ops: Sequence[int], retained: Collection[int], given: Iterable[int] = (), *, first: bool = False
+    ) -> Run:
+        """Ops in order, with what is given counted from the start, and all but what is retained freed when read last.
+
+        What else they read is counted elsewhere, and so are values that stay, but where they are made first.
+        """
+        graph, keep = self.network.graph, frozenset(self.network.graph.keep)
+        stays = self.network.stays_set | self.network.passed if first else frozenset()
+        last = {v: i for i, op in enumerate(ops) for v in graph.op_inputs[op]}
+        always = frozenset(v for op in ops for v in graph.op_always[op])
+        here = set(given)
+        held = self.network.bytes_of(here)
+        peak = held
+        for i, op in enumerate(ops):
+            made = [v for v in graph.op_values[op] if v not in here]
+            wanted = [v for v in made if last.get(v, -1) > i or v in retained or v in keep or v in stays]
+            during = {*wanted, *(v for v in made if v in always)}
+            peak = max(peak, held + self.network.bytes_of(during) + graph.op_workspace_bytes[op])
+            here.update(wanted)
+            gone = {v for v in graph.op_inputs[op] if v in here and last[v] == i} - {*retained} - keep - stays
+            here -= gone
+            held += self.network.bytes_of(wanted) - self.network.bytes_of(gone)
+        return Run(tuple(ops), sum(graph.op_cost_ns[op] for op in ops), peak)
+
+    def nothing_after(self, s: int, t: int) -> bool:
+        """Whether stages s … t have no backward part, so that nothing of them is run again."""
+        return t < self.count and self._parts[t] == self._parts[s - 1]
+
+    def run_with_tape(self, s: int, t: int, joined: bool) -> Run:
+        """The run of s that keeps its tape, before s + 1 … t follow; `joined` where what leads on from t is there."""
+        if t == self.count:
+            return self.taped[s]
+        anew = self.retaped[s] if joined and s == t else None
+        return self.taped_again[s] if anew is None else anew
+
+    def needed_with_tape(self, s: int, t: int, joined: bool) -> int:
+        """The bytes that this run and the backward part of s need, beyond the value that leads into s."""
+        base = self.staying_first[s] if t == self.count else self.held[t]
+        own = self.leads[t] if joined and s < t else 0
+        run = self.run_with_tape(s, t, joined)
+        return max(run.peak_bytes + base + own, self.staying[s] + self.backward[s].peak_bytes)
+
+    def highest(self, *, first: bool) -> Array:
+        """[L+1, L+1] the most that running stages s … t one after the other needs, beyond what leads into s."""
+        return self._highest_first if first else self._highest_again
+
+    def _highest(self, alone: Sequence[Run], after: Sequence[Run], staying: Sequence[int]) -> Array:
+        found = np.zeros((self.count + 1, self.count + 1), np.int64)
+        own, freed = (
+            np.array([run.peak_bytes + more for run, more in zip(runs, staying, strict=True)], np.int64)
+            for runs in (alone, after)
+        )
+        for s in range(1, self.count + 1):
+            found[s, s:] = np.maximum.accumulate(np.concatenate((own[s : s + 1], freed[s + 1 :])))
+        return found
+
+
+class Persistent:
+    """The cheapest persistent schedule of stages for every memory limit up to a budget, in slots that round down.
+
+    C(s, t, m) is what running stages s … t again adds to one pass, with m slots beyond the value that leads into s and
+    all that is held for other stages; D(s, t, m) the same where the value that leads on from t is there, within m.
+    Every schedule that fits in bytes fits in slots, so that costs are bounds; whether a schedule fits is for a replay
+    to say.
+
+    Attributes:
+        added_ns: the least that persistent schedules of these stages add to one pass, or None where none fits.
+    """
+
+    def __init__(self, stages: Stages, budget_bytes: int, *, slots: int, tapes: bool = True) -> None:
+        self.stages, self.tapes = stages, tapes
+        count = stages.count
+        available = max(0, budget_bytes - stages.network.graph.fixed_bytes)
+        self.unit = max(1, -(-available // slots))
+        self._room = np.arange(available // self.unit + 1)
+        self._tape, self._leads = (np.array(sizes, np.int64) // self.unit for sizes in (stages.tape, stages.leads))
+        self._reruns = np.cumsum([run.cost_ns for run in stages.again])
+        shape = (count + 2, count + 2, len(self._room))
+        self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
+        for t in range(1, count + 1):
+            shifted = {joined: np.full((count + 2, len(self._room)), NEVER, np.int64) for joined in (False, True)}
+            for s in range(t, 0, -1):
+                for joined, costs in ((False, self.c), (True, self.d)):
+                    if joined and (t == count or stages.retaped[t] is None):
+                        continue
+                    costs[s, t] = self._options(s, t, joined, shifted[joined]).min(axis=0)
+                    shift = int(self._leads[s - 1])
+                    shifted[joined][s, shift:] = costs[s, t, : len(self._room) - shift]
+        added = int(self.c[1, count, -1])
+        self.added_ns = None if added >= NEVER else added
+
+    def cheapest(self, fits: Callable[[list[int]], bool]) -> list[int] | None:
+        """The ops in order of the cheapest schedule found that fits, recomputations included; None: none was found.
+
+        Rounding loses less than a slot for each value that is saved, so the limit is lowered until a schedule fits, by
+        bisection over the different costs.
+        """
+        costs = self.c[1, self.stages.count]
+        limits = [int(m) for m in np.unique(costs, return_index=True)[1] if costs[m] < NEVER]
+        best: list[int] | None = None
+        low, high = 0, len(limits)
+        while low < high:
+            middle = 0 if best is None and low == 0 and high == len(limits) else (low + high) // 2
+            sequence = self._sequence(limits[middle])
+            if fits(sequence):
+                best, high = sequence, middle
+            else:
+                low = middle + 1
+        return best
+
+    def _options(self, s: int, t: int, joined: bool, shifted: Array) -> Array:
+        """[t − s + 1, m + 1] the cost of beginning with the tape of s, and of saving what leads on from s … t − 1.
+
+        `shifted` [k, m] is what k … t add where m less the value that leads into k is left.
+        """
+        stages, last = self.stages, t == self.stages.count
+        found = np.full((t - s + 1, len(self._room)), NEVER, np.int64)
+        self._with_tape(s, t, joined, found[0])
+        if s == t:
+            return found
+        base = 0 if last else stages.held[t] + (stages.leads[t] if joined else 0)
+        split = np.minimum(self.c[s, s:t], self.d[s, s:t]) + shifted[s + 1 : t + 1]
+        if not last:
+            split += (self._reruns[s:t] - self._reruns[s - 1])[:, None]
+        least = (stages.highest(first=last)[s, s:t] + base) // self.unit
+        split[(self._room[None, :] < least[:, None]) | (split > NEVER)] = NEVER
+        found[1:] = split
+        return found
+
+    def _with_tape(self, s: int, t: int, joined: bool, into: Array) -> None:
+        stages = self.stages
+        if stages.nothing_after(s, t):
+            into[:] = 0
+            return
+        if s < t and not self.tapes:
+            return
+        again = 0 if t == stages.count else stages.run_with_tape(s, t, joined).cost_ns
+        least = stages.needed_with_tape(s, t, joined) // self.unit
+        if s == t:
+            into[least:] = again
+            return
+        shift = int(self._tape[s])
+        least = max(least, shift)
+        if least < len(into):
+            rest = (self.d if joined else self.c)[s + 1, t, least - shift : len(into) - shift]
+            into[least:] = np.minimum(NEVER, rest + again)
+
+    def _sequence(self, room: int) -> list[int]:
+        def choose(s: int, t: int, joined: bool, room: int) -> tuple[int, bool, int, int]:
+            costs = self.d if joined else self.c
+            shifted = np.full((t + 1, len(self._room)), NEVER, np.int64)
+            for k in range(s + 1, t + 1):
+                shift = int(self._leads[k - 1])
+                shifted[k, shift:] = costs[k, t, : len(self._room) - shift]
+            choice = int(self._options(s, t, joined, shifted)[:, room].argmin())
+            if choice == 0:
+                return 0, False, room, room - int(self._tape[s])
+            k = s + choice
+            there = bool(self.d[s, k - 1, room] < self.c[s, k - 1, room])
+            return choice, there, room, room - int(self._leads[k - 1])
+
+        return _schedule(self.stages, choose, room)
+
+
+class Least:
+    """The persistent schedule of the least peak: the same recursion with peaks in place of costs, in bytes."""
+
+    def __init__(self, stages: Stages, *, tapes: bool = True) -> None:
+        self.stages, self.tapes = stages, tapes
+        shape = (stages.count + 2, stages.count + 2)
+        self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
+        for t in range(1, stages.count + 1):
+            for s in range(t, 0, -1):
+                self.c[s, t] = self._options(s, t, joined=False).min()
+                if t < stages.count and stages.retaped[t] is not None:
+                    self.d[s, t] = self._options(s, t, joined=True).min()
+
+    @property
+    def budget_bytes(self) -> int:
+        """The least budget for which a persistent schedule of these stages is known to exist."""
+        return self.stages.network.graph.fixed_bytes + int(self.c[1, self.stages.count])
+
+    def sequence(self) -> list[int]:
+        """The ops of a schedule with that peak, in order."""
+
+        def choose(s: int, t: int, joined: bool, _: int) -> tuple[int, bool, int, int]:
+            choice = int(self._options(s, t, joined=joined).argmin())
+            k = s + choice
+            return choice, bool(choice and self.d[s, k - 1] < self.c[s, k - 1]), 0, 0
+
+        return _schedule(self.stages, choose, 0)
+
+    def _options(self, s: int, t: int, *, joined: bool) -> Array:
+        stages, rest = self.stages, self.d if joined else self.c
+        if stages.nothing_after(s, t):
+            return np.zeros(1, np.int64)
+        taped = stages.needed_with_tape(s, t, joined)
+        if s < t:
+            taped = max(taped, stages.tape[s] + int(rest[s + 1, t])) if self.tapes else NEVER
+        last = t == stages.count
+        base = 0 if last else stages.held[t] + (stages.leads[t] if joined else 0)
+        left = np.minimum(self.c[s, s:t], self.d[s, s:t])
+        leads = np.array(stages.leads[s:t], np.int64)
+        split = np.maximum(stages.highest(first=last)[s, s:t] + base, np.maximum(leads + rest[s + 1 : t + 1, t], left))
+        return np.concatenate((np.array([taped], np.int64), split))
+
+
+def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
+    """The ops of the schedule that choices make, as RR-9302's Algorithm 2.
+
+    `choose` says of stages s … t, whether what leads on from t is there, and the room that they have: 0 for the tape of
+    s first or i for saving what leads into s + i; whether that stays for the part before it; and the room of both.
+    """
+    count = stages.count
+    found: list[int] = []
+    todo: list[tuple[int, int, bool, int] | int] = [(1, count, False, room)]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, int):
+            found += stages.backward[item].ops
+            continue
+        s, t, joined, room = item
+        if stages.nothing_after(s, t):
+            continue
+        choice, there, before, after = choose(s, t, joined, room)
+        if choice == 0:
+            found += stages.run_with_tape(s, t, joined).ops
+            todo.append(s)
+            if s < t:
+                todo.append((s + 1, t, joined, after))
+            continue
+        k = s + choice
+        for stage in range(s, k):
+            found += (stages.forward if t == count else stages.again)[stage].ops
+        todo += ((s, k - 1, there, before), (k, t, joined, after))
+    return found
+
+
+def slots_for(stages: int) -> int:
+    """How many slots of memory a table of so many stages may have, to take a second at most."""
+    return max(20, min(MOST_SLOTS, int(MOST_WORK * 6 / stages**3), MOST_CELLS // stages**2))
+
+
+def _last_part(users: Sequence[int], part: Sequence[int]) -> int:
+    """The stage of the last op that reads a gradient; one that nothing reads is gone at once."""
+    return part[users[-1]] if users else 1 << 30

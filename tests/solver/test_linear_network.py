@@ -1,0 +1,178 @@
+"""Linear networks as they are captured: recognised, and planned by the best persistent schedule of their stages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from benchmarks.graphs.instances import instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chains import chains
+from drawn import linear_graphs
+from remat_ir import Chain, Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
+from remat_ir.plan import without_unread
+from remat_solver import solve
+from remat_solver.chain.network import linear_network
+from remat_solver.chain.persistent import Least, Persistent, Stages
+from solver.chain_brute import best_cost
+
+SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def captured(seed: int) -> Graph:
+    """A linear network as capture gives it: several ops a layer, statistics, kept gradients, tapes read in part."""
+    draw = random.Random(seed)
+    costs: list[int] = []
+    inputs: list[tuple[int, ...]] = []
+    value_op: list[int] = []
+    sizes: list[int] = []
+    keep: list[int] = []
+
+    def op(cost: int, reads: list[int], made: list[int]) -> list[int]:
+        costs.append(cost)
+        inputs.append(tuple(sorted(set(reads))))
+        values = [len(value_op) + i for i in range(len(made))]
+        value_op.extend([len(costs) - 1] * len(made))
+        sizes.extend(made)
+        return values
+
+    layers: list[tuple[list[int], list[list[int]]]] = []
+    now: list[int] = []
+    for _ in range(draw.randint(2, 4)):
+        made: list[list[int]] = []
+        before = now
+        for _ in range(draw.randint(1, 2)):
+            made.append(op(draw.randint(1, 5), now, [draw.randint(1, 6), *([2] if draw.random() < 0.4 else [])]))
+            now = made[-1][:1]
+        layers.append((before, made))
+    split = len(costs)
+    gradient = op(0, now if draw.random() < 0.5 else [], [draw.randint(1, 4)])[0]
+    for before, made in reversed(layers):
+        for values in reversed(made):
+            reads = [gradient, *(v for v in values if draw.random() < 0.7), *(before if draw.random() < 0.5 else [])]
+            own = op(draw.randint(1, 5), reads, [draw.randint(1, 4), *([3] if draw.random() < 0.5 else [])])
+            gradient = own[0]
+            keep += own[1:]
+    return Graph(tuple(costs), tuple(inputs), tuple(value_op), tuple(sizes), keep=tuple(keep), backward_from=split)
+
+
+def schedules(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[int, ...]]:
+    """All persistent schedules of stages s … t, by the recursion's words and without its memory."""
+    if stages.nothing_after(s, t):
+        yield ()
+        return
+    run, back = stages.run_with_tape(s, t, joined).ops, stages.backward[s].ops
+    if s == t:
+        yield run + back
+    else:
+        for rest in schedules(stages, s + 1, t, joined):
+            yield run + rest + back
+    runs = stages.forward if t == stages.count else stages.again
+    for k in range(s + 1, t + 1):
+        before = tuple(op for stage in range(s, k) for op in runs[stage].ops)
+        for after in schedules(stages, k, t, joined):
+            for there in (False, True) if stages.retaped[k - 1] is not None else (False,):
+                for own in schedules(stages, s, k - 1, there):
+                    yield before + after + own
+
+
+def all_plans(graph: Graph, stages: Stages) -> list[tuple[int, int]]:
+    """Cost and peak of every persistent schedule's plan, by replay."""
+    found = []
+    for sequence in set(schedules(stages, 1, stages.count, False)):
+        moments = list(replay(graph, plan_of(graph, without_unread(graph, sequence))))
+        found.append((moments[-1].cost_ns, max(moment.peak_bytes for moment in moments)))
+    return found
+
+
+@SETTINGS
+@given(graph=linear_graphs(least_layers=2, most_layers=5))
+def test_exact_against_all_schedules_of_a_linear_graph(graph: Graph) -> None:
+    network = linear_network(graph)
+    assert network is not None
+    stages = Stages(network)
+    plans = all_plans(graph, stages)
+    least = min(peak for _, peak in plans)
+    assert Least(stages).budget_bytes == least
+    for budget in range(least, plain_peak(graph) + 1):
+        best = min(cost for cost, peak in plans if peak <= budget)
+        assert Persistent(stages, budget, slots=10_000).added_ns == best - graph.total_cost_ns
+        answer = solve(Problem(graph, budget), method="rotor", max_gap=0, options={"slots": 10_000})
+        assert answer.cost_ns == best
+        assert answer.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_between_the_bound_and_all_schedules_of_a_captured_network(seed: int) -> None:
+    """Stages count what leads in, and their tapes, to their ends; a replay may free some sooner."""
+    graph = captured(seed)
+    network = linear_network(graph)
+    if network is None:  # a tape that the next stage reads made all of it one stage
+        return
+    stages = Stages(network)
+    plans = all_plans(graph, stages)
+    least = Least(stages)
+    assert least.budget_bytes >= min(peak for _, peak in plans)
+    for budget in range(least.budget_bytes, plain_peak(graph) + 1):
+        problem = Problem(graph, budget)
+        answer = solve(problem, method="rotor", max_gap=0, options={"slots": 10_000})
+        assert answer.plan is not None
+        cost = verify(problem, answer.plan).cost_ns
+        assert cost >= min(c for c, peak in plans if peak <= budget)
+        assert answer.bound_ns is not None
+        assert answer.bound_ns <= cost
+
+
+@SETTINGS
+@given(chains(most_stages=6), st.data())
+def test_a_lift_costs_what_its_chain_does(chain: Chain, data: st.DataObject) -> None:
+    if chain.stages == 1:
+        return
+    graph = chain.to_graph()
+    network = linear_network(graph)
+    assert network is not None
+    assert network.stages == chain.stages
+    budget = data.draw(st.integers(Least(Stages(network)).budget_bytes, 2 * plain_peak(chain) + 1))
+    plan = solve(Problem(graph, budget), method="rotor", max_gap=0, options={"slots": 20_000})
+    assert plan.cost_ns is not None
+    best = best_cost(chain, budget)
+    assert best is None or plan.cost_ns <= best
+
+
+@pytest.mark.parametrize(("name", "share"), [("gpt-6", 0.8), ("gpt-6", 0.5), ("resnet-16", 0.5), ("vgg-13", 0.95)])
+def test_networks_of_blocks_are_linear_and_auto_names_their_persistent_optimum(name: str, share: float) -> None:
+    graph = instance(name)
+    network = linear_network(graph)
+    assert network is not None
+    problem = Problem(graph, budget_at(graph, share))
+    chain = solve(problem, method="rotor")
+    assert chain.plan is not None
+    found: list[str] = []
+    answer = solve(problem, time_limit_s=5, on_progress=lambda news: found.append(news.source))
+    assert found[0] == "rotor"
+    assert "persistent chain schedule" in answer.message
+    assert answer.cost_ns is not None
+    assert answer.cost_ns <= chain.cost_ns
+
+
+def test_long_skips_make_a_network_not_linear() -> None:
+    assert linear_network(instance("unet-4")) is None
+
+
+def test_a_small_value_that_lives_throughout_stays() -> None:
+    """A mask that every layer reads: the layers are stages nevertheless, and the mask is never made again."""
+    layers = 12
+    inputs: list[list[int]] = [[], [0]] + [[0, i] for i in range(1, layers)]
+    last = len(inputs) - 1
+    inputs += [[last]]
+    inputs += [[0, i, len(inputs) - 1 + (last - i)] for i in range(last, 0, -1)]
+    graph = graph_of([3] * len(inputs), [1] + [40] * (len(inputs) - 1), inputs, backward_from=last + 1)
+    network = linear_network(graph)
+    assert network is not None
+    assert network.stays == (0,)
+    answer = solve(Problem(graph, budget_at(graph, 0.7)), method="rotor")
+    assert answer.plan is not None
+    assert answer.plan.computes.count(0) == 1
