@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from benchmarks.models.subject import Subject
 from remat import _compat
-from remat.capture.guards import Holders
+from remat.capture.guards import Call, Holders
 from remat.capture.trace import _logging_functions
 from remat.training.step import TrainingStep
 
@@ -125,5 +125,9 @@ def each_once(subject: Subject, step: TrainingStep) -> Peer:
     """The joint graph with nothing recomputed."""
     captured = step.captured
     function = _compat.compile_joint(captured.descriptor, default_partition, boxed_nop, boxed_nop)
-    holders = Holders((*captured.params, *captured.buffers), captured.constants)
-    return Peer(subject.model, lambda *args, **kwargs: function(*holders.tensors(subject.model), *args, **kwargs))
+    holders = Holders((*captured.params, *captured.buffers), captured.guards)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*holders.tensors(Call(subject.model, subject.model, args, kwargs)), *args, **kwargs)
+
+    return Peer(subject.model, call)

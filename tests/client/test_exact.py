@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from client.small_models import CASES, Case
-from remat.capture.guards import Holders
+from remat.capture.guards import Call, Holders
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
@@ -24,10 +24,10 @@ def one_thread() -> None:
 def callable_of(case: Case, step: TrainingStep, plan: Plan):  # type: ignore[no-untyped-def]
     """The case's step by a plan."""
     run, captured = step.compile(plan), step.captured
-    holders = Holders((*captured.params, *captured.buffers), captured.constants)
+    holders = Holders((*captured.params, *captured.buffers), captured.guards)
 
     def call(*args, **kwargs):  # type: ignore[no-untyped-def]
-        return run(*holders.tensors(case.module), *args, **kwargs)
+        return run(holders.tensors(Call(case.module, case.module, args, kwargs)), args, kwargs)
 
     return call
 

@@ -29,7 +29,7 @@ def planned() -> Planned:
 
 
 def trained_by(planned: Planned, module: nn.Module | None = None, **options: bool) -> Rematerialized:
-    return Rematerialized(module or Net(), lambda args, kwargs, known: planned, **options)
+    return Rematerialized(module or Net(), lambda call, known: planned, **options)
 
 
 def test_the_first_step_is_measured_and_the_second_is_not(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:

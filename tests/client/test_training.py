@@ -339,7 +339,7 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     whole = Problem(step.graph, budget_at(step.graph, 1))
     better = OneProcess().later(whole, lambda: planner.plan(whole), lambda answer: carry_out(step, whole, answer))
     found = replace(carry_out(step, problem, quick), better=better)
-    trained = Rematerialized(module, lambda args, kwargs, known: found)
+    trained = Rematerialized(module, lambda call, known: found)
     assert trained.plan_for(x) is found
     loss = trained(*x)
     planner.go.set()

@@ -13,7 +13,7 @@ from functorch.compile import default_partition, make_boxed_func
 from client.small_models import Case
 from client.test_exact import callable_of, everything_again, outcome, peak, random_plan
 from remat import _compat
-from remat.capture.guards import Holders
+from remat.capture.guards import Call, Holders
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import SolveOptions
 from remat.planning.profiles import DiskProfiles
@@ -31,8 +31,8 @@ def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
     captured = step.captured
     boxed = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
     run = _compat.compile_joint(captured.descriptor, default_partition, boxed, boxed)
-    holders = Holders((*captured.params, *captured.buffers), captured.constants)
-    return lambda *args, **kwargs: run(*holders.tensors(case.module), *args, **kwargs)
+    holders = Holders((*captured.params, *captured.buffers), captured.guards)
+    return lambda *args, **kwargs: run(holders.tensors(Call(case.module, case.module, args, kwargs)), args, kwargs)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in named("tiny")])

@@ -4,7 +4,8 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 """
 
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
-from .autograd import boxed, boxed_gradients, version_counter
+from .autograd import backward_node, boxed, boxed_gradients, version_counter
+from .guards import CallGuards
 from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key
 from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of, parameters_of
 from .operators import (
@@ -49,6 +50,7 @@ __all__ = [
     "BATCH_NORM_WITHOUT_STATISTICS",
     "RESULTS_ON_HOST",
     "TO_COPY",
+    "CallGuards",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -57,6 +59,7 @@ __all__ = [
     "TorchDispatchMode",
     "active_ddp",
     "aot_backend",
+    "backward_node",
     "boxed",
     "boxed_gradients",
     "buffers_of",

@@ -1,13 +1,13 @@
-"""Autograd: how often a tensor was written to, and arguments and gradients that come in a list."""
+"""Autograd: how often a tensor was written to, what comes in a list, and the node that runs a backward function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["boxed", "boxed_gradients", "version_counter"]
+__all__ = ["backward_node", "boxed", "boxed_gradients", "version_counter"]
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -27,3 +27,19 @@ def boxed_gradients(function: F) -> F:
 def version_counter(tensor: torch.Tensor) -> int:
     """How often a tensor has been written to in place: what autograd compares before it reads what it has saved."""
     return tensor._version
+
+
+def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any]) -> Any:
+    """The node of autograd's graph behind some outputs that runs a backward function of AOTAutograd's; None: none."""
+    stack, seen = [t.grad_fn for t in outputs], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        runs = getattr(getattr(node, "_forward_cls", None), "compiled_bw", None)
+        if runs is function:
+            return node
+        if runs is None:  # a view of an output; behind another planned step there is nothing of this one
+            stack += [following for following, _ in node.next_functions]
+    return None

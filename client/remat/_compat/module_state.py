@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as _module
 
 from .versions import require
 
@@ -18,8 +21,13 @@ __all__ = [
     "PARAMETERS",
     "SHARED",
     "active_ddp",
+    "backward_hooks_of_all",
     "buffers_of",
     "flattened_by_fsdp",
+    "global_hooks",
+    "has_backward_hooks",
+    "has_hooks",
+    "hooks_set_aside",
     "modules_of",
     "parameters_of",
 ]
@@ -30,7 +38,9 @@ PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 
 FORWARD_HOOKS, FORWARD_PRE_HOOKS = "_forward_hooks", "_forward_pre_hooks"
 
-CALL_HOOKS = (FORWARD_HOOKS, FORWARD_PRE_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+
+CALL_HOOKS = (FORWARD_HOOKS, FORWARD_PRE_HOOKS, *_BACKWARD_HOOKS)
 """The hooks that run around a module's call."""
 
 SHARED = (
@@ -45,7 +55,16 @@ SHARED = (
 )
 """What two modules have in common that are one to whoever reads, loads or replaces their state."""
 
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+"""The hooks that run around every module's call."""
+
 require([f"nn.Module.{name}" for name in sorted({*CALL_HOOKS, *SHARED}) if name not in nn.Module().__dict__])
+require([name for name in _GLOBAL_HOOKS if not hasattr(_module, name)])
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -61,6 +80,39 @@ def buffers_of(module: nn.Module) -> dict[str, Any]:
 def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """A module's own submodules by name."""
     return module._modules
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks of a module's own run around its call."""
+    return any(module.__dict__[name] for name in CALL_HOOKS)
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether hooks of a module's own run in its backward pass."""
+    return any(module.__dict__[name] for name in _BACKWARD_HOOKS)
+
+
+def backward_hooks_of_all() -> bool:
+    """Whether hooks run in every module's backward pass."""
+    return any(getattr(_module, f"_global{name}") for name in _BACKWARD_HOOKS)
+
+
+def global_hooks() -> tuple[Any, ...]:
+    """The hooks that run around every module's call, in order."""
+    return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(_module, name).values())
+
+
+@contextlib.contextmanager
+def hooks_set_aside() -> Iterator[None]:
+    """Inside, no hooks run around every module's call."""
+    found = [(getattr(_module, name), dict(getattr(_module, name))) for name in _GLOBAL_HOOKS]
+    for hooks, _ in found:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in found:
+            hooks.update(before)
 
 
 def active_ddp() -> Any:

@@ -22,6 +22,7 @@ from torch._guards import CompileContext, TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .module_state import CALL_HOOKS, hooks_set_aside
 from .versions import lacking, require
 
 __all__ = [
@@ -69,21 +70,29 @@ class SideEffects(Exception):
 
 
 def strict_graph(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
 ) -> torch.nn.Module:
-    """The module as one graph by Dynamo, its parameters under their own names; `ignored` are logging functions.
+    """A module, or a method of one, as one graph by Dynamo; `ignored` are logging functions.
+
+    The graph has the module's parameters and buffers under their own names, and its submodules.
 
     Every size is captured as itself. Left to its own settings Dynamo takes a size that has changed for a symbol, which
     takes it twice as long, and the joint graph is of one size all the same.
     """
     settings: dict[str, Any] = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
+    settings["skip_nnmodule_hook_guards"] = False
     told = _Told()
     with told.listening(), _dynamo_config.patch(**settings):
-        graph = dynamo_graph_capture_for_export(module)(*args, **kwargs)
+        graph: Any = dynamo_graph_capture_for_export(call)(*args, **kwargs)
     for text in told.side_effects:
         sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
         if sources:
             raise SideEffects(", ".join(sources))
+    graph.__dict__.pop("forward", None)  # an instance's own, which is traced
+    if not isinstance(call, torch.nn.Module):
+        for name in CALL_HOOKS:  # they run around a call of the module
+            getattr(graph, name).clear()
+        graph._wrapped_call.cls_call = None
     return graph  # type: ignore[no-any-return]
 
 
@@ -120,7 +129,8 @@ def _harmless(source: str) -> bool:
 
 def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts."""
-    return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
+    with hooks_set_aside():  # they are in the graph
+        return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
 
 
 def joint_graph(descriptor: Any) -> fx.GraphModule:

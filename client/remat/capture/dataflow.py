@@ -72,9 +72,12 @@ class Dataflow:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a node's metadata, in order."""
+    """The tensors inside nested tuples, lists and mappings, in order."""
     if isinstance(value, torch.Tensor):
         yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors(item)

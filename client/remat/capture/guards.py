@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from .. import _compat
 from .._compat.module_state import (
     BUFFERS,
     FORWARD_HOOKS,
@@ -15,10 +17,12 @@ from .._compat.module_state import (
     MODULES,
     PARAMETERS,
     buffers_of,
+    global_hooks,
     modules_of,
     parameters_of,
 )
 from ..device import AUTOCAST_KINDS
+from .dataflow import tensors as tensors_in
 
 ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
 OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of them are one tensor")
@@ -26,12 +30,95 @@ OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of
 nn.MultiheadAttention, look whether their arguments are one, and run other kernels."""
 
 
+class Call:
+    """One call of a module, looked at once.
+
+    Attributes:
+        module: whose parameters and buffers the call uses.
+        run: what is called: the module, hooks included, or its forward alone.
+        arguments: the arguments as a key, numbers by their type alone.
+        numbers: the values of the integers and floats among the arguments.
+    """
+
+    __slots__ = ("args", "arguments", "kwargs", "module", "numbers", "run")
+
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.module, self.run, self.args, self.kwargs = module, run, tuple(args), dict(kwargs)
+        leaves: list[Any] = []
+        numbers: list[int | float] = []
+        seen: dict[int, int] = {}
+        _describe(self.args, leaves, seen, numbers)
+        _describe(self.kwargs, leaves, seen, numbers)
+        self.arguments, self.numbers = tuple(leaves), tuple(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """The calls that may run by one plan, or by none.
+
+    Attributes:
+        arguments: what they have in common of their arguments: see `Call`.
+        numbers: the numbers among the arguments, where the guards do not tell whether they matter; else None.
+        guards: what the capture read of Python's state; None where nothing was captured, and `state` stands for it.
+        code: the classes of the submodules, with the code that was captured.
+        hooks: those that ran around every module's call.
+    """
+
+    arguments: tuple[Any, ...]
+    numbers: tuple[int | float, ...] | None
+    guards: _compat.CallGuards | None = field(repr=False)
+    state: tuple[Any, ...] | None = field(repr=False)
+    code: tuple[tuple[type[nn.Module], Any], ...] = field(repr=False)
+    hooks: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, call: Call, guards: _compat.CallGuards | None, numbers_matter: bool = True) -> Kind:
+        """The kind of a call that was captured with these guards; without, all that it is told by is its state."""
+        types = dict.fromkeys(type(part) for part in parts(call.module))
+        return cls(
+            arguments=call.arguments,
+            numbers=call.numbers if numbers_matter else None,
+            guards=guards,
+            state=None if guards else state_of(call.module),
+            code=tuple((t, t.forward) for t in types),
+            hooks=global_hooks(),
+        )
+
+    def holds(self, call: Call) -> bool:
+        """Whether a call with these arguments is one of this kind."""
+        if self.numbers is not None and self.numbers != call.numbers:
+            return False
+        if self.hooks != global_hooks() or any(t.forward is not code for t, code in self.code):
+            return False
+        if self.guards is None:
+            return self.state == state_of(call.module)
+        return self.guards.hold(call.run, call.args, call.kwargs)
+
+    def broken(self, call: Call) -> str:
+        """In what a call with these arguments differs, for the log."""
+        if self.numbers is not None and self.numbers != call.numbers:
+            return f"the numbers {call.numbers} among the arguments, not {self.numbers}"
+        if self.hooks != global_hooks():
+            return "the hooks of all modules"
+        for t, code in self.code:
+            if t.forward is not code:
+                return f"{t.__name__}.forward"
+        if self.guards is None:
+            assert self.state is not None
+            return what_changed(((), *state_of(call.module)), ((), *self.state))
+        return self.guards.broken(call.run, call.args, call.kwargs)
+
+
 def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All that a captured step takes for granted, as a key."""
-    leaves: list[Any] = []
-    seen: dict[int, int] = {}
-    _describe(tuple(args), leaves, seen)
-    _describe(dict(kwargs), leaves, seen)
+    """The arguments of a call and the state of its module as a key, where no capture tells what of it matters."""
+    call = Call(module, module, args, kwargs)
+    return (*call.arguments, *call.numbers), *state_of(module)
+
+
+def state_of(module: nn.Module) -> tuple[Any, ...]:
+    """The train mode, the parameters' and buffers' metadata, autocast and the number of hooks, as a key."""
     training: list[bool] = []
     parameters: list[Any] = []
     buffers: list[Any] = []
@@ -47,12 +134,28 @@ def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
                 buffers += (b.dtype, b.device, b.shape)
         hooks += len(state[FORWARD_HOOKS]) + len(state[FORWARD_PRE_HOOKS])
     autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_KINDS)
-    return tuple(leaves), tuple(training), tuple(parameters), tuple(buffers), autocast, hooks
+    return tuple(training), tuple(parameters), tuple(buffers), autocast, hooks
+
+
+def shared_with_state(overwritten: Sequence[int], tensors: Sequence[torch.Tensor], call: Call) -> str:
+    """Which of a module's tensors that a step overwrites shares memory with an argument, in words; empty: none does.
+
+    Args:
+        overwritten: their positions among `tensors`.
+    """
+    if not overwritten:
+        return ""
+    given = {_compat.storage_key(t) for t in tensors_in((call.args, call.kwargs))}
+    for position in overwritten:
+        if _compat.storage_key(tensors[position]) in given:
+            names = [name for name, t in call.module.named_buffers() if t is tensors[position]]
+            return f"an argument shares memory with {names[0] if names else 'a tensor of the module'}"
+    return ""
 
 
 def what_changed(new: tuple[Any, ...], old: tuple[Any, ...]) -> str:
     """The aspects in which two kinds differ, for the log."""
-    found = [name for name, a, b in zip(ASPECTS, new, old, strict=True) if a != b]
+    found = [name for name, a, b in zip(ASPECTS, new, old, strict=False) if a != b]
     details = _of_arguments(new[0], old[0])
     return ", ".join(f"{name} ({details})" if name == "arguments" and details else name for name in found)
 
@@ -87,33 +190,33 @@ class Holders:
     """Tensors of a module by name, found again without walking their paths while its modules are the same.
 
     Args:
-        constants: tensors by names that are none of the module's.
+        names: of parameters and buffers, and of what `guards` reads.
     """
 
-    def __init__(self, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> None:
-        self.names, self.constants = tuple(names), constants
+    def __init__(self, names: Sequence[str], guards: _compat.CallGuards | None = None) -> None:
+        self.names, self._guards = tuple(names), guards
         self._parts: list[nn.Module] = []
         self._found: list[tuple[Mapping[str, Any], str]] = []
 
-    def tensors(self, module: nn.Module) -> list[torch.Tensor]:
+    def tensors(self, call: Call) -> list[torch.Tensor]:
         """What the names stand for now."""
-        now = list(parts(module))
-        if now != self._parts:
-            self._found = [self._holder(module, name) for name in self.names]
+        now = list(parts(call.module))
+        read = {} if self._guards is None else self._guards.read(call.run, call.args, call.kwargs)
+        if read or now != self._parts:
+            self._found = [(read, name) if name in read else _holder(call.module, name) for name in self.names]
             self._parts = now
         return [holder[name] for holder, name in self._found]
 
-    def _holder(self, module: nn.Module, path: str) -> tuple[Mapping[str, Any], str]:
-        if path in self.constants:
-            return self.constants, path
-        *parents, name = path.split(".")
-        for parent in parents:
-            module = modules_of(module)[parent]  # type: ignore[assignment]
-        own = parameters_of(module)
-        return (buffers_of(module) if own.get(name) is None else own), name
+
+def _holder(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str]:
+    *parents, name = path.split(".")
+    for parent in parents:
+        module = modules_of(module)[parent]  # type: ignore[assignment]
+    own = parameters_of(module)
+    return (buffers_of(module) if own.get(name) is None else own), name
 
 
-def _describe(thing: Any, leaves: list[Any], seen: dict[int, int]) -> None:
+def _describe(thing: Any, leaves: list[Any], seen: dict[int, int], numbers: list[int | float]) -> None:
     if isinstance(thing, torch.Tensor):
         same = seen.setdefault(id(thing), len(leaves))
         leaves.append((thing.shape, thing.stride(), thing.dtype, thing.device, thing.requires_grad, same))
@@ -121,12 +224,15 @@ def _describe(thing: Any, leaves: list[Any], seen: dict[int, int]) -> None:
         leaves.append((type(thing), len(thing)))
         for key, value in thing.items():
             leaves.append(key)
-            _describe(value, leaves, seen)
+            _describe(value, leaves, seen, numbers)
     elif isinstance(thing, (tuple, list)):
         leaves.append((type(thing), len(thing)))
         for value in thing:
-            _describe(value, leaves, seen)
-    elif isinstance(thing, (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)):
+            _describe(value, leaves, seen, numbers)
+    elif isinstance(thing, (int, float)) and not isinstance(thing, bool):
+        leaves.append(type(thing))
+        numbers.append(thing)
+    elif isinstance(thing, (int, str, complex, bytes, type(None), torch.dtype, torch.device)):
         leaves.append((type(thing), thing))
     else:
         leaves.append((type(thing), id(thing)))

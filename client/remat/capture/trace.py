@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from .. import _compat, generators
+from .._compat.module_state import backward_hooks_of_all, has_backward_hooks
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
 from .dataflow import tensors
@@ -27,8 +29,10 @@ class Capture:
     Attributes:
         joint: forward and backward as one ATen graph, functionalized; metadata are fake tensors.
         forward_outputs: how many of its outputs the forward pass returns.
-        params, buffers: the names of the tensors that lead its inputs, in order.
-        constants: tensors that the module's code closes over and that are neither, by name.
+        params, buffers: the names of the tensors that lead its inputs, in order. What the module's code reads and is
+            neither, such as a tensor that is an ordinary attribute, is among the buffers, by a name of `guards`.
+        guards: what tracing read of Python's state, and those tensors.
+        returns_numbers: whether a number is among what the module returns: an argument may be, unread.
         descriptor: what AOTAutograd needs to make a function of the planned graphs.
     """
 
@@ -36,15 +40,21 @@ class Capture:
     forward_outputs: int
     params: tuple[str, ...]
     buffers: tuple[str, ...]
-    constants: Mapping[str, torch.Tensor] = field(repr=False)
+    guards: _compat.CallGuards = field(repr=False)
+    returns_numbers: bool
     descriptor: Any = field(repr=False)
 
 
-def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Capture:
+def capture(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any] | None = None
+) -> Capture:
     """Capture the joint graph of `module(*args, **kwargs)` ahead of time, without running it.
 
-    The tensors may be fake: nothing is allocated. Python state that the code reads (flags, shapes, train mode) is baked
-    in; whoever runs the graph checks it.
+    Python state that the code reads (flags, numbers, train mode) is baked in; whoever runs the graph asks `guards`
+    whether it is as it was.
+
+    Args:
+        run: what is called in place of the module: a method of its, such as its forward without the hooks around it.
 
     Raises:
         CaptureError: the module cannot be captured as one graph; the message says why.
@@ -53,9 +63,12 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         raise CaptureError("gradients are disabled: capture a training step outside of torch.no_grad()")
     refuse_sharded(module)
     _refuse_not_strided(module, args, kwargs)
+    _refuse_backward_hooks(module, whole=run is None or run is module)
     try:
         with generators.kept(), contextlib.ExitStack() as stack:
-            graph = _compat.strict_graph(module, args, kwargs, _logging_functions(module))
+            run = module if run is None else run
+            graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
+            guards = _compat.CallGuards(graph, run, args, kwargs)
             descriptor = _compat.export_joint(stack, graph, args, kwargs)
     except _compat.SideEffects as error:
         raise CaptureError(
@@ -69,16 +82,16 @@ def capture(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         ) from error
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
-    known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    known |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    tensors = dict(graph.named_parameters(remove_duplicate=False)) | dict(graph.named_buffers(remove_duplicate=False))
     params, buffers = _compat.state_names(descriptor)
+    forward_outputs = _compat.forward_outputs(descriptor)
+    results: Any = joint.graph.output_node().args[0]
     return Capture(
         joint=joint,
-        forward_outputs=_compat.forward_outputs(descriptor),
+        forward_outputs=forward_outputs,
         params=params,
         buffers=buffers,
-        constants={name: tensors[name] for name in (*params, *buffers) if name not in known},
+        guards=guards,
+        returns_numbers=any(isinstance(result, (int, float)) for result in results[:forward_outputs]),
         descriptor=descriptor,
     )
 
@@ -135,6 +148,20 @@ def _layout(tensor: torch.Tensor) -> str:
     return str(tensor.layout).removeprefix("torch.")
 
 
+def _refuse_backward_hooks(module: nn.Module, whole: bool) -> None:
+    """Hooks that modules run in the backward pass, between autograd's nodes of which a captured step has one.
+
+    Raises:
+        CaptureError: there is one on all modules, on a part of this one, or, if it is called as a `whole`, on itself.
+    """
+    what = "a captured step has no place for it: use a hook of a parameter or a tensor in its stead"
+    if backward_hooks_of_all():
+        raise CaptureError(f"there is a backward hook of all modules, and {what}")
+    for name, part in module.named_modules():
+        if has_backward_hooks(part) and (whole or part is not module):
+            raise CaptureError(f"{name or type(module).__name__} has a backward hook, and {what}", stages_may_do=True)
+
+
 def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     """The methods of the loggers that the module's own source files hold: they would split the graph."""
     names = {type(part).__module__ for part in module.modules()}
@@ -162,7 +189,11 @@ def _advice(module: nn.Module, error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:3])[:400]}" if lines else type(error).__name__
+    return (
+        f"{type(error).__name__}: {textwrap.shorten(' '.join(lines[:3]), 400, placeholder=' …')}"
+        if lines
+        else (type(error).__name__)
+    )
 
 
 def untraced(forward: F) -> F:

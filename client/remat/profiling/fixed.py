@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import _compat
+from ..capture.dataflow import tensors
 from ..device import storage_bytes
 
 
@@ -20,7 +21,7 @@ def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tenso
     for name, group in (
         ("parameters", module.parameters()),
         ("buffers", module.buffers()),
-        ("inputs", leaves(inputs)),
+        ("inputs", tensors(inputs)),
         ("constants", constants.values()),
     ):
         found[name] = 0
@@ -29,18 +30,6 @@ def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tenso
                 seen.add(_compat.storage_key(tensor))
                 found[name] += storage_bytes(tensor)
     return found
-
-
-def leaves(thing: Any) -> Iterator[torch.Tensor]:
-    """The tensors inside nested tuples, lists and mappings."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, Mapping):
-        for value in thing.values():
-            yield from leaves(value)
-    elif isinstance(thing, (tuple, list)):
-        for value in thing:
-            yield from leaves(value)
 
 
 def existing_gradients(module: nn.Module) -> int:

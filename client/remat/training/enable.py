@@ -4,24 +4,56 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
-from .._compat.module_state import CALL_HOOKS
 from ..capture.trace import untraced
-from ..distributed.refused import fsdp_module
 from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from .module import Rematerialized
-from .optimize import planned_module
+from .module import MakePlan, Rematerialized
+from .optimize import planning
 
 M = TypeVar("M", bound=nn.Module)
 
-_PLANNED = "_remat_planned"
+
+class PlannedForward:
+    """What an enabled module's `forward` is, and all that `enable` leaves on it.
+
+    What is captured is the module's own forward, without the hooks that run around the call. A deep copy of the module
+    gets a planned forward of its own, without plans yet; a pickled module comes back with the forward of its class.
+    """
+
+    def __init__(
+        self, model: nn.Module, before: Callable[..., Any] | None, make_plan: MakePlan, settings: Mapping[str, Any]
+    ) -> None:
+        self.model, self.before = model, before
+        self._make_plan, self._settings = make_plan, settings
+        functools.update_wrapper(self, self.own())
+
+    @functools.cached_property
+    def planned(self) -> Rematerialized:
+        """The module's plans, and what runs by them."""
+        return Rematerialized(self.model, self._make_plan, run=self.own, **self._settings)
+
+    def own(self) -> Callable[..., Any]:
+        """The forward that the module has without plans."""
+        return MethodType(type(self.model).forward, self.model) if self.before is None else self.before
+
+    @untraced
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.planned.forward(*args, **kwargs) if self.model.training else self.own()(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
+        model = copy.deepcopy(self.model, memo)
+        return PlannedForward(model, copy.deepcopy(self.before, memo), self._make_plan, self._settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.model, "forward")
 
 
 def enable(
@@ -51,10 +83,9 @@ def enable(
     """
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
-    planned = planned_module(
-        twin_of(model), budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress
-    )
-    return install(model, planned)
+    make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    install(model, make_plan, on_failure=asking.on_failure, self_check=asking.self_check, most_plans=asking.most_plans)
+    return model
 
 
 def refuse_enabled(model: nn.Module) -> None:
@@ -63,30 +94,24 @@ def refuse_enabled(model: nn.Module) -> None:
     Raises:
         RuntimeError: it has.
     """
-    if _PLANNED in model.__dict__:
+    if isinstance(model.__dict__.get("forward"), PlannedForward):
         raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
 
 
-def install(model: M, planned: Rematerialized) -> M:
-    """Let a module run by the plans of its twin when it trains."""
-
-    @untraced
-    @functools.wraps(type(model).forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        planned.original.training = planned.training = model.training
-        if not model.training:
-            return type(model).forward(model, *args, **kwargs)
-        return planned(*args, **kwargs)
-
-    model.__dict__[_PLANNED] = planned
+def install(model: nn.Module, make_plan: MakePlan, **settings: Any) -> Rematerialized:
+    """Let a module run by plans when it trains; `settings` are those of `Rematerialized`."""
+    forward = PlannedForward(model, model.__dict__.get("forward"), make_plan, settings)
     model.__dict__["forward"] = forward
-    return model
+    return forward.planned
 
 
 def disable(model: M) -> M:
-    """Undo `enable`; the module trains plainly again."""
-    if model.__dict__.pop(_PLANNED, None) is not None:
+    """Undo `enable`; the module trains without plans again."""
+    forward = model.__dict__.get("forward")
+    if isinstance(forward, PlannedForward):
         del model.__dict__["forward"]
+        if forward.before is not None:
+            model.__dict__["forward"] = forward.before
     return model
 
 
@@ -96,25 +121,7 @@ def plans_of(model: nn.Module) -> Rematerialized:
     Raises:
         RuntimeError: it is not enabled.
     """
-    planned = model.__dict__.get(_PLANNED)
-    if planned is None:
+    forward = model.__dict__.get("forward")
+    if not isinstance(forward, PlannedForward):
         raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
-    return planned  # type: ignore[no-any-return]
-
-
-def twin_of(model: nn.Module) -> nn.Module:
-    """The same module once more: it shares every tensor and submodule, but not the hooks, which run around the call.
-
-    What is captured and planned is the twin, whose forward is still that of its class.
-    """
-    sharded = fsdp_module()
-    if sharded and isinstance(model, sharded):  # copied as what it was before fully_shard gave it another class
-        plain = next(c for c in type(model).__mro__ if not issubclass(c, sharded))
-        twin: Any = object.__new__(plain)
-        twin.__dict__.update(model.__dict__)
-    else:
-        twin = copy.copy(model)
-    for name in CALL_HOOKS:
-        twin.__dict__[name] = OrderedDict()
-    made: nn.Module = twin
-    return made
+    return forward.planned

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,32 +11,37 @@ import torch
 from torch import nn
 
 from .. import generators
-from .._compat.module_state import SHARED
+from .._compat.module_state import CALL_HOOKS, SHARED, has_hooks
 from ..capture.call import CacheSwitch
-from ..capture.guards import kind_of_call, what_changed
+from ..capture.guards import Call, Kind, shared_with_state, what_changed
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
 from ..device import device_failed
 from ..errors import CaptureError
 from ..planning.options import DEFAULT, OnFailure
+from .kinds import Kinds
 from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
 
 log = logging.getLogger("remat")
 
+MOST_STATES = 8
+"""Plans for calls that differ in numbers or in the state of Python alone: one for each value of an annealed factor
+would cost more than it saves."""
 
-_UNKNOWN: Any = object()
-
-MakePlan: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any], Sequence[Planned]], Planned | ChainedModule]
+MakePlan: TypeAlias = Callable[[Call, Sequence[Planned]], Planned | ChainedModule]
+Made: TypeAlias = Planned | ChainedModule | None
 
 
 class Rematerialized(nn.Module):
     """A module that trains by plans and otherwise is the module that it was made from.
 
-    Parameters, buffers, submodules and state_dict are the original's own; both see every change. A call with gradients
-    enabled runs by the plan of its kind: shapes, dtypes, devices, strides and values of its arguments, the train mode
-    of every submodule, which parameters require gradients, and autocast. An unknown kind is planned when it is first
-    seen. A call under torch.no_grad() has nothing to rematerialize and runs the original.
+    Parameters, buffers, submodules and state_dict are the original's own; both see every change, and an attribute that
+    is set here is set there. A call with gradients enabled runs by the plan of its kind: shapes, dtypes, devices and
+    strides of its arguments, and all of Python's state that the capture read: attributes, globals, train modes, hooks,
+    numbers, autocast. An unknown kind is planned when it is first seen. A call under torch.no_grad() has nothing to
+    rematerialize and runs the original. A deep copy is a module of its own that plans anew; pickled, it is the original
+    without plans.
 
     Args:
         make_plan: captures and plans one kind of call, given the plans of other kinds, the latest last; or makes the
@@ -44,9 +49,14 @@ class Rematerialized(nn.Module):
         on_failure: "raise" lets a CaptureError out; "plain" runs the original for that kind and logs a warning.
         self_check: whether the first step of each plan measures its peak: see `remat.training.selfcheck`.
         most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
+        run: what of the module is planned: all of it, or its forward without the hooks around it.
     """
 
     original: nn.Module
+    _kinds: Kinds[Made]
+    _check: SelfCheck | None
+    _make_plan: MakePlan
+    _on_failure: OnFailure
 
     def __init__(
         self,
@@ -55,124 +65,161 @@ class Rematerialized(nn.Module):
         on_failure: OnFailure = "raise",
         self_check: bool = True,
         most_plans: int = DEFAULT.most_plans,
+        run: Callable[[], Callable[..., Any]] | None = None,
     ) -> None:
         super().__init__()
+        own = self.__dict__
         for name in SHARED:
-            self.__dict__[name] = module.__dict__[name]
-        self.__dict__["original"] = module  # as an attribute it would be registered: a submodule of its own twin
-        self._plans: OrderedDict[Any, Planned | None] = OrderedDict()
-        self._chains: OrderedDict[Any, ChainedModule] = OrderedDict()
-        self._make_plan = make_plan
-        self._cache = CacheSwitch(module)
-        self._on_failure = on_failure
-        self._most_plans = most_plans
-        self._check = SelfCheck() if self_check else None
-        self.training = module.training
+            own[name] = module.__dict__[name]
+        own["original"] = module  # as an attribute it would be registered: a submodule of its own twin
+        own["_run"] = run or (lambda: module)
+        own["_make_plan"], own["_on_failure"] = make_plan, on_failure
+        own["_kinds"] = Kinds[Made](most_plans)
+        own["_cache"] = CacheSwitch(module)
+        own["_check"] = SelfCheck() if self_check else None
+        own["_told"] = set()
+        own["training"] = module.training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As any module; the hooks that are global run inside, around the original."""
+        if not has_hooks(self):
+            return self.forward(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, with a backward pass by the plan."""
-        original = self.original
+        run = self._run()
         if not torch.is_grad_enabled():
-            return original(*args, **kwargs)
+            return run(*args, **kwargs)
         given, kwargs = kwargs, dict(self._cache.planned(args, kwargs))
-        planned = self.plan_for(args, kwargs)
-        if planned is None:
-            chains = self._chains
-            return (chains.get(kind_of_call(original, args, given), original) if chains else original)(*args, **given)
-        check, tensors = self._check, planned.holders.tensors(self)
-        if check is None or not check.due or planned not in check.due:
-            return planned.run(*tensors, *args, **kwargs)
+        call = Call(self.original, run, args, kwargs)
+        kind, made = self._made_for(call)
+        if made is None:
+            return run(*args, **given)
+        if isinstance(made, ChainedModule):
+            return made(*args, **given)
+        check, tensors = self._check, made.holders.tensors(call)
+        shared = shared_with_state(made.overwritten, tensors, call)
+        if shared:
+            self._refuse(f"{shared}, and the step overwrites it")
+            return run(*args, **given)
+        if check is None or not check.due or made not in check.due:
+            return made.run(tensors, args, kwargs)
         before = generators.noted()
         try:
-            return check.watch(planned, lambda: planned.run(*tensors, *args, **kwargs))
+            return check.watch(made, tensors, call)
         except RuntimeError as error:
             if device_failed(error):
                 raise
             before.restore()
-            self._refused(args, kwargs, error)
-        return original(*args, **given)
+            why = str(error).partition("\n")[0]
+            self._refuse(
+                f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}",
+                error,
+            )
+        assert kind is not None
+        self._kinds.put(kind, None)
+        return run(*args, **given)
 
-    def _refused(self, args: Sequence[Any], kwargs: Mapping[str, Any], error: RuntimeError) -> None:
-        """A kernel does not take what was traced for it, as stock aot_eager's would not: no plan of this kind runs.
+    def _refuse(self, text: str, cause: Exception | None = None) -> None:
+        """A step that cannot run by its plan.
 
         Raises:
             CaptureError: unless `on_failure` is "plain".
         """
-        why = str(error).partition("\n")[0]
-        text = f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}"
         if self._on_failure != "plain":
-            raise CaptureError(text) from error
+            raise CaptureError(text) from cause
         log.warning("training runs without a plan: %s", text)
-        self._plans[kind_of_call(self.original, args, kwargs)] = None
 
     def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
         """The plan that a call with these arguments runs by, made now if there is none.
 
-        None: it runs as one of `chains`, or plainly.
+        None: it runs as one of `chains`, or without a plan.
 
         Raises:
             CaptureError: it cannot be captured, and `on_failure` is "raise".
             PlanningError: there is no plan.
         """
         kwargs = self._cache.planned(args, kwargs or {})
-        plans = self._plans
-        key = kind_of_call(self.original, args, kwargs)
-        found = plans.get(key, _UNKNOWN)
-        if found is not _UNKNOWN:
-            latest = self._latest(found)
-            if latest is not found:
-                plans[key] = latest
-            if len(plans) > 1:
-                plans.move_to_end(key)
-            return latest
-        if key in self._chains:
-            self._chains.move_to_end(key)
-            return None
-        if plans:
-            log.info("a new kind of call gets a plan of its own: %s", what_changed(key, next(reversed(plans))))
-        for other in plans:
-            plans[other] = self._latest(plans[other])
-        known = [planned for planned in plans.values() if planned is not None]
+        _, made = self._made_for(Call(self.original, self._run(), args, kwargs))
+        return made if isinstance(made, Planned) else None
+
+    def _made_for(self, call: Call) -> tuple[Kind | None, Made]:
+        """What a call runs by, made now if nothing is there."""
+        kinds = self._kinds
+        kind = kinds.find(call)
+        if kind is not None:
+            return kind, self._latest(kind)
+        if self._ever_new(call):
+            return None, None
+        for other in kinds:
+            self._latest(other)
+        known = [made for made in kinds.values() if isinstance(made, Planned)]
         try:
-            made = self._make_plan(args, kwargs, known)
+            made = self._make_plan(call, known)
         except CaptureError as error:
             if self._on_failure != "plain":
                 raise
             log.warning("training runs without a plan: %s", error)
-            plans[key] = None
-            return None
-        if isinstance(made, ChainedModule):
-            self._chains[key] = made
-            if len(self._chains) > self._most_plans:
-                self._chains.popitem(last=False)
-            return None
-        plans[key] = self._expected(made)
-        while len(plans) > self._most_plans:
-            _, oldest = plans.popitem(last=False)
-            log.info("the plan used least lately is dropped: %d kinds of calls are kept", self._most_plans)
-            if self._check is not None:
-                self._check.forget(oldest)
-        return made
+            made = None
+        if isinstance(made, Planned):
+            captured = made.step.captured
+            kind = Kind.of(call, captured.guards, captured.returns_numbers)
+            self._expected(made)
+        else:
+            kind = Kind.of(call, None)
+        dropped = kinds.put(kind, made)
+        if dropped is not None:
+            log.info("the plan used least lately is dropped: %d kinds of calls are kept", kinds.most)
+        if self._check is not None and isinstance(dropped, Planned):
+            self._check.forget(dropped)
+        return kind, made
 
-    def _latest(self, planned: Planned | None) -> Planned | None:
+    def _ever_new(self, call: Call) -> bool:
+        """Tell the log why a call is a new kind; whether its like have had plans enough."""
+        alike, last = self._kinds.alike(call), next(reversed(list(self._kinds)), None)
+        if not alike:
+            if last is not None:
+                log.info(
+                    "a new kind of call gets a plan of its own: %s", what_changed((call.arguments,), (last.arguments,))
+                )
+            return False
+        broken = alike[0].broken(call)
+        if len(alike) < MOST_STATES:
+            log.info("a new kind of call gets a plan of its own: %s", broken)
+            return False
+        if call.arguments not in self._told:
+            self._told.add(call.arguments)
+            log.warning(
+                "training runs without a plan where Python's state is new: %d plans were made for calls that differ "
+                "in it alone, at last by %s; make a value that changes from step to step a tensor, as an argument or "
+                "a buffer",
+                len(alike),
+                broken,
+            )
+        return True
+
+    def _latest(self, kind: Kind) -> Made:
         """The better plan once it is there. A step that has begun ends by the plan that it began with."""
-        if planned is None or planned.better is None or not planned.better.done():
-            return planned
-        found = planned.better.result()
+        made = self._kinds[kind]
+        if not isinstance(made, Planned) or made.better is None or not made.better.done():
+            return made
+        found = made.better.result()
         if found is None:
-            return planned
-        log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, planned.answer.cost_ns)
-        return self._expected(found)
+            return made
+        log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, made.answer.cost_ns)
+        self.put(kind, found)
+        return found
 
-    def _expected(self, planned: Planned) -> Planned:
+    def _expected(self, planned: Planned) -> None:
         if self._check is not None:
             self._check.expect(planned)
-        return planned
 
-    def put(self, kind: Any, planned: Planned) -> None:
+    def put(self, kind: Kind, planned: Planned) -> None:
         """Let calls of a kind that is one of `plans` run by another plan, from the next call on."""
-        self._plans[kind] = self._expected(planned)
+        self._expected(planned)
+        self._kinds.put(kind, planned)
 
     @property
     def peaks(self) -> Mapping[Planned, StepPeak]:
@@ -180,20 +227,41 @@ class Rematerialized(nn.Module):
         return {} if self._check is None else self._check.found
 
     @property
-    def plans(self) -> Mapping[Any, Planned | None]:
-        """The plans so far by kind of call; None where one runs plainly."""
-        return self._plans
+    def plans(self) -> Mapping[Kind, Planned | None]:
+        """The plans so far by kind of call; None where one runs without."""
+        return {kind: made for kind, made in self._kinds.items() if not isinstance(made, ChainedModule)}
 
     @property
-    def chains(self) -> Mapping[Any, ChainedModule]:
+    def chains(self) -> Mapping[Kind, ChainedModule]:
         """The kinds of calls that run by chain plans, with what runs them."""
-        return self._chains
+        return {kind: made for kind, made in self._kinds.items() if isinstance(made, ChainedModule)}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rematerialized:
+        original = copy.deepcopy(self.original, memo)
+        copied = Rematerialized(original, self._make_plan, self._on_failure, self._check is not None, self._kinds.most)
+        for name in CALL_HOOKS:
+            copied.__dict__[name] = copy.deepcopy(self.__dict__[name], memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return copy.copy, (self.original,)
 
     def train(self, mode: bool = True) -> Rematerialized:
         """Set the train mode, the original's too."""
         self.original.train(mode)
-        self.training = mode
+        self.__dict__["training"] = mode
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ and name not in SHARED and name != "training":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.original, name, value)
+            if name == "training":
+                self.__dict__[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.original, name)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -14,6 +14,7 @@ from torch import nn
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
 
 from ..capture.call import example_call
+from ..capture.guards import Call
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
 from ..errors import CaptureError
@@ -23,10 +24,10 @@ from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, plann
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer, optimizer_state
-from .module import Rematerialized
+from .module import MakePlan, Rematerialized
 from .planned import Planned
 from .sizes import plan_of_another_size
-from .step import Around, running_peak, training_step
+from .step import running_peak, training_step
 
 log = logging.getLogger("remat")
 
@@ -76,7 +77,8 @@ def optimize(
     """
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
-    made = planned_module(model, budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    made = Rematerialized(model, make_plan, asking.on_failure, asking.self_check, asking.most_plans)
     made.plan_for(args, kwargs)
     return made
 
@@ -98,31 +100,28 @@ def check_training(
     return planner_for(planner)
 
 
-def planned_module(
-    model: nn.Module,
+def planning(
     budget: Budget,
     options: SolveOptions,
     *,
     planner: Planner | str | None = None,
     optimizer: Any = None,
     on_progress: OnProgress | None = None,
-) -> Rematerialized:
-    """A module that plans each kind of call when it first sees it; the arguments are those of `optimize`."""
+) -> MakePlan:
+    """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
     given, budget = check_training(budget, options, planner, optimizer), read_budget(budget)
 
-    def graph(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
-        extra = {"gradients": existing_gradients(model), "optimizer state": optimizer_state(optimizer)}
-        return plan_step(
-            model, args, kwargs, budget, given.here(), options, extra=extra, known=known, on_progress=on_progress
-        )
+    def graph(call: Call, known: Sequence[Planned]) -> Planned:
+        extra = {"gradients": existing_gradients(call.module), "optimizer state": optimizer_state(optimizer)}
+        return plan_step(call, budget, given.here(), options, extra=extra, known=known, on_progress=on_progress)
 
-    def chain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ChainedModule:
-        if not _is_chain(model, args, kwargs):
-            raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(model).__name__}")
-        stages: list[nn.Module] = list(model)  # type: ignore[call-overload]
+    def chain(call: Call) -> ChainedModule:
+        if not _is_chain(call):
+            raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(call.module).__name__}")
+        stages: list[nn.Module] = list(call.module)  # type: ignore[call-overload]
         return optimize_chain(
             stages,
-            args[0],
+            call.args[0],
             budget=budget,
             planner=given.here(),
             optimizer_bytes=optimizer_state(optimizer),
@@ -130,32 +129,31 @@ def planned_module(
             **plan_fields(options),
         )
 
-    def make_plan(args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned | ChainedModule:
+    def make_plan(call: Call, known: Sequence[Planned]) -> Planned | ChainedModule:
         if options.mode == "chain":
-            return chain(args, kwargs)
+            return chain(call)
         try:
-            return graph(args, kwargs, known)
+            return graph(call, known)
         except CaptureError as error:
-            if options.mode == "graph" or not _is_chain(model, args, kwargs) or not error.stages_may_do:
+            if options.mode == "graph" or not _is_chain(call) or not error.stages_may_do:
                 raise
             log.info("the stages run as a chain: %s", error)
             if not options.wait:
                 log.warning("training waits for the plan of the chain: wait=False holds for captured steps only")
-            return chain(args, kwargs)
+            return chain(call)
 
-    return Rematerialized(model, make_plan, options.on_failure, options.self_check, options.most_plans)
+    return make_plan
 
 
-def _is_chain(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _is_chain(call: Call) -> bool:
     """Whether a call runs stages one after the other, the first on the only argument."""
-    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+    one = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], torch.Tensor)
+    model = call.module
     return one and isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
 
 
 def plan_step(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    call: Call,
     budget: Budget,
     planner: CoordinatedPlanner,
     options: SolveOptions,
@@ -173,14 +171,15 @@ def plan_step(
     with BUSY:
         like = known[-1].step if known else None
         step = training_step(
-            model,
-            args,
-            kwargs,
+            call.module,
+            call.args,
+            call.kwargs,
             table=planner.profiles,
             extra=extra,
             like=like,
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
+            run=call.run,
         )
     size = max(budget_bytes(budget, step.graph, options.slack), _room(budget, step.graph, known))
     problem = Problem(bounded(step.graph, budget), size)
@@ -226,6 +225,5 @@ def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
     with BUSY:
-        around: list[Around] = []
-        run = step.compile(answer.plan, around)
-    return Planned(step, answer, run, predicted, around=around)
+        run = step.compile(answer.plan)
+    return Planned(step, answer, run, predicted)

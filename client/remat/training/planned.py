@@ -11,7 +11,7 @@ from remat_ir import Answer
 
 from ..capture.guards import Holders
 from ..planning.coordinator import Later
-from .step import Around, TrainingStep
+from .step import TrainingStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +21,10 @@ class Planned:
     Attributes:
         step: what was captured and profiled.
         answer: the planner's answer, verified on `step.graph`.
-        run: the step by the plan, a function of (parameters, buffers, arguments).
+        run: the step by the plan: see `StepFunction`.
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
         better: the plan that is still being looked for, where training started on a quick one; None in it: there is
             none that is better.
-        around: what is called once in place of the next backward function: see `TrainingStep.compile`.
     """
 
     step: TrainingStep
@@ -33,13 +32,19 @@ class Planned:
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     better: Later[Planned] | None = field(default=None, repr=False)
-    around: list[Around] = field(default_factory=list, repr=False)
 
     @cached_property
     def holders(self) -> Holders:
         """Where the tensors are that `run` takes first."""
         captured = self.step.captured
-        return Holders((*captured.params, *captured.buffers), captured.constants)
+        return Holders((*captured.params, *captured.buffers), captured.guards)
+
+    @cached_property
+    def overwritten(self) -> tuple[int, ...]:
+        """Which of those tensors the step writes to, by position."""
+        flow = self.step.operations.flow
+        held = flow.primals[: len(self.holders.names)]
+        return tuple(n for n, primal in enumerate(held) if primal in flow.mutated)
 
     @property
     def activation_bytes(self) -> int:

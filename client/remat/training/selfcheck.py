@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .. import _compat
 from ..capture.dataflow import tensors
+from ..capture.guards import Call
 from ..capture.operations import Kind
 from ..planning.budget import readable
 from ..profiling.measure import Window
@@ -63,16 +64,11 @@ class SelfCheck:
         self.due.pop(planned, None)  # type: ignore[arg-type]
         self.found.pop(planned, None)  # type: ignore[arg-type]
 
-    def watch(self, planned: Planned, forward: Callable[[], Any]) -> Any:
-        """What the forward function gives; its peak, and that of the backward pass to come, are measured."""
-        if _compat.recording():  # the caller's own profiler; a later step will do
-            return forward()
+    def watch(self, planned: Planned, tensors: Sequence[torch.Tensor], call: Call) -> Any:
+        """What a call by a plan gives; its peak, and that of the backward pass to come, are measured."""
+        if _compat.recording():  # the caller's own profiler; a later step is enough
+            return planned.run(tensors, call.args, call.kwargs)
         window = Window(device_of(planned))
-        window.open()
-        try:
-            output = forward()
-        finally:
-            before = window.close()
         tangents = len(planned.step.operations.flow.tangents)
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
@@ -88,8 +84,11 @@ class SelfCheck:
                 copied = start + after.left_bytes + _largest_copy(planned)
                 self._tell(planned, max(before.peak_bytes, start + after.peak_bytes, copied))
 
-        planned.around[:] = [backward]
-        return output
+        window.open()
+        try:
+            return planned.run(tensors, call.args, call.kwargs, backward)
+        finally:
+            before = window.close()
 
     def _tell(self, planned: Planned, measured: int) -> None:
         left = self.due.pop(planned, 0) - 1

@@ -12,15 +12,15 @@ from torch import fx, nn
 from remat_ir import Graph, Plan
 
 from .. import _compat
-from ..capture.dataflow import Dataflow, dataflow
+from ..capture.dataflow import Dataflow, dataflow, tensors
 from ..capture.group import groups, groups_like
-from ..capture.guards import Holders
+from ..capture.guards import Call, Holders
 from ..capture.operations import Operations, operations, to_graph
 from ..capture.trace import Capture, capture
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
-from ..profiling.fixed import leaves, resident
+from ..profiling.fixed import resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
@@ -43,27 +43,61 @@ class TrainingStep:
     profiled: Profiled
     fixed: Mapping[str, int]
 
-    def compile(self, plan: Plan, around: list[Around] | None = None) -> Callable[..., Any]:
-        """The step by a plan, as a function of (parameters, buffers, arguments).
-
-        The plan must have passed the judge on `graph`. What is put into `around` is called once in place of the next
-        backward function, with that function and its arguments.
-        """
+    def compile(self, plan: Plan) -> StepFunction:
+        """The step by a plan, which must have passed the verifier on `graph`."""
         made: list[Lowered] = []
 
         def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
             made.append(lower(self.operations, plan))
             return made[0].forward, made[0].backward
 
-        def backward(module: Any, _: Any) -> Callable[[list[Any]], Any]:
-            function = boxed_function(module)
-            if around is None:
-                return function
-            return _compat.boxed(lambda args: around.pop()(function, args) if around else function(args))
-
-        return _compat.compile_joint(
-            self.captured.descriptor, partition, lambda module, _: boxed_function(module), backward
+        function = StepFunction()
+        function.forward = _compat.compile_joint(
+            self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
         )
+        return function
+
+
+class StepFunction:
+    """A step by a plan: the forward pass when it is called, the backward pass when autograd comes to it."""
+
+    forward: Callable[..., Any]
+
+    def __init__(self) -> None:
+        self._backward: Callable[[list[Any]], Any] | None = None
+        self._around: Around | None = None
+
+    def compile_backward(self, module: Any, _: Any) -> Callable[[list[Any]], Any]:
+        """The backward graph as what AOTAutograd calls."""
+        function = boxed_function(module)
+
+        def backward(args: list[Any]) -> Any:
+            around, self._around = self._around, None
+            return function(args) if around is None else around(function, args)
+
+        self._backward = _compat.boxed(backward)
+        return self._backward
+
+    def __call__(
+        self,
+        state: Sequence[torch.Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        around: Around | None = None,
+    ) -> Any:
+        """What the module returns.
+
+        Args:
+            state: the module's tensors, as `Holders` finds them.
+            around: is called in place of the backward function of this call, with that function and its arguments.
+        """
+        output = self.forward(*state, *args, **kwargs)
+        if around is not None:
+            assert self._backward is not None
+            node = _compat.backward_node(tensors(output), self._backward)
+            if node is not None:
+                node.register_prehook(lambda _: setattr(self, "_around", around))
+        return output
 
 
 def training_step(
@@ -77,6 +111,7 @@ def training_step(
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
     one_plan: bool = False,
+    run: Callable[..., Any] | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
@@ -86,23 +121,22 @@ def training_step(
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
         one_plan: whether all ranks run the same plan, as for `operations`.
+        run: as for `capture`.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
     """
-    captured = capture(module, args, kwargs)
+    captured = capture(module, args, kwargs, run)
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan)
-    given = _real_inputs(flow, [*_state(module, captured), *leaves((tuple(args), kwargs))])
+    call = Call(module, module if run is None else run, args, kwargs)
+    state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
+    given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
     profiled = profile_kernels(flow.kernels, table, sizes, given)
-    fixed = {**resident(module, (args, kwargs), captured.constants), **(extra or {})}
+    fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed)
-
-
-def _state(module: nn.Module, captured: Capture) -> Sequence[torch.Tensor]:
-    return Holders((*captured.params, *captured.buffers), captured.constants).tensors(module)
 
 
 def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:

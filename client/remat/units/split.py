@@ -26,14 +26,14 @@ from remat_ir import (
 )
 from remat_ir.greedy import checkpointed
 
+from ..capture.guards import Call
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..lowering.peak import kernel_phases
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
-from ..training.enable import disable, install, refuse_enabled, twin_of
-from ..training.module import Rematerialized
+from ..training.enable import disable, install, refuse_enabled
 from ..training.optimize import BUSY, carry_out, plan_step
 from ..training.planned import Planned
 from ..training.step import TrainingStep, training_step
@@ -106,16 +106,20 @@ class Unit:
         self.first: Planned
         self._planner, self._asking = planner, asking
         refuse_enabled(module)
-        self.twin = twin_of(module)
-        self.planned = Rematerialized(self.twin, self._make_plan, self_check=False)
-        install(module, self.planned)
+        self.planned = install(module, self._make_plan, self_check=False)
 
-    def _make_plan(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Sequence[Planned]) -> Planned:
+    def _make_plan(self, call: Call, known: Sequence[Planned]) -> Planned:
         if self.size is not None:
-            return plan_step(self.twin, args, kwargs, self.size, self._planner, self._asking, known=known)
+            return plan_step(call, self.size, self._planner, self._asking, known=known)
         with BUSY:
-            one_plan = self._planner.coordinator.in_step
-            self.step = training_step(self.twin, args, kwargs, table=self._planner.profiles, one_plan=one_plan)
+            self.step = training_step(
+                call.module,
+                call.args,
+                call.kwargs,
+                table=self._planner.profiles,
+                one_plan=self._planner.coordinator.in_step,
+                run=call.run,
+            )
         self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         return self.first
 

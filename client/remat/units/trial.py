@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -46,18 +46,17 @@ class Trace:
     def marked(self, planned: Planned, unit: int) -> Planned:
         """A plan that tells when its passes begin and end."""
 
-        def run(*tensors: Any, **kwargs: Any) -> Any:
-            self.cut("between")
-            output = planned.run(*tensors, **kwargs)
-            self.cut("forward", unit)
-            planned.around[:] = [backward]
-            return output
-
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
             self.cut("between")
             gradients = function(args)
             self.cut("backward", unit)
             return gradients
+
+        def run(tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            self.cut("between")
+            output = planned.run(tensors, args, kwargs, backward)
+            self.cut("forward", unit)
+            return output
 
         return replace(planned, run=run)
 

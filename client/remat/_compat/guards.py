@@ -1,0 +1,142 @@
+"""Dynamo's guards: what it read of Python's state while it traced a call, checked and read again at a later one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo.config as _dynamo_config
+from torch._dynamo.convert_frame import GraphCaptureOutput, get_traced_fn
+from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.utils import dynamo_timed, get_metrics_context
+
+from .versions import lacking, require
+
+__all__ = ["CallGuards"]
+
+require(
+    lacking(
+        ((GraphCaptureOutput.build_guards, ("code",)), (get_traced_fn, ("mod",))),
+        ((CheckFunctionManager, "build_guards"), (_dynamo_config, "skip_nnmodule_hook_guards")),
+    )
+)
+
+
+class CallGuards:
+    """What the capture of one call read, besides the parameters and buffers that the graph takes.
+
+    Args:
+        graph: as `strict_graph` made it; tensors that the traced code reads elsewhere become buffers of it.
+        call: what was captured: a module, or a method of one.
+
+    Attributes:
+        tensors: those tensors by the names that they have as buffers, as they were at the capture.
+    """
+
+    def __init__(self, graph: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._function, owner = get_traced_fn(call)
+        self._bound = owner is not None
+        self._signature = inspect.signature(self._function, follow_wrapped=False)
+        made = graph._dynamo_bytecode_flatten.out
+        captured = made.graph_capture_output
+        with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
+            self._root = captured.build_guards(self._function.__code__).guard_manager.root
+        self._inputs = made.forward_callable(compiled_fn=_Found.give, extra_globals=captured.f_globals)
+        """The captured frame up to the call of its graph."""
+        sources = captured.output_graph.export_metadata.graph_input_idx_to_local_source
+        arguments = list(self._signature.parameters)[self._bound :]
+        self._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)
+        self.tensors = self.read(call, args, kwargs)
+
+    def _locals(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """The local variables that the call begins with; None where it runs another function now."""
+        function, owner = get_traced_fn(call)
+        if function is not self._function:
+            return None
+        given = self._signature.bind(*((owner, *args) if self._bound else args), **kwargs)
+        given.apply_defaults()
+        found = dict(given.arguments)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            found[name] = cell.cell_contents
+        return found
+
+    def hold(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether all that tracing read is as it was."""
+        scope = self._locals(call, args, kwargs)
+        return scope is not None and bool(self._root.check(scope))
+
+    def broken(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What is no longer as it was, in Python's words; empty where everything is."""
+        scope = self._locals(call, args, kwargs)
+        if scope is None:
+            return "the function that a call runs"
+        found = self._root.check_verbose(scope)
+        return "" if found.result else "; ".join(map(_readable, found.verbose_code_parts[:1])) or "a guard of Dynamo's"
+
+    def read(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The tensors now that are neither arguments, parameters nor buffers, by name."""
+        if not self._read:
+            return {}
+        owner = get_traced_fn(call)[1]
+        try:
+            self._inputs(*((owner, *args) if self._bound else args), **kwargs)
+        except _Found as found:
+            return {name: found.inputs[position] for position, name in self._read.items()}
+        raise AssertionError("the captured frame calls no graph")
+
+
+class _Found(Exception):
+    """What a graph was about to be called with."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.inputs = inputs
+
+    @staticmethod
+    def give(*inputs: Any) -> Any:
+        raise _Found(inputs)
+
+
+def _lifted(
+    graph: Any, sources: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], arguments: Sequence[str]
+) -> dict[int, str]:
+    """Make buffers of the tensors that the graph reads and nobody gives it; their names by position among its inputs.
+
+    Left alone, they are constants of what is captured: a tensor put in their place later is not seen, and what
+    backward reads is a copy.
+    """
+    flatten = graph._dynamo_bytecode_flatten
+    given = flatten(*args, *kwargs.values())
+    given_names = tuple(f"L['{name}']" for name in arguments)
+    known = {id(t) for t in (*graph.parameters(), *graph.buffers())}
+    places: dict[int, str] = {}
+    graph._buffers = dict(graph._buffers)  # the module's own, until here
+    for position, (source, tensor) in enumerate(zip(sources, given, strict=True)):
+        if source.startswith(given_names) or id(tensor) in known or not isinstance(tensor, torch.Tensor):
+            continue
+        name = places[position] = f"read_{len(places)}_" + re.sub(r"\W+", "_", source).strip("_")
+        graph._buffers[name] = tensor
+    if places:
+
+        def given_buffers(*inputs: Any) -> tuple[Any, ...]:
+            flat = list(flatten(*inputs))
+            for position, name in places.items():
+                flat[position] = graph._buffers[name]
+            return tuple(flat)
+
+        given_buffers.input_processor = flatten.input_processor  # type: ignore[attr-defined]
+        graph._dynamo_bytecode_flatten = graph.graph._codegen.dynamo_bytecode_flatten = given_buffers
+    return places
+
+
+def _readable(code: str) -> str:
+    """A guard without Dynamo's spelling of names and without its remarks."""
+    text = re.sub(r"\s+", " ", code.partition("  # ")[0].partition("(HINT")[0]).strip()
+    text = re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", text)
+    text = re.sub(r"\b[LG]\['([^']+)'\]", r"\1", text)
+    return f"no longer {text}"
