@@ -15,6 +15,18 @@ from remat_ir import InvalidData
 log = logging.getLogger("remat")
 
 
+def check_module(model: object) -> None:
+    """Refuse what is no module to train.
+
+    Raises:
+        InvalidData: it is none; the message says what to write.
+    """
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InvalidData(f"the model must be a module, not the class {model.__name__}: write {model.__name__}(…)")
+    if not isinstance(model, nn.Module):
+        raise InvalidData(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+
+
 def example_call(example_args: Any, example_kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of one call, from what a caller gave.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
+from ..capture.call import check_module
 from ..capture.trace import untraced
 from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
@@ -81,6 +82,7 @@ def enable(
         RuntimeError: it is enabled already.
         InvalidData: as for `remat.optimize`, before anything is captured.
     """
+    check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
     make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)

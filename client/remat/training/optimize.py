@@ -13,7 +13,7 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
 
-from ..capture.call import example_call
+from ..capture.call import check_module, example_call
 from ..capture.guards import Call
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
@@ -75,6 +75,7 @@ def optimize(
         BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
         InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
     """
+    check_module(model)
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
     make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)

@@ -1,0 +1,168 @@
+"""The first hour: the README's first snippet runs as it stands, and typical mistakes get one sentence each."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.models.zoo import build
+from torch import nn
+
+import remat
+from remat.capture.call import example_call
+from remat.cli.solve import budget_of
+from remat_ir import Graph, RematError, graph_of
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.slow
+def test_the_readmes_first_snippet_runs_as_it_stands() -> None:
+    """In a process of its own, from top to bottom, nothing added before it."""
+    code = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)[0]
+    assert "remat.optimize" in code
+    more = "\nassert all(p.grad is not None for p in model.parameters())\nprint(float(loss.detach()))"
+    done = subprocess.run([sys.executable, "-c", code + more], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 8 < float(done.stdout) < 10, "the cross entropy of random weights over 8192 words"
+
+
+@pytest.mark.slow
+def test_a_key_value_cache_is_left_out_of_the_planned_step_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """A model with the default config trains; its config, and its calls without gradients, stay as they are."""
+    subject = build("gpt2")
+    model: Any = subject.model
+    model.config.use_cache = True
+    with caplog.at_level(logging.INFO, "remat"):
+        trained = remat.optimize(model, subject.inputs, budget="70%", planner="greedy")
+        loss = trained(**subject.inputs).loss
+    loss.backward()
+    assert caplog.text.count("use_cache=False") == 1
+    assert model.config.use_cache
+    assert len(trained.plans) == 1
+    with torch.no_grad():
+        assert trained(**subject.inputs).past_key_values is not None
+    model.zero_grad()
+    torch.manual_seed(0)
+    expected = [p.grad for p in _stepped(model, subject.inputs | {"use_cache": False})]
+    torch.manual_seed(0)
+    found = [p.grad for p in _stepped(trained, subject.inputs)]
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def _stepped(module: nn.Module, inputs: Any) -> list[nn.Parameter]:
+    module.zero_grad()
+    module(**inputs).loss.backward()
+    clones = [nn.Parameter(p.detach().clone()) for p in module.parameters()]
+    for clone, p in zip(clones, module.parameters(), strict=True):
+        clone.grad = None if p.grad is None else p.grad.clone()
+    return clones
+
+
+def test_example_calls() -> None:
+    """A tensor, a tuple, a list, and a mapping of keyword arguments, alone or with more of them."""
+    x = torch.ones(1)
+    assert example_call(x, None) == ((x,), {})
+    assert example_call([x, 2], {"y": 3}) == ((x, 2), {"y": 3})
+    assert example_call({"x": x}, None) == ((), {"x": x})
+    assert example_call({"x": x}, {"y": 1}) == ((), {"x": x, "y": 1})
+    assert example_call((), None) == ((), {})
+
+
+X = torch.ones(2, 4)
+GRAPH: Graph = graph_of([1, 1], [100, 50], [(), (0,)])
+
+
+class Planless:
+    """Has no method `plan`."""
+
+
+def trains(**more: Any) -> Callable[[], object]:
+    """A call of `optimize` with something wrong in it."""
+    return lambda: remat.optimize(nn.Linear(4, 4), (X,), **{"budget": "1GiB"} | more)
+
+
+def enables(**more: Any) -> Callable[[], object]:
+    """A call of `enable` with something wrong in it."""
+    return lambda: remat.enable(nn.Linear(4, 4), **{"budget": "1GiB"} | more)
+
+
+def without_gradients() -> object:
+    """A call under no_grad."""
+    with torch.no_grad():
+        return trains()()
+
+
+MISTAKES: list[tuple[str, Callable[[], object], str]] = [
+    ("a bare share as text", trains(budget="0.5"), "write '50%'"),
+    ("a bare share", trains(budget=0.5), "write '50%'"),
+    ("a bare number of gibibytes", trains(budget=1.5), "write '1.5GiB'"),
+    ("the same as text", trains(budget="1.5"), "write '1.5GiB'"),
+    ("more than all", trains(budget="150%"), "at most 100%"),
+    ("a misspelt unit", trains(budget="12 GiBs"), "'12GiB'"),
+    ("no number", trains(budget="many"), "'12GiB'"),
+    ("a float in text", trains(budget="1e9"), "'12GiB'"),
+    ("nothing", trains(budget=""), "'12GiB'"),
+    ("no budget", trains(budget=None), "'50%'"),
+    ("a flag", trains(budget=True), "'50%'"),
+    ("a list", trains(budget=[1]), "'50%'"),
+    ("negative", trains(budget=-1), "negative"),
+    ("a percentage as a fraction", lambda: remat.Fraction(50), "from 0 to 1"),
+    ("a fraction in words", lambda: remat.Fraction("half"), "a number"),  # type: ignore[arg-type]
+    ("a share of activations", lambda: remat.ActivationBytes("50%"), "'12GiB'"),
+    ("a percentage in -f", lambda: budget_of(GRAPH, None, 50.0), "write --budget 50%"),
+    ("a bare share in --budget", lambda: budget_of(GRAPH, "0.5", None), "write '50%'"),
+    ("both options", lambda: budget_of(GRAPH, "1GiB", 0.5), "exclude each other"),
+    ("neither option", lambda: budget_of(GRAPH, None, None), "--budget 4GiB"),
+    ("a misspelt option", trains(time_limit=5), "did you mean time_limit_s?"),
+    ("the same for enable", enables(time_limit=5), "did you mean time_limit_s?"),
+    ("another misspelt option", trains(methd="auto"), "did you mean method?"),
+    ("no time", trains(time_limit_s=0), "positive number of seconds"),
+    ("time in words", trains(time_limit_s="60s"), "positive number of seconds"),
+    ("a gap in percent", trains(max_gap=1), "below 1"),
+    ("a gap in words", trains(max_gap="1%"), "below 1"),
+    ("too little slack", trains(slack=0.9), "at least 1"),
+    ("an unknown way to fail", enables(on_failure="ignore"), "'raise', 'plain'"),
+    ("an unknown mode", trains(mode="eager"), "'auto', 'graph', 'chain'"),
+    ("a method that is no name", trains(method=3), "such as 'auto'"),
+    ("a word for a flag", trains(wait="no"), "True or False"),
+    ("a number for a flag", trains(self_check=1), "True or False"),
+    ("no plans at all", trains(most_plans=0), "at least 1"),
+    ("options as a dict", trains(options={"time_limit_s": 5}), "remat.SolveOptions"),
+    ("an unknown planner", trains(planner="lokal"), "'local' or 'greedy'"),
+    ("another protocol", trains(planner="ftp://host"), "http://"),
+    ("no planner", trains(planner=object()), "method `plan`"),
+    ("a class in place of a planner", trains(planner=remat.GreedyPlanner), "method `plan`"),
+    ("a planner without plan", trains(planner=Planless()), "method `plan`"),
+    ("an optimizer by its name", trains(optimizer="adam"), "optimizer"),
+    ("a number as the example", lambda: remat.optimize(nn.Linear(4, 4), 3, budget="1GiB"), "optimize(model, (x,)"),
+    ("keywords in a list", lambda: remat.optimize(nn.Linear(4, 4), (X,), [X], budget="1GiB"), "a dict"),
+    ("an argument twice", lambda: remat.optimize(nn.Linear(4, 4), {"x": X}, {"x": X}, budget="1GiB"), "twice"),
+    ("a class in place of a module", lambda: remat.optimize(nn.Linear, (X,), budget="1GiB"), "write Linear(…)"),
+    ("a function", lambda: remat.enable(len, budget="1GiB"), "torch.nn.Module"),  # type: ignore[type-var]
+    ("gradients off", without_gradients, "outside of torch.no_grad()"),
+    ("nothing to explain", lambda: remat.explain(nn.Linear(4, 4)), "a budget"),
+]
+
+
+@pytest.mark.parametrize(("make", "says"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_gets_one_sentence(make: Callable[[], object], says: str) -> None:
+    """Before anything is captured or asked for; in one line that says what to write."""
+    with pytest.raises(RematError) as caught:
+        make()
+    text = str(caught.value)
+    assert says in text
+    assert "\n" not in text
+    assert len(text) < 300
+
+
+def test_there_are_forty() -> None:
+    """The list is as long as it says."""
+    assert len({name for name, _, _ in MISTAKES}) == len(MISTAKES) >= 40
