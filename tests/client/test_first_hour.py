@@ -31,7 +31,7 @@ def test_the_readmes_first_snippet_runs_as_it_stands() -> None:
     more = "\nassert all(p.grad is not None for p in model.parameters())\nprint(float(loss.detach()))"
     done = subprocess.run([sys.executable, "-c", code + more], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert 8 < float(done.stdout) < 10, "the cross entropy of random weights over 8192 words"
+    assert 7 < float(done.stdout) < 8.5, "the cross entropy of random weights over 2048 words"
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 
 from drawn import graphs
 from remat_ir import Graph, Problem, Progress, Status, budget_at, plain_peak, verify
+from remat_ir.greedy import greedy_plans
 from remat_solver import solve
+from remat_solver.search import compiling
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
 
@@ -134,3 +136,16 @@ def test_an_engine_without_memory_ends_the_proof_and_not_the_solve(method: str) 
     else:
         assert answer.limit == "memory"
     assert "memory" in answer.message
+
+
+@pytest.mark.parametrize(("name", "fraction"), [("gpt-3", 0.75), ("tape-50", 0.6), ("resnet-4-whole", 0.6)])
+def test_within_a_wide_gap_no_answer_is_more_expensive_than_the_greedy_plan(name: str, fraction: float) -> None:
+    """The first rule's plan is within the gap, so that the solve could end there; another rule has a cheaper one."""
+    compiling().wait()
+    graph = instance(name)
+    problem = Problem(graph, budget_at(graph, fraction))
+    costs = [verify(problem, plan).cost_ns for plan in greedy_plans(graph, problem.budget_bytes)]
+    assert costs[-1] < costs[0]
+    answer = solve(problem, max_gap=0.1, time_limit_s=30)
+    assert answer.cost_ns is not None
+    assert answer.cost_ns <= costs[-1]

@@ -19,7 +19,7 @@ from ..lift import LiftedIncumbent
 from ..pairs import prove_by_pairs
 from ..search import Search, await_compiled, compiling, is_compiled
 from ..staged.prove import Proof
-from .greedy import first_plan
+from .greedy import first_plan, other_plans
 from .staged import polished
 from .structured import offer_chain, run_structured
 
@@ -58,10 +58,18 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         return
     if _keep_everything(incumbent):
         return
+    brief = options.search and is_compiled()
+    _combine(incumbent, options, brief)
+    if brief:
+        other_plans(incumbent)
+
+
+def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
+    """Search and proof side by side, after a first plan."""
     linear = offer_chain(incumbent)
     with contextlib.ExitStack() as stack:
         # before anything that competes for the cores, and for the interpreter's lock as the compiler does
-        first_plan(incumbent, brief=options.search and is_compiled())
+        first_plan(incumbent, brief=brief)
         if incumbent.plan is None:
             prove_by_pairs(incumbent)
         if incumbent.stopped():

@@ -33,3 +33,12 @@ def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
     problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
     for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
         incumbent.offer(plan, "greedy")
+
+
+def other_plans(incumbent: Incumbent) -> None:
+    """Offer what a brief first plan left out: within the gap that was asked for, another rule may have a cheaper plan.
+
+    So that no answer is more expensive than the greedy plan, as long as there is time for it.
+    """
+    if incumbent.cost_ns is not None and incumbent.bound_ns < incumbent.cost_ns:
+        first_plan(incumbent)
