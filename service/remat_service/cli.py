@@ -86,6 +86,25 @@ def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> Non
     store.backup(target)
 
 
+@app.command()
+def audit(
+    sample: Annotated[int, typer.Option(help="Stored problems to solve again.")] = 20,
+    seconds: Annotated[float, typer.Option(help="For each of them, and no more than it took.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Which problems are in the sample.")] = 0,
+    instances: Annotated[Path, typer.Option(help="Folder for the instances of contradictions.")] = Path("audited"),
+) -> None:
+    """Look for stored bounds that a stored plan refutes, and solve a sample again with this version of the solver.
+
+    Exit code 1 where something is wrong; plans that got worse are only reported.
+    """
+    from .commands.audit import audit as run
+
+    found = run(sample, seconds, seed, instances, typer.echo)
+    typer.echo(found.summary())
+    if found.wrong:
+        raise typer.Exit(1)
+
+
 app.add_typer(store.store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from remat_ir import Answer, AnyPlan, Problem, Progress, Status, Subject, verify
+from remat_ir import Answer, AnyPlan, Problem, Progress, Status, Subject, Verdict, verify
 from remat_ir.restrictions import contains, described
 
 from .contradiction import NO_PLAN_NS
@@ -94,14 +94,15 @@ class Evidence:
         """Take a claim that every plan needs at least so many bytes."""
         self.infeasible(least_bytes - 1, (), source)
 
-    def plan(self, plan: AnyPlan, source: str) -> None:
-        """Take a plan, replayed here.
+    def plan(self, plan: AnyPlan, source: str) -> Verdict:
+        """Take a plan, replayed here; what it costs and needs.
 
         Raises:
             InvalidPlan: it breaks a rule.
         """
         verdict = verify(Problem(self.subject, _ANY_BUDGET), plan)
         self._known[Known(verdict.peak_bytes, verdict.cost_ns, plan, source)] = None
+        return verdict
 
     def known(self, peak_bytes: int, cost_ns: int | None, source: str) -> None:
         """Take a claim that a plan fits so many bytes, of this cost where it is said."""

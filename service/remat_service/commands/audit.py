@@ -1,0 +1,180 @@
+"""`remat-service audit`: whether all that is stored can be true, and what the present solver makes of a sample."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir import InvalidData, InvalidPlan, Problem, RematError, Status, Subject, read_plan
+from remat_solver import solve
+from remat_solver.evidence import Evidence
+
+from ..settings import Settings
+from ..storage.cache_key import SOLVER
+from ..storage.database import Database
+from ..storage.packing import unpack
+from ..storage.store import names
+from ..storage.tables import bounds, efforts, floors, graphs, plans, solves
+
+
+class Stored(NamedTuple):
+    """The rows about one graph; `solved` are the solves that have ended, the last one last."""
+
+    key: str
+    data: bytes
+    plans: list[Any]
+    bounds: list[Any]
+    floors: list[Any]
+    efforts: list[Any]
+    solved: list[Any]
+
+
+class Audit:
+    """What an audit finds, line by line.
+
+    Attributes:
+        wrong: rows that are damaged or contradict each other or the present solver.
+        worse: problems on which the present solver ends with a more expensive plan than the one stored, or none.
+    """
+
+    def __init__(self, say: Callable[[str], None], folder: Path, seconds: float) -> None:
+        self.wrong = self.worse = self.graphs = self.plans = self.bounds = self.solved = 0
+        self._say, self._folder, self._seconds = say, folder, seconds
+
+    def look(self, stored: Stored, sample: frozenset[tuple[str, int, str]]) -> None:
+        """Compare all that is stored about a graph, and solve again what is in the sample."""
+        self.graphs += 1
+        try:
+            subject = Problem.from_json({**unpack(stored.data), "budget_bytes": 0}).subject
+        except (ValueError, InvalidData) as error:
+            self._wrong(f"graph {stored.key}: {error}", {})
+            return
+        evidence = Evidence(subject)
+        self._take(evidence, stored)
+        last = {(row.budget_bytes, row.method_key): row for row in stored.solved}
+        for (budget, method_key), row in sorted(last.items()):
+            if (stored.key, budget, method_key) in sample:
+                self._solve_again(evidence, subject, row)
+        for refutation in evidence.refutations():
+            self._wrong(f"graph {stored.key}: {refutation}", refutation.to_json())
+
+    def summary(self) -> str:
+        """How much was looked at and what was found."""
+        looked = f"{self.graphs} graphs, {self.plans} plans, {self.bounds} bounds"
+        found = f"{self.wrong} contradictions, {self.worse} plans that got worse"
+        return f"{looked}, {self.solved} solved again by {SOLVER}: {found}"
+
+    def _take(self, evidence: Evidence, stored: Stored) -> None:
+        for row in stored.plans:
+            self.plans += 1
+            try:
+                verdict = evidence.plan(read_plan(unpack(row.data)), f"plan {row.id}{_by(row)}")
+            except (ValueError, InvalidData, InvalidPlan) as error:
+                self._wrong(f"graph {stored.key}: plan {row.id}: {error}", {})
+                continue
+            if tuple(verdict) != (row.cost_ns, row.peak_bytes):
+                said = f"{row.cost_ns} ns and {row.peak_bytes} bytes"
+                self._wrong(
+                    f"graph {stored.key}: plan {row.id} is stored as {said}, and is {verdict.cost_ns} ns and "
+                    f"{verdict.peak_bytes} bytes",
+                    {},
+                )
+        for row in stored.bounds:
+            self.bounds += 1
+            source = f"bound {row.method_key}{_by(row)}"
+            evidence.bound(row.budget_bytes, row.bound_ns, names(row.restricted_to), source)
+        for row in stored.floors:
+            evidence.needs(row.least_bytes, f"least budget{_by(row)}")
+            if row.enough_bytes is not None:
+                evidence.known(row.enough_bytes, None, f"known budget{_by(row)}")
+        for row in stored.efforts:
+            if row.status == Status.INFEASIBLE:
+                evidence.infeasible(row.budget_bytes, names(row.restricted_to), f"effort {row.method_key}{_by(row)}")
+        for row in stored.solved:
+            if row.bound_ns is not None:
+                evidence.bound(row.budget_bytes, row.bound_ns, names(row.restricted_to), f"solve {row.id}")
+            if row.cost_ns is not None:
+                evidence.known(row.budget_bytes, row.cost_ns, f"solve {row.id}")
+
+    def _solve_again(self, evidence: Evidence, subject: Subject, row: Any) -> None:
+        self.solved += 1
+        seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
+        problem = Problem(subject, row.budget_bytes)
+        try:
+            # no gap is left: a plan within one would look worse than the best that is stored
+            answer = solve(problem, method=row.method, options=row.options, time_limit_s=seconds, max_gap=0.0)
+            evidence.answer(answer, f"{row.method} of the present solver {SOLVER}")
+        except RematError as error:
+            self._wrong(f"{row.method} of the present solver {SOLVER}: {error}", {"problem": problem.to_json()})
+            return
+        if row.cost_ns is None or (answer.cost_ns is not None and answer.cost_ns <= row.cost_ns):
+            return
+        self.worse += 1
+        now = "no plan" if answer.cost_ns is None else f"{answer.cost_ns} ns, {answer.cost_ns / row.cost_ns - 1:+.3%}"
+        self._say(
+            f"worse: graph {row.graph_key} within {row.budget_bytes} bytes by {row.method}: stored {row.cost_ns} ns "
+            f"after {row.spent_s:.1f} s, now {now} after {answer.seconds:.1f} s"
+        )
+
+    def _wrong(self, claim: str, instance: dict[str, Any]) -> None:
+        self.wrong += 1
+        written = ""
+        if instance:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"{self.wrong:03}.json"
+            path.write_text(json.dumps(instance))
+            written = f" ({path})"
+        self._say(f"wrong: {claim}{written}")
+
+
+def audit(sample: int, seconds: float, seed: int, folder: Path, say: Callable[[str], None]) -> Audit:
+    """Look through the store of the settings, graph by graph, and solve a sample again; a service may run meanwhile."""
+
+    async def run() -> Audit:
+        database = Database(Settings().database_url.get_secret_value())
+        found = Audit(say, folder, seconds)
+        try:
+            async with database.read() as connection:
+                keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
+                chosen = await _sample(connection, sample, seed)
+            for key in keys:
+                # one graph at a time, and no transaction open while it is solved
+                async with database.read() as connection:
+                    stored = await _stored(connection, key)
+                if stored is not None:
+                    found.look(stored, chosen)
+        finally:
+            await database.close()
+        return found
+
+    return asyncio.run(run())
+
+
+async def _sample(connection: AsyncConnection, count: int, seed: int) -> frozenset[tuple[str, int, str]]:
+    """Some of the problems and methods that were solved to an end."""
+    query = select(solves.c.graph_key, solves.c.budget_bytes, solves.c.method_key).where(solves.c.ended_at.is_not(None))
+    ended = sorted({tuple(row) for row in await connection.execute(query)})
+    return frozenset(random.Random(seed).sample(ended, min(count, len(ended))))
+
+
+async def _stored(connection: AsyncConnection, key: str) -> Stored | None:
+    data = await connection.scalar(select(graphs.c.data).where(graphs.c.key == key))
+    if data is None:
+        return None
+    rows = [
+        list(await connection.execute(select(table).where(table.c.graph_key == key)))
+        for table in (plans, bounds, floors, efforts)
+    ]
+    ended = select(solves).where(solves.c.graph_key == key, solves.c.ended_at.is_not(None)).order_by(solves.c.ended_at)
+    return Stored(key, data, rows[0], rows[1], rows[2], rows[3], list(await connection.execute(ended)))
+
+
+def _by(row: Any) -> str:
+    return f" of solver {row.solver or 'unknown'}"
