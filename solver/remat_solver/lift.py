@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-from remat_ir import AnyPlan, Chain, ChainPlan, Plan, Problem, lifted_plan, lowered_plan
+from dataclasses import dataclass
+
+from remat_ir import AnyPlan, Chain, ChainPlan, Graph, Plan, Problem, Subject, lifted_plan, lowered_plan
 from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
 from .knowledge import Bound
+from .reduction import Reduction
+
+
+@dataclass(frozen=True)
+class Lift(Reduction[Plan]):
+    """A chain as the graph of its steps, of the same costs and no more memory."""
+
+    chain: Chain
+    graph: Graph
+
+    @classmethod
+    def apply(cls, subject: Subject) -> Lift | None:
+        """The lift of a chain."""
+        return cls(subject, subject.to_graph()) if isinstance(subject, Chain) else None
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """Where the chain has a link to the host, plans with transfers may cost less."""
+        return () if self.chain.link_bytes_per_s is None else (NO_TRANSFERS,)
+
+    def lift(self, plan: AnyPlan | None) -> Plan | None:
+        """The plan of the graph that a chain plan stands for; None where it has transfers."""
+        if not isinstance(plan, ChainPlan) or not contains(self.chain, plan, (NO_TRANSFERS,)):
+            return None
+        return lifted_plan(self.chain, plan)
+
+    def invert(self, plan: Plan) -> ChainPlan:
+        """The chain plan that a plan of the graph stands for."""
+        return lowered_plan(self.chain, plan.computes)
 
 
 class LiftedIncumbent(Incumbent):
-    """The incumbent of a chain's lift, which passes plans and bounds on to the incumbent of the chain itself.
-
-    Bounds proved on the lift hold for the chain; where the chain has a link to the host they hold only among plans
-    without transfers.
-    """
+    """The incumbent of a chain's lift, which passes plans and bounds on to the incumbent of the chain itself."""
 
     def __init__(self, outer: Incumbent) -> None:
-        chain = outer.problem.subject
-        assert isinstance(chain, Chain)
-        problem = Problem(chain.to_graph(), outer.problem.budget_bytes)
-        super().__init__(problem, outer.deadline, outer.max_gap)
-        self.outer, self.chain = outer, chain
-        self.within = () if chain.link_bytes_per_s is None else (NO_TRANSFERS,)
+        lift = Lift.apply(outer.problem.subject)
+        assert lift is not None
+        super().__init__(Problem(lift.graph, outer.problem.budget_bytes), outer.deadline, outer.max_gap)
+        self.outer, self.lift, self.within = outer, lift, lift.within
         if not self.within:
             self.known = self.known.with_bound(Bound(outer.bound_ns))
-        if isinstance(outer.plan, ChainPlan) and contains(chain, outer.plan, (NO_TRANSFERS,)):
-            super().offer(lifted_plan(chain, outer.plan), "start")
+        if (start := lift.lift(outer.plan)) is not None:
+            super().offer(start, "start")
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
         """Take a plan of the lift, and offer the chain plan that it stands for."""
         better = super().offer(plan, source)
         if better and isinstance(plan, Plan):
-            self.outer.offer(lowered_plan(self.chain, plan.computes), source)
+            self.outer.offer(self.lift.invert(plan), source)
         return better
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:

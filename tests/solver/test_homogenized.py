@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remat_ir import Graph, Join, Problem, budget_at, graph_of, join_in_bytes, plain_peak, verify
 from remat_ir.branches import branches_of
 from remat_solver import solve
-from remat_solver.join import JoinTable, homogenized_plan
+from remat_solver.join import Homogenized, JoinTable, homogenized_plan
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -51,10 +51,10 @@ def varied(lengths: tuple[int, ...], seed: int) -> Graph:
 def test_heterogeneous_branches_start_from_the_homogenized_join(seed: int) -> None:
     graph = varied((6, 8), seed)
     problem = Problem(graph, budget_at(graph, 0.7))
-    found = branches_of(graph)
-    assert found is not None
-    assert not found.homogeneous
-    plan = homogenized_plan(found, problem)
+    taken = Homogenized.apply(graph)
+    assert taken is not None
+    assert not taken.branches.homogeneous
+    plan = homogenized_plan(taken, problem)
     assert plan is not None
     start = verify(problem, plan).cost_ns
     answer = solve(problem, time_limit_s=3)
@@ -68,6 +68,7 @@ def test_heterogeneous_branches_start_from_the_homogenized_join(seed: int) -> No
 def test_what_is_no_join() -> None:
     path = graph_of([1] * 4, [1] * 4, [(), (0,), (0, 1), (0, 2)], backward_from=2)
     assert branches_of(path) is None
+    assert not Homogenized.accepts(path)
     assert branches_of(graph_of([1] * 3, [1] * 3, [(), (0,), (1,)])) is None
     skip = graph_of([1] * 8, [1] * 8, [(), (0,), (), (2,), (1, 3), (0, 4), (1, 5), (3, 6)], backward_from=6)
     assert branches_of(skip) is None
@@ -75,7 +76,7 @@ def test_what_is_no_join() -> None:
 
 def test_where_nothing_fits_there_is_no_plan() -> None:
     graph = varied((3, 4), 1)
-    found = branches_of(graph)
-    assert found is not None
-    assert homogenized_plan(found, Problem(graph, 1)) is None
-    assert homogenized_plan(found, Problem(graph, 2 * plain_peak(graph))) is not None
+    taken = Homogenized.apply(graph)
+    assert taken is not None
+    assert homogenized_plan(taken, Problem(graph, 1)) is None
+    assert homogenized_plan(taken, Problem(graph, 2 * plain_peak(graph))) is not None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from remat_ir import Graph
+from remat_ir import Graph, Plan, Subject, plan_of
+from remat_ir.plan import without_unread
+from remat_ir.restrictions import CHAIN_STAGES
 from remat_ir.working_set import pinned_ops
+
+from ..reduction import Reduction
 
 LONG_LIVED = 0.3
 """Share of the forward ops that a value may outlive before it is one that stays: masks, positions."""
@@ -17,7 +21,7 @@ SMALL = 0.02
 
 
 @dataclass(frozen=True)
-class LinearNetwork:
+class LinearNetwork(Reduction[Sequence[int]]):
     """A training graph as stages 0 … L−1, each with forward ops and the backward ops that read its tape.
 
     Forward ops of later stages read one value of earlier ones, the joint, and values that stay: those that no op may
@@ -40,6 +44,20 @@ class LinearNetwork:
     tapes: tuple[frozenset[int], ...]
     stays: tuple[int, ...]
     passed: frozenset[int] = frozenset()
+
+    @classmethod
+    def apply(cls, subject: Subject) -> LinearNetwork | None:
+        """The stages of a graph whose network is linear."""
+        return linear_network(subject) if isinstance(subject, Graph) else None
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """A graph has plans besides those of its stages."""
+        return (CHAIN_STAGES,)
+
+    def invert(self, plan: Sequence[int]) -> Plan:
+        """The plan of the graph that runs a sequence of ops, without the recomputations that nothing reads."""
+        return plan_of(self.graph, without_unread(self.graph, plan))
 
     @property
     def stages(self) -> int:

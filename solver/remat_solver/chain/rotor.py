@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_ir import Chain, Plan, plan_of
+from remat_ir import Chain
 from remat_ir.greedy import peak_of
-from remat_ir.plan import without_unread
-from remat_ir.restrictions import CHAIN_STAGES, NO_TRANSFERS, PERSISTENT
+from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 
 from ..incumbent import Incumbent
 from .needs import Least
-from .network import linear_network
+from .network import LinearNetwork
 from .persistent import Least as LeastOfStages
 from .persistent import Persistent, Stages
 from .table import Table
@@ -73,11 +72,12 @@ def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) ->
 
 
 def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
-    graph, within = incumbent.problem.graph, (PERSISTENT, CHAIN_STAGES)
-    network = linear_network(graph)
+    graph = incumbent.problem.graph
+    network = LinearNetwork.apply(graph)
     if network is None:
         incumbent.ends_without_plan("This graph is not a chain of stages, so it has no chain plan.", (PERSISTENT,))
         return
+    within = (PERSISTENT, *network.within)
     if _too_many(incumbent, network.stages, within):
         return
     stages = Stages(network)
@@ -87,15 +87,12 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
         return
 
-    def plan(sequence: Sequence[int]) -> Plan:
-        return plan_of(graph, without_unread(graph, sequence))
-
     def fits(sequence: Sequence[int]) -> bool:
-        return peak_of(graph, plan(sequence)) <= budget
+        return peak_of(graph, network.invert(sequence)) <= budget
 
     table = Persistent(stages, budget, slots=slots, tapes=tapes)
     # where memory is so short that rounding loses every plan, the one of the least peak remains
-    incumbent.offer(plan(table.cheapest(fits) or least.sequence()), "rotor" if tapes else "revolve")
+    incumbent.offer(network.invert(table.cheapest(fits) or least.sequence()), "rotor" if tapes else "revolve")
     if tapes and table.added_ns is not None:
         incumbent.raise_bound(graph.total_cost_ns + table.added_ns, "rotor", within)
 

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from remat_ir import Plan, Problem, verify
+from dataclasses import dataclass
+
+from remat_ir import Graph, Join, JoinPlan, Plan, Problem, Subject, verify
 from remat_ir.branches import Branches, branches_of
 from remat_ir.errors import InvalidPlan
 
 from ..incumbent import Incumbent
+from ..reduction import Reduction
 from .table import JoinTable, states
 
 MOST_WORK = 1e9
-"""Comparisons that the join program may take beside the general solver: about a second."""
+"""Comparisons that the join program may take next to the general solver: about a second."""
+
+
+@dataclass(frozen=True)
+class Homogenized(Reduction[JoinPlan]):
+    """A graph of branches that meet as a join of equal steps, with slots for everything."""
+
+    branches: Branches
+
+    @classmethod
+    def apply(cls, subject: Subject) -> Homogenized | None:
+        """The join of a graph whose branches meet, or None."""
+        found = branches_of(subject) if isinstance(subject, Graph) else None
+        return None if found is None else cls(found)
+
+    @property
+    def join(self) -> Join:
+        """The join."""
+        lengths = self.branches.lengths
+        return self.branches.homogenized(sum(lengths) + len(lengths) + 1)
+
+    @property
+    def within(self) -> None:
+        """Steps that differ are taken as equal, so nothing is proved."""
+        return None
+
+    def invert(self, plan: JoinPlan) -> Plan:
+        """The steps of a join plan on the graph's ops; whether they fit is the verifier's to say."""
+        return self.branches.plan(plan)
 
 
 def offer_homogenized(incumbent: Incumbent) -> bool:
@@ -18,10 +49,10 @@ def offer_homogenized(incumbent: Incumbent) -> bool:
 
     Where the branches are heterogeneous, nothing is proved by it, and the answer says so.
     """
-    found = branches_of(incumbent.problem.graph)
-    if found is None:
+    taken = Homogenized.apply(incumbent.problem.graph)
+    if taken is None:
         return False
-    plan = homogenized_plan(found, incumbent.problem)
+    plan, found = homogenized_plan(taken, incumbent.problem), taken.branches
     if plan is None:
         return False
     better = incumbent.offer(plan, "homogenized-join")
@@ -34,10 +65,10 @@ def offer_homogenized(incumbent: Incumbent) -> bool:
     return True
 
 
-def homogenized_plan(found: Branches, problem: Problem) -> Plan | None:
+def homogenized_plan(taken: Homogenized, problem: Problem) -> Plan | None:
     """The cheapest plan that fits the problem, of those that are optimal for the join in some number of slots."""
-    lengths = found.lengths
-    slots = sum(lengths) + len(lengths) + 1
+    join = taken.join
+    lengths, slots = join.lengths, join.slots
     if states(lengths, slots) * sum(lengths) > MOST_WORK:
         return None
     table = JoinTable(lengths, slots)
@@ -46,7 +77,7 @@ def homogenized_plan(found: Branches, problem: Problem) -> Plan | None:
         steps = table.plan(count)
         if steps is None:
             break
-        plan = found.plan(steps)
+        plan = taken.invert(steps)
         try:
             cost = verify(problem, plan).cost_ns
         except InvalidPlan:

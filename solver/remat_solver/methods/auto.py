@@ -66,7 +66,7 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
 
 def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
     """Search and proof side by side, after a first plan."""
-    linear = offer_chain(incumbent)
+    offer_chain(incumbent)
     with contextlib.ExitStack() as stack:
         # before anything that competes for the cores, and for the interpreter's lock as the compiler does
         first_plan(incumbent, brief=brief)
@@ -78,7 +78,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         engine = stack.enter_context(Engine("cpsat", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
-        search = _Beside(incumbent, lambda: _search(incumbent, options.seed, linear=linear)) if options.search else None
+        search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
         try:
             if options.proof:
                 Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
@@ -104,16 +104,16 @@ def _keep_everything(incumbent: Incumbent) -> bool:
     return True
 
 
-def _search(incumbent: Incumbent, seed: int, *, linear: bool) -> None:
+def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
     searching = None
     if incumbent.plan is None and is_compiled():
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
-    if not linear:
-        offer_homogenized(incumbent)
     structured = isinstance(incumbent, LiftedIncumbent)
+    if not structured:
+        offer_homogenized(incumbent)
     if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))

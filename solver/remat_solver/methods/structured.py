@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from remat_ir import Chain, Join, overhead_of
 
-from ..chain import RotorOptions, linear_network, reach, rotor, slots_for
+from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
 from ..incumbent import Incumbent
 from ..join import join
 from ..lift import LiftedIncumbent
@@ -49,21 +49,18 @@ def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
         )
 
 
-def offer_chain(incumbent: Incumbent) -> bool:
-    """Offer the persistent optimum of a graph whose network is linear; whether it is, or its chain is solved already.
+def offer_chain(incumbent: Incumbent) -> None:
+    """Offer the persistent optimum of a graph whose network is linear, unless it is a lift, whose chain is solved.
 
     Numpy does it in some hundredths of a second, so that it comes before anything is compiled.
     """
-    if isinstance(incumbent, LiftedIncumbent):
-        return True
-    network = linear_network(incumbent.problem.graph)
+    network = None if isinstance(incumbent, LiftedIncumbent) else LinearNetwork.apply(incumbent.problem.graph)
     if network is None:
-        return False
+        return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
     if cost_ns is not None:
         added = 100 * overhead_of(cost_ns, incumbent.problem.subject.total_cost_ns)
         incumbent.note(f"The best persistent chain schedule found, of {network.stages} stages, adds {added:.3g} %.")
-    return True
 
 
 def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
