@@ -1,11 +1,17 @@
-"""What holds for every plan, seen at once: a certificate that a budget is too small."""
+"""Budgets seen at once: one that every plan needs, and one for which a plan is known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from remat_ir import Chain, Join, Subject
+from remat_ir.greedy import least_memory, peak_of
 from remat_ir.working_set import working_set
+
+from .chain import Least
+from .deadline import Deadline
+
+_SECONDS = 0.5
 
 
 def least_need(subject: Subject) -> tuple[int, str]:
@@ -33,3 +39,14 @@ def least_slots(lengths: Sequence[int], kept: Sequence[bool] = ()) -> int:
     least = len(lengths) + sum(length != 0 for length in lengths)
     spared = 1 in lengths or any(length == 0 and not stays for length, stays in zip(lengths, kept, strict=True))
     return least if spared else least + 1
+
+
+def known_budget(subject: Subject) -> int:
+    """A budget in bytes for which a plan is known: of a chain, the least for a persistent schedule (RR-9302); of a
+    join, its least slots (RR-9273, Lemma 4); of a graph, the peak of a greedy plan.
+    """
+    if isinstance(subject, Chain):
+        return Least(subject).budget_bytes
+    if isinstance(subject, Join):
+        return least_slots(subject.lengths) * subject.slot_bytes
+    return peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from remat_ir import Graph
 from remat_ir.working_set import WorkingSet, working_set
 
+from .bounds import known_budget
 from .incumbent import Incumbent
-from .known import known_budget
 
 MOST_VALUES = 2500
 """Beyond this the table of pairs takes more than 50 MB."""

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 
 from remat_ir import Answer, AnyPlan, Graph, InvalidData, Problem, Progress
 
-from .bounds import least_need
+from .bounds import known_budget, least_need
 from .deadline import Deadline
 from .incumbent import Incumbent
-from .known import known_budget
 from .methods import method_named, runner_of
 from .pairs import pair_need
 

@@ -25,6 +25,7 @@ from remat_ir import (
     verify,
 )
 from remat_ir.greedy import greedy_plans, least_memory, peak_of
+from remat_ir.restrictions import optimal_sentence
 from remat_ir.working_set import working_set
 
 LONGEST_LOOK_S = 3.0
@@ -78,7 +79,7 @@ def greedy_answer(
         seconds=round(time.monotonic() - start, 6),
         least_budget_bytes=best.peak_bytes,
         least_budget_bound_bytes=looked.floor,
-        message="No plan costs less." if free else "A greedy plan; nothing is proved about it but that it is valid.",
+        message=optimal_sentence(()) if free else "A greedy plan; nothing is proved about it but that it is valid.",
     )
 
 

@@ -11,7 +11,7 @@ they are the rows for the coarser cuts:
 
 and, with c running over the stages or spans that a … b was cut into, that R is an "or":
 
-    R_{c,i} ≤ R_{a…b,i} ≤ Σ_c R_{c,i}
+    (e) R_{c,i} ≤ R_{a…b,i} ≤ Σ_c R_{c,i}
 
 Only the stages are charged. In whole numbers the rows say nothing new. In a linear relaxation they do: halves of a
 value held at several cuts may each serve a half of one recomputation, and a stage cut in two lets more of that happen;
@@ -63,7 +63,7 @@ def _parts(span: Span, runs: dict[Span, Ids]) -> list[Span]:
 
 
 def _link(run: Ids, parts: Sequence[Ids], builder: Builder) -> None:
-    """R of a span is an "or" of its parts' R."""
+    """(e)"""
     ops = np.flatnonzero(run >= 0)
     rows = np.arange(len(ops))
     terms = [Term(rows, run[ops])]

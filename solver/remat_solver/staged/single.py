@@ -16,7 +16,7 @@ its previous event in the stage (being made there or read there, else the stage'
 
     (f) R_{p(v)} + S_v ≤ 1 for values that p(v) makes whether kept or not: nothing before its own slot reads v, so
         holding it from the begin until it is made again is of no use, and it can't be resident when it is made
-    A_{v,k} ≥ R_k;  A_{v,first k} ≤ R_{p(v)} + S_v;  A_{v,next k} ≤ A_{v,k};  S'_v ≤ A_{v,last k}
+    (g) A_{v,k} ≥ R_k;  A_{v,first k} ≤ R_{p(v)} + S_v;  A_{v,next k} ≤ A_{v,k};  S'_v ≤ A_{v,last k}
     memory at slot k, with cur(v) = A of the first reader from k on, else S'_v, and 1 where t reads v:
         workspace_k R_k + Σ_{v of k, always} M_v (R_k + S_v) + Σ_{v of k, optional} M_v cur(v)
         + Σ_{p(v) < k} M_v cur(v) + Σ_{k < p(v) < t} M_v S_v ≤ capacity
@@ -134,7 +134,7 @@ def _needed_to_end(view: ArrayView, columns: Columns, c: int) -> Ids:
 def add_single_stage(
     view: ArrayView, columns: Columns, stage: int, slots: Iterable[int], builder: Builder, scale: Scale
 ) -> None:
-    """Write (f), the A rows and the memory at the given slots of a stage that is a coarse stage of its own."""
+    """Write (f), the A rows of (g) and the memory at the given slots of a stage that is a coarse stage of its own."""
     c = columns.stage_of(stage)
     assert columns.first[c] == columns.cuts[c] == stage
     run, hold, after = columns.runs[c], columns.holds[c], held_at_end(view, columns, c)
