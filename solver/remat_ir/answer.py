@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from html import escape
 from typing import Any, NamedTuple
 
 from .digest import problem_digest
@@ -47,6 +48,20 @@ class Progress(NamedTuple):
     plan: AnyPlan | None = None
     restricted_to: tuple[str, ...] = ()
     whole_bound_ns: int | None = None
+
+    def __str__(self) -> str:
+        """One line without the plan, so that `on_progress=print` can be read.
+
+        >>> print(Progress(1.25, 2_000_000, 1_900_000, "search"))
+        1.2 s: cost 2 ms, at least 1.9 ms, gap 5 % (search)
+        """
+        if self.cost_ns is None:
+            return f"{self.seconds:.1f} s: no plan yet"
+        cost = f"{self.seconds:.1f} s: cost {self.cost_ns / 1e6:.6g} ms"
+        if self.bound_ns is None:
+            return f"{cost} ({self.source})"
+        gap = 100 * gap_of(self.cost_ns, self.bound_ns)
+        return f"{cost}, at least {self.bound_ns / 1e6:.6g} ms, gap {gap:.2g} % ({self.source})"
 
 
 @dataclass(frozen=True)
@@ -162,6 +177,13 @@ class Answer:
         if self.status is Status.OPTIMAL and self.restricted_to:
             return f"{self.status.value} within {', '.join(self.restricted_to)}"
         return self.status.value
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each member that is known, but not the plan's steps."""
+        shown = asdict(replace(self, plan=None)) | {"status": self.ending}
+        known = {name: value for name, value in shown.items() if value not in (None, "", ())}
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in known.items())
+        return f"<table>{rows}</table>"
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from torch import nn
 import remat
 from remat.capture.call import example_call
 from remat.cli.solve import budget_of
-from remat_ir import Graph, RematError, graph_of
+from remat.planning.headline import headline
+from remat_ir import Answer, Graph, Progress, RematError, Status, graph_of, plain_peak, plain_plan
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -166,3 +169,53 @@ def test_a_mistake_gets_one_sentence(make: Callable[[], object], says: str) -> N
 def test_there_are_forty() -> None:
     """The list is as long as it says."""
     assert len({name for name, _, _ in MISTAKES}) == len(MISTAKES) >= 40
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_last_expressions_can_be_shown(tmp_path: Path) -> None:
+    """Cell by cell in one process; what a cell ends with has a representation that a notebook shows."""
+    cells = json.loads((README.parent / "examples" / "notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    runner = (
+        "import ast, json, sys\n"
+        "space, shown = {}, []\n"
+        "for source in json.load(sys.stdin):\n"
+        "    tree = ast.parse(source)\n"
+        "    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None\n"
+        "    exec(compile(tree, 'cell', 'exec'), space)\n"
+        "    if last is not None:\n"
+        "        shown.append(eval(compile(ast.Expression(last.value), 'cell', 'eval'), space))\n"
+        "explained, figure, answer = shown\n"
+        "print(json.dumps([explained._repr_html_(), answer._repr_html_(), len(figure.axes)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", runner], input=json.dumps(code), capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    *losses, shown = done.stdout.splitlines()
+    assert float(losses[2]) < float(losses[0])
+    explained, answer, axes = json.loads(shown)
+    assert explained.count("<polyline") == 2
+    assert "% time" in explained
+    assert "<th>cost_ns</th>" in answer
+    assert axes == 1
+
+
+def test_a_line_of_progress_has_no_plan_in_it() -> None:
+    """What `on_progress=print` prints."""
+    plan = plain_plan(GRAPH)
+    assert str(Progress(1.25, 2_000_000, 1_900_000, "search", plan)) == (
+        "1.2 s: cost 2 ms, at least 1.9 ms, gap 5 % (search)"
+    )
+    assert str(Progress(0.5, None, None, "staged")) == "0.5 s: no plan yet"
+
+
+def test_the_headline_of_a_plan() -> None:
+    """Sizes in one unit, what is saved, what it costs, what is proved, and the seconds."""
+    graph = graph_of([1000, 1000, 1000, 2000], [2**20, 2**20, 2**18, 2**18], [[], [0], [1], [2, 0]])
+    plain = plain_peak(graph)
+    answer = Answer(Status.FEASIBLE, "auto", plain, seconds=1.0).priced(5000, 5500, 5000, plain // 2)
+    assert headline(graph, answer, seconds=8.4) == "2.2 → 1.1 MiB (−50 %), +10.0 % time, within 9.1 % of optimal, 8 s"
+    proved = replace(answer.priced(5000, 5000, 5000, plain), restricted_to=("persistent",))
+    assert headline(graph, proved).endswith("optimal among plans restricted to persistent, 1 s")
+    assert headline(graph, Answer(Status.INFEASIBLE, "auto", 1)) == "no plan: infeasible, 0 s"

@@ -29,9 +29,10 @@ from remat_ir import (
 )
 
 from ..planning.budget import readable
+from ..planning.curves import memory_curve, plain_curve
 from .app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
-from .plot import check_picture, memory_chart, memory_curve, memory_picture, plain_curve
+from .plot import check_picture, memory_chart, memory_picture
 from .show import counted, duration, percent
 from .solve import budget_in
 

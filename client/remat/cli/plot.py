@@ -7,21 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from remat_ir import Answer, AnyPlan, InvalidData, Subject, plain_plan_of, replay_any
+from remat_ir import Answer, InvalidData
 
 from ..planning.budget import readable
 from .files import check_writable
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-
-
-def memory_curve(subject: Subject, plan: AnyPlan) -> list[int]:
-    """[computes] the memory in bytes while each of the plan's ops runs, fixed bytes included.
-
-    Raises:
-        InvalidPlan: the plan breaks a rule.
-    """
-    return [moment.peak_bytes for moment in replay_any(subject, plan) if moment.op is not None]
 
 
 def memory_chart(curve: Sequence[int], budget: int | None, *, width: int = 80, height: int = 12) -> str:
@@ -103,11 +94,6 @@ def curve_picture(path: Path, answers: Sequence[Answer], plain_bytes: int, *, ti
     axes.set(xlabel="budget in MiB", ylabel="overhead in %", title=title)
     axes.set_xlim(left=0)
     _save(figure, axes, path)
-
-
-def plain_curve(subject: Subject) -> list[int]:
-    """The memory curve without rematerialization."""
-    return memory_curve(subject, plain_plan_of(subject))
 
 
 def _fitted(curve: Sequence[int], columns: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -19,7 +20,9 @@ from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
+from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
+from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
@@ -60,7 +63,8 @@ def optimize(
         planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
             "local", "greedy", or any object with the method `plan`.
         optimizer: counted with the state that its first step will make.
-        on_progress: called while the planner is waited for.
+        on_progress: called with a `remat_ir.Progress` at each improvement, such as `print`; without it a terminal shows
+            what is done and for how long.
         options, fields: a `remat.SolveOptions`, its fields as keywords, or both; a keyword counts.
 
     A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
@@ -114,7 +118,12 @@ def planning(
 
     def graph(call: Call, known: Sequence[Planned]) -> Planned:
         extra = {"gradients": existing_gradients(call.module), "optimizer state": optimizer_state(optimizer)}
-        return plan_step(call, budget, given.here(), options, extra=extra, known=known, on_progress=on_progress)
+        began = time.monotonic()
+        with Phases(on_progress) as phases:
+            made = plan_step(call, budget, given.here(), options, extra=extra, known=known, phases=phases)
+            seconds = time.monotonic() - began
+            phases.end(headline(made.step.graph, made.answer, peak_bytes=made.predicted_bytes, seconds=seconds))
+        return made
 
     def chain(call: Call) -> ChainedModule:
         if not _is_chain(call):
@@ -160,8 +169,8 @@ def plan_step(
     options: SolveOptions,
     *,
     extra: Mapping[str, int] | None = None,
-    on_progress: OnProgress | None = None,
     known: Sequence[Planned] = (),
+    phases: Phases | None = None,
 ) -> Planned:
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
@@ -169,6 +178,8 @@ def plan_step(
         extra: fixed bytes beside those of the module and its inputs, by name.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
+    phases = phases or Phases()
+    phases.begin("capturing and profiling")
     with BUSY:
         like = known[-1].step if known else None
         step = training_step(
@@ -190,7 +201,8 @@ def plan_step(
     if quick is None and not options.wait:
         quick = coordinator.answer(problem, lambda: GreedyPlanner().plan(problem, options))
     if quick is None or not isinstance(quick.plan, Plan):
-        answer = planner.plan(problem, options, on_progress=on_progress)
+        phases.begin("planning")
+        answer = planner.plan(problem, options, on_progress=phases.on_progress)
         return carry_out(step, problem, plan_or_raise(answer, step.graph))
     log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
     made = carry_out(step, problem, quick)
@@ -202,7 +214,7 @@ def plan_step(
         return carry_out(step, problem, answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
 
     def ask() -> Answer:
-        return planner.asked.plan(problem, options, on_progress=on_progress)
+        return planner.asked.plan(problem, options, on_progress=phases.on_progress)
 
     return replace(made, better=coordinator.later(problem, ask, better))
 

@@ -18,6 +18,7 @@ from ..planning.budget import Budget, readable
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
+from .explanation import Explanation
 from .module import Rematerialized
 from .optimize import optimize
 from .planned import Planned
@@ -37,8 +38,10 @@ def explain(
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
     **fields: Unpack[TrainingFields],
-) -> str:
+) -> Explanation:
     """Memory by module, recomputed ops by module, predicted cost and peak, before anything is trained.
+
+    It is text; a notebook shows memory over the step with it, and its method `plot` draws that with matplotlib.
 
     Args:
         model: what `optimize` returned: each plan that it has is explained. Or any module, with the other arguments of
@@ -77,7 +80,8 @@ def explain(
     unplanned = sum(planned is None for planned in trained.plans.values())
     if unplanned:
         parts.append(f"{unplanned} kinds of calls run without a plan.")
-    return "\n\n".join(parts)
+    plans = tuple(planned for planned in trained.plans.values() if planned is not None)
+    return Explanation("\n\n".join(parts), plans)
 
 
 def explain_chain(trained: ChainedModule) -> str:

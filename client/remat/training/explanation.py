@@ -1,0 +1,63 @@
+"""What `remat.explain` returns: text for a terminal, and in a notebook a picture with it."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from remat_ir import InvalidData
+
+from ..planning.curves import memory_curve, memory_svg, plain_curve
+from ..planning.headline import headline
+from .planned import Planned
+
+
+class Explanation(str):
+    """The text of an explanation, and the plans that it is about.
+
+    Attributes:
+        plans: of captured steps; chains are in the text alone.
+    """
+
+    plans: tuple[Planned, ...]
+
+    def __new__(cls, text: str, plans: tuple[Planned, ...] = ()) -> Explanation:
+        made = super().__new__(cls, text)
+        made.plans = plans
+        return made
+
+    def _repr_html_(self) -> str:
+        """For each plan its headline and its memory over the step; then the text."""
+        parts = []
+        for planned in self.plans:
+            graph, answer = planned.step.graph, planned.answer
+            line = headline(graph, answer, peak_bytes=planned.predicted_bytes)
+            assert answer.plan is not None
+            curve = memory_svg(plain_curve(graph), memory_curve(graph, answer.plan), answer.budget_bytes)
+            parts.append(f"<p><b>{html.escape(line)}</b></p>{curve}")
+        return "".join(parts) + f"<pre>{html.escape(self)}</pre>"
+
+    def plot(self) -> Any:
+        """Memory over the step with and without the plan, as a `matplotlib` figure, one panel a plan.
+
+        Raises:
+            InvalidData: matplotlib is not installed, or there is no plan of a captured step.
+        """
+        if not self.plans:
+            raise InvalidData("there is nothing to plot: no step was captured and planned as a graph")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise InvalidData("pictures need matplotlib; install remat[plot]") from None
+        figure = Figure(figsize=(9, 3.6 * len(self.plans)), layout="constrained")
+        for axes, planned in zip(figure.subplots(len(self.plans), squeeze=False)[:, 0], self.plans, strict=True):
+            graph, answer = planned.step.graph, planned.answer
+            assert answer.plan is not None
+            for name, curve in (("without a plan", plain_curve(graph)), ("plan", memory_curve(graph, answer.plan))):
+                places = [i / max(1, len(curve) - 1) for i in range(len(curve))]
+                axes.plot(places, [size / 2**20 for size in curve], label=name, linewidth=1.2)
+            axes.axhline(answer.budget_bytes / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
+            axes.set(xlabel="through the training step", ylabel="memory in MiB", title=headline(graph, answer))
+            axes.set_ylim(bottom=0)
+            axes.legend(frameon=False)
+        return figure
