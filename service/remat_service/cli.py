@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +15,25 @@ from .commands.tenants import keys_app, tenants_app
 from .errors import ServiceError
 from .settings import Settings
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"remat-service {version('remat')}")
+        raise typer.Exit
 
 
 @app.callback()
-def root() -> None:
+def root(
+    version_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Answers over HTTP: each problem solved once, verified, stored and shared."""
 
 

@@ -324,34 +324,6 @@ def test_max_batch_holds_within_its_bound(remat: Any, graph_file: Path) -> None:
     assert 2 <= ran.data["batch"] <= ran.data["bound"]
 
 
-def test_solves_at_the_service(remat: Any) -> None:
-    problem = Problem(chain_graph(), 14)
-    answer = {**greedy_answer(problem).to_json(), "id": "a" * 32}
-    with lying(in_turn(Said(200, answer))) as server:
-        ran = remat("attach", "a" * 32, "--base-url", server.url, "--json")
-        assert (ran.code, ran.data["id"]) == (0, "a" * 32)
-        assert "a" * 32 in remat("cancel", "a" * 32, "--base-url", server.url).out
-        assert [request.method for request in server.asked] == ["GET", "POST"]
-    with lying(in_turn(Said(200, {"solves": [{"id": "b", "status": "running", "gap": 0.5}], "next": None}))) as server:
-        assert remat("ls", "--base-url", server.url, "--json").data[0]["id"] == "b"
-        assert "running" in remat("ls", "--base-url", server.url).out
-    with lying(in_turn(Said(404, {"detail": "there is no such solve"}))) as server:
-        assert remat("attach", "c" * 32, "--base-url", server.url).code == 2
-    assert remat("attach", "../etc", "--base-url", server.url).code == 2
-    assert "REMAT_BASE_URL" in remat("ls").err
-
-
-def test_doctor_says_what_is_in_place(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {row["what"]: row for row in remat("doctor", "--json").data}
-    assert found["solver"]["fine"] is True
-    assert found["service"]["fine"] is None
-    with lying(in_turn(Said(200, {"status": "ready"}))) as server:
-        ran = remat("doctor", "--base-url", server.url)
-    assert ran.code == 0
-    assert "is ready" in ran.out
-    assert remat("doctor", "--base-url", server.url).code == 2
-
-
 def test_the_commands_are_listed_in_order(remat: Any) -> None:
     out = remat("--help").out
     places = [out.index(f" {name} ") for name in ORDER]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import platform
 import sys
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from remat_ir import Answer, InvalidData
 
-from ..errors import RematError
+from ..errors import BadAnswer, NotAllowed, NotThere, RematError
 from ..planning import service
 from ..planning.budget import readable
 from ..planning.http import Http
@@ -28,7 +29,11 @@ from .app import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
 from .files import write_json
 from .show import STYLES, answer_table, percent
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve, or the first characters of it.")]
+LATEST = 1000
+"""How many of the newest solves an abbreviated id is looked for in."""
+SHORT, WHOLE = 8, 32
+"""Characters of an id in a list, and of a whole one."""
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
 
 
@@ -43,6 +48,7 @@ def attach(
 ) -> int:
     """Wait for a solve that is under way, or was: its answer is there again by its id. Leaving does not end it."""
     planner = _planner(base_url)
+    solve_id = _whole_id(planner, solve_id)
     answer = _watched(planner, solve_id, time.monotonic() + wait, quiet)
     if not answer.status.ended:
         print(f"remat: solve {solve_id} is still {answer.status.value}", file=sys.stderr)
@@ -54,7 +60,8 @@ def cancel(
     solve_id: IdArgument, output: OutputOption = None, base_url: UrlOption = None, as_json: JsonOption = False
 ) -> int:
     """End a solve, or leave it to its other subscribers, and take its best plan so far."""
-    return _told(service.cancel(_planner(base_url).http, solve_id), output, as_json)
+    planner = _planner(base_url)
+    return _told(service.cancel(planner.http, _whole_id(planner, solve_id)), output, as_json)
 
 
 @app.command(name="ls")
@@ -68,12 +75,14 @@ def list_solves(
     if as_json:
         print(json.dumps(rows))
         return 0
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("id", "status", "method", "overhead", "gap", "budget", "seconds", "cache"):
-        table.add_column(name, justify="right" if name in ("overhead", "gap", "budget", "seconds") else "left")
-    for row in rows:
+        side: Any = "right" if name in ("overhead", "gap", "budget", "seconds") else "left"
+        table.add_column(name, justify=side, no_wrap=True)
+    ids = _short([str(row.get("id", "")) for row in rows])
+    for short, row in zip(ids, rows, strict=True):
         table.add_row(
-            str(row.get("id", "")),
+            short,
             str(row.get("status", "")),
             str(row.get("method", "")),
             _number(row.get("overhead"), percent),
@@ -120,9 +129,15 @@ def _check_service(here: Settings) -> tuple[str, bool | None, str]:
         return "service", None, f"{here.base_url} is not asked: REMAT_OFFLINE is set"
     http = Http(here.base_url, api_key=here.api_key, retries=0)
     try:
-        return "service", True, f"{here.base_url} is ready ({1000 * service.ready(http):.0f} ms)"
+        seconds = service.ready(http)
+        with contextlib.suppress(BadAnswer):  # whoever stands in for a service need not have a list
+            service.solves(http, 1)
+    except NotAllowed as error:
+        what = "asks for a key" if here.api_key is None else "refuses the key"
+        return "service", False, f"{here.base_url} {what}: set REMAT_API_KEY to one that it knows ({error})"
     except RematError as error:
         return "service", False, str(error)
+    return "service", True, f"{here.base_url} is ready ({1000 * seconds:.0f} ms)"
 
 
 def _check_solver() -> tuple[str, bool | None, str]:
@@ -157,6 +172,35 @@ def _planner(base_url: str | None) -> ServicePlanner:
         why = "REMAT_OFFLINE is set" if here.offline and here.base_url else "set REMAT_BASE_URL or give --base-url"
         raise InvalidData(f"there is no service to ask: {why}")
     return ServicePlanner(here.service_url, api_key=here.api_key)
+
+
+def _short(ids: list[str]) -> list[str]:
+    """The ids as short as they can be told apart, but not shorter than eight characters."""
+    length = SHORT
+    while length < max(map(len, ids), default=0) and len({each[:length] for each in ids}) < len(set(ids)):
+        length += 1
+    return [each[:length] for each in ids]
+
+
+def _whole_id(planner: ServicePlanner, given: str) -> str:
+    """The id that an abbreviation means; what means none is left to the service to refuse.
+
+    Raises:
+        InvalidData: several solves have ids that begin so.
+    """
+    if len(given) >= WHOLE:
+        return given
+    try:
+        service.poll(planner.http, given)
+    except NotThere:
+        found = [str(row.get("id")) for row in service.solves(planner.http, LATEST)]
+        matches = [each for each in found if each.startswith(given)]
+        if len(matches) > 1:
+            raise InvalidData(
+                f"{len(matches)} solves have ids that begin with {given}: {', '.join(_short(matches[:4]))}"
+            ) from None
+        return matches[0] if matches else given
+    return given
 
 
 def _watched(planner: ServicePlanner, solve_id: str, until: float, quiet: bool) -> Answer:
