@@ -45,11 +45,12 @@ class CaptureError(RematError):
 
     Attributes:
         stages_may_do: whether the same modules, run as they are stage by stage, may train by a chain plan.
+        raised_by_the_code: whether the module's own code raises for these inputs.
     """
 
-    def __init__(self, message: str, *, stages_may_do: bool = False) -> None:
+    def __init__(self, message: str, *, stages_may_do: bool = False, raised_by_the_code: bool = False) -> None:
         super().__init__(message)
-        self.stages_may_do = stages_may_do
+        self.stages_may_do, self.raised_by_the_code = stages_may_do, raised_by_the_code
 
 
 class PlanningError(RematError):

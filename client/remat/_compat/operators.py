@@ -19,7 +19,9 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
+    "full_name",
     "is_collective",
+    "is_known",
     "is_mutable",
     "operator_name",
     "parameter_names",
@@ -49,7 +51,21 @@ _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dte
 
 def is_collective(target: Any) -> bool:
     """Whether an operator speaks with other processes, or waits for them."""
-    return isinstance(target, OpOverload) and str(target._schema.name).split("::")[0] in _COLLECTIVES
+    return isinstance(target, OpOverload) and full_name(target).split("::")[0] in _COLLECTIVES
+
+
+_FUNCTIONAL = frozenset({"aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "torchvision"})
+"""The namespaces of torch's own operators, whose schemas say what they write and which of them draw numbers."""
+
+
+def is_known(target: Any) -> bool:
+    """Whether an operator is one of torch's own, so that what it does is known."""
+    return isinstance(target, OpOverload) and full_name(target).split("::")[0] in _FUNCTIONAL | _COLLECTIVES
+
+
+def full_name(target: OpOverload) -> str:
+    """An operator's name with its namespace, without the overload, as "namespace::name"."""
+    return str(target._schema.name)
 
 
 def raw_call(target: Any) -> Callable[..., Any]:
@@ -59,7 +75,7 @@ def raw_call(target: Any) -> Callable[..., Any]:
 
 def operator_name(target: OpOverload) -> str:
     """An operator's bare name, without namespace and overload."""
-    return str(target._schema.name).split("::")[-1]
+    return full_name(target).split("::")[-1]
 
 
 def parameter_names(target: OpOverload) -> tuple[str, ...]:

@@ -40,6 +40,8 @@ __all__ = [
     "joint_graph",
     "module_path",
     "only_real_tensors",
+    "own_checkpoints",
+    "raised_by_the_code",
     "saved_unchecked",
     "set_descriptors",
     "split_by_ddp",
@@ -234,6 +236,16 @@ def module_path(node: fx.Node) -> str:
         return ""
     path = re.sub(r"\['?([^'\]]*)'?\]", r".\1", str(list(stack.values())[-1][0]))
     return re.sub(r"^L\.\w+\.?", "", path.replace("_modules.", ""))
+
+
+def own_checkpoints(graph: fx.Graph) -> int:
+    """How many regions of a joint graph the module's own code checkpoints."""
+    return len({node.meta["ac_graph_id"] for node in graph.nodes if "ac_graph_id" in node.meta})
+
+
+def raised_by_the_code(error: Exception) -> bool:
+    """Whether Dynamo stopped where the traced code itself raises."""
+    return str(error).startswith("Observed exception")
 
 
 def saved_unchecked(node: fx.Node) -> bool:

@@ -101,6 +101,13 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def is_unknown(node: fx.Node) -> bool:
+    """Whether a node may do anything: it is no operator of torch's, nor one that says that it draws numbers."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    return not _compat.is_known(node.target) and not is_random(node)
+
+
 def stateless(node: fx.Node) -> tuple[Any, tuple[int, ...]] | None:
     """What makes the same outputs without reading the statistics that a node updates, and the arguments that it takes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import fx
 from remat_ir import Graph
 
 from .. import _compat
-from .dataflow import Dataflow, is_random, stateless, tensors
+from .dataflow import Dataflow, is_random, is_unknown, stateless, tensors
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -84,12 +84,14 @@ def operations(
     groups: Sequence[Sequence[fx.Node]] | None = None,
     replayed: bool = True,
     one_plan: bool = False,
+    functional: Collection[str] = (),
 ) -> Operations:
     """The ops of a step, one for each group of kernels; by default each kernel is a group of its own.
 
     Groups are listed in the order in which they run, those of the forward pass first. Unless `replayed`, random
     kernels have no saved state to be run again from. Unless all ranks run `one_plan`, a collective runs once: one that
-    a single rank ran again would pair with another one of the other ranks.
+    a single rank ran again would pair with another one of the other ranks. An operator that is none of torch's runs
+    once, unless it is one of `functional`: it may draw numbers, or count its calls.
     """
     groups = [(n,) for n in flow.kernels] if groups is None else groups
     sizes = list(flow.sizes)
@@ -115,8 +117,9 @@ def operations(
     ops += tail
     ops += [Op(Kind.ACCUMULATE, (n,), flow.storages_of[n], (extra(_bytes(n)),)) for n in _copied_gradients(flow)]
     ops, keep = _only_what_is_read(flow, ops)
-    once = frozenset(n for n in flow.kernels if not one_plan and _compat.is_collective(n.target))
-    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, once)
+    once = {n for n in flow.kernels if not one_plan and _compat.is_collective(n.target)}
+    once |= {n for n in flow.kernels if is_unknown(n) and custom_name(n) not in functional}
+    return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once))
 
 
 def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes: int) -> tuple[Graph, tuple[int, ...]]:
@@ -145,6 +148,11 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
         value_names=tuple(f"{step.flow.owner[s].name}" if s < len(step.flow.owner) else f"extra{s}" for s in storages),
     )
     return graph, tuple(storages)
+
+
+def custom_name(node: fx.Node) -> str:
+    """What a caller calls the operator of a node."""
+    return _compat.full_name(node.target) if isinstance(node.target, _compat.OpOverload) else str(node.target)
 
 
 def op_name(op: Op) -> str:

@@ -79,6 +79,7 @@ def capture(
         raise CaptureError(
             f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}",
             stages_may_do=True,
+            raised_by_the_code=_compat.raised_by_the_code(error),
         ) from error
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
@@ -106,6 +107,11 @@ def refuse(joint: fx.GraphModule) -> None:
     assert isinstance(outputs, (tuple, list))
     for node in joint.graph.nodes:
         value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and node.op == "placeholder":
+            raise CaptureError(
+                "torch.compile takes a size or a number of this call for a symbol, and a plan is for one size: call "
+                "torch.compile(…, dynamic=False), which plans each size when it is first seen"
+            )
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}")
         if node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator):

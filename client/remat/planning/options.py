@@ -32,7 +32,7 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64)
+on_failure='raise', mode='auto', most_plans=64, functional_ops=())
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -49,6 +49,8 @@ on_failure='raise', mode='auto', most_plans=64)
             the chain where a Sequential of one tensor cannot be captured.
         most_plans: how many kinds of calls keep their plan, at least 1; beyond, the one used least lately is planned
             anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
+        functional_ops: names of custom operators, as "namespace::name", that a plan may run again: the same inputs give
+            the same outputs, and nothing else changes. Any other custom operator runs once in a step.
 
     Raises:
         InvalidData: a value out of range; the message names the option, the value and what it must be.
@@ -63,6 +65,7 @@ on_failure='raise', mode='auto', most_plans=64)
     on_failure: OnFailure = "raise"
     mode: Mode = "auto"
     most_plans: int = 64
+    functional_ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         method = self.method
@@ -81,6 +84,9 @@ on_failure='raise', mode='auto', most_plans=64)
         most = self.most_plans
         fine = isinstance(most, int) and not isinstance(most, bool) and most >= 1
         _check("most_plans", most, fine, "must be an integer of at least 1")
+        ops = self.functional_ops
+        named = isinstance(ops, tuple) and all(isinstance(o, str) and re.fullmatch(r"\w+::[\w.]+", o) for o in ops)
+        _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
 
 
 class PlanFields(TypedDict, total=False):
@@ -100,6 +106,7 @@ class TrainingFields(PlanFields, total=False):
     on_failure: OnFailure
     mode: Mode
     most_plans: int
+    functional_ops: tuple[str, ...]
 
 
 DEFAULT = SolveOptions()

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from .. import _compat
+from ..capture.dataflow import is_unknown
 
 DEPTHS = (0, 2, 4, 8, 32, None)
 """So many nodes back are run to make a kernel's inputs, for as long as it refuses them; None: all the way."""
@@ -22,7 +23,7 @@ def arguments(node: fx.Node, depth: int | None = 0, given: Mapping[fx.Node, torc
         given: real values of the graph's inputs, which are taken where the way back reaches them.
 
     Raises:
-        RuntimeError: a collective is among what would run.
+        RuntimeError: a collective, or an operator that may do anything, is among what would run.
     """
     order = _before(node, depth)
     made: dict[fx.Node, Any] = {}
@@ -42,6 +43,8 @@ def arguments(node: fx.Node, depth: int | None = 0, given: Mapping[fx.Node, torc
     for n in order:
         if _compat.is_collective(n.target):
             raise RuntimeError(f"{n.name} is a collective")
+        if is_unknown(n):
+            raise RuntimeError(f"{n.name} is an operator of which nothing is known")
         args, kwargs = fx.map_arg((n.args, dict(n.kwargs)), value)
         made[n] = _compat.raw_call(n.target)(*args, **kwargs)
         for source in n.all_input_nodes:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from .. import _compat, generators
-from ..capture.dataflow import tensors
-from ..capture.operations import Measured
+from ..capture.dataflow import is_unknown, tensors
+from ..capture.operations import Measured, custom_name
 from ..device import Device, device_failed, of, out_of_memory
 from ..errors import CaptureError
 from .collectives import modelled_collective
@@ -70,6 +70,7 @@ def profile_kernels(
     table: Table | None = None,
     sizes: Sequence[Profiled] = (),
     given: Given | None = None,
+    functional: Collection[str] = (),
 ) -> Profiled:
     """Cost in ns and workspace in bytes of each kernel, each signature looked up first and measured if unknown.
 
@@ -81,6 +82,8 @@ def profile_kernels(
         sizes: the same step at other sizes. A kernel between two of them is not timed; its workspace is measured all
             the same, since budgets depend on it. What is not measured is not shared.
         given: real values of the graph's inputs, for kernels that refuse made-up ones.
+        functional: custom operators that may run more often than the caller runs them. Any other is not run to be
+            measured, since it may draw numbers or count its calls, and takes the cost of the kernel nearest in size.
 
     A kernel that refuses inputs made from its metadata is measured on what the kernels before it make; one that refuses
     those, too, takes the cost of the kernel whose size is nearest. The log says so.
@@ -106,13 +109,14 @@ def profile_kernels(
     shared = sum(s in known for s in by_signature)
     fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
     unknown = {s: n for s, n in by_signature.items() if s not in known}
-    fresh = _measure(unknown, fitted, given or {})
+    apart = {s for s, n in unknown.items() if is_unknown(n) and custom_name(n) not in functional}
+    fresh = _measure({s: n for s, n in unknown.items() if s not in apart}, fitted, given or {})
     refused = {s: n for s, n in unknown.items() if s not in fresh}
     measured = {by_signature[s]: m for s, m in (known | fresh).items() if s in by_signature}
     fresh |= {s: _nearest(n, measured) for s, n in refused.items()}
     if table is not None and unknown:  # the same calls in all processes, whatever each of them could measure
-        apart = {s: m for s, m in fresh.items() if s in refused or s in fitted}
-        stands = {**table.derived(apart), **table.put(device, {s: m for s, m in fresh.items() if s not in apart})}
+        derived = {s: m for s, m in fresh.items() if s in refused or s in fitted}
+        stands = {**table.derived(derived), **table.put(device, {s: m for s, m in fresh.items() if s not in derived})}
         fresh |= _as_measured({s: m for s, m in stands.items() if s in fresh})
     known |= fresh
     return Profiled(

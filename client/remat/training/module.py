@@ -160,6 +160,7 @@ class Rematerialized(nn.Module):
             made = self._make_plan(call, known)
         except CaptureError as error:
             if self._on_failure != "plain":
+                _raise_what_the_code_raises(call, error)
                 raise
             log.warning("training runs without a plan: %s", error)
             made = None
@@ -271,3 +272,10 @@ class Rematerialized(nn.Module):
             if original is None:
                 raise
             return getattr(original, name)
+
+
+def _raise_what_the_code_raises(call: Call, error: CaptureError) -> None:
+    """Run a call whose code raises, so that the caller gets that exception and not one about its capture."""
+    if error.raised_by_the_code:
+        with generators.kept(), torch.no_grad():
+            call.run(*call.args, **call.kwargs)

@@ -98,6 +98,10 @@ def check_training(
     """
     read_budget(budget)
     check_optimizer(optimizer)
+    for name in options.functional_ops:
+        namespace, _, operator = name.partition("::")
+        if not hasattr(getattr(torch.ops, namespace), operator.partition(".")[0]):
+            raise InvalidData(f"functional_ops names {name}, and torch knows no such operator: import what defines it")
     if options.mode == "chain":
         stages_budget(budget, options.slack)
         if not options.wait:
@@ -192,6 +196,7 @@ def plan_step(
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
             run=call.run,
+            functional=options.functional_ops,
         )
     size = max(budget_bytes(budget, step.graph, options.slack), _room(budget, step.graph, known))
     problem = Problem(bounded(step.graph, budget), size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -111,6 +111,7 @@ def training_step(
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
     one_plan: bool = False,
+    functional: Collection[str] = (),
     run: Callable[..., Any] | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
@@ -120,7 +121,7 @@ def training_step(
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
-        one_plan: whether all ranks run the same plan, as for `operations`.
+        one_plan, functional: as for `operations`.
         run: as for `capture`.
 
     Raises:
@@ -129,11 +130,11 @@ def training_step(
     captured = capture(module, args, kwargs, run)
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
-    ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan)
+    ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
     call = Call(module, module if run is None else run, args, kwargs)
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
-    profiled = profile_kernels(flow.kernels, table, sizes, given)
+    profiled = profile_kernels(flow.kernels, table, sizes, given, functional)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed)

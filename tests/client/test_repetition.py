@@ -1,0 +1,177 @@
+"""Recomputation that is not a repetition: operators of which nothing is known run once in a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from remat.planning.options import SolveOptions
+from remat.training.enable import plans_of
+from remat.training.step import training_step
+
+CALLS: list[int] = []
+NOISE = torch.Generator().manual_seed(3)
+
+
+@torch.library.custom_op("remat_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """Draws from a generator of its own, without the tag that says so."""
+    return x * torch.rand(x.shape, generator=NOISE)
+
+
+@torch.library.custom_op("remat_tests::counting", mutates_args=())
+def counting(x: torch.Tensor) -> torch.Tensor:
+    """Has state in Python."""
+    CALLS.append(1)
+    return x * float(len(CALLS))
+
+
+@torch.library.custom_op("remat_tests::pure", mutates_args=())
+def pure(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x)
+
+
+for operator in (noisy, counting, pure):
+    operator.register_fake(torch.empty_like)
+    operator.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+    )
+
+LIBRARY = torch.library.Library("remat_tests_old", "DEF")
+LIBRARY.define("noise(Tensor x) -> Tensor")
+LIBRARY.impl("noise", lambda x: torch.rand(x.shape, generator=NOISE), "CPU")
+LIBRARY.impl("noise", torch.empty_like, "Meta")
+
+
+class Part(nn.Module):
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.one, self.two, self.operator = nn.Linear(64, 64), nn.Linear(64, 64), operator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x))
+        return x + self.two(torch.tanh(y) * self.operator(y) if self.operator is not old else y * old(y.detach()))
+
+
+def old(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops.remat_tests_old.noise(x)
+
+
+def model(operator: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Part(operator) for _ in range(4)))
+
+
+def step(module: nn.Module, run: nn.Module) -> list[torch.Tensor]:
+    CALLS.clear()
+    NOISE.manual_seed(3)
+    module.zero_grad()
+    run(torch.linspace(-1, 1, 512 * 64).reshape(512, 64)).square().mean().backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+OPERATORS = {"noisy": noisy, "counting": counting, "of the older library": old}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("way", ["enable", "optimize"])
+def test_an_operator_that_may_do_anything_runs_once(way: str, name: str) -> None:
+    """At a budget where much is computed again, gradients are those without a plan, and the report names it."""
+    torch.set_num_threads(1)
+    module = model(OPERATORS[name])
+    expected = step(module, module)
+    run: Any = module
+    if way == "enable":
+        remat.enable(module, budget=remat.Fraction(0.8), planner="greedy", self_check=False)
+        found = step(module, run)
+        trained = plans_of(module)
+    else:
+        x = torch.zeros(512, 64)
+        run = remat.optimize(module, (x,), budget=remat.Fraction(0.8), planner="greedy", self_check=False)
+        found = step(module, run)
+        trained = run
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    (planned,) = trained.plans.values()
+    assert planned is not None
+    assert (planned.answer.overhead or 0) > 0
+    said = "remat_tests_old::noise (4)" if name.startswith("of") else f"remat_tests::{name} (4)"
+    assert f"run once, since a custom operator may do anything: {said}" in remat.explain(trained)
+
+
+def test_the_caller_may_say_that_an_operator_is_functional() -> None:
+    module, x = model(pure), torch.zeros(512, 64)
+    plain = training_step(module, (x,), {}).graph
+    free = training_step(module, (x,), {}, functional=("remat_tests::pure",)).graph
+    assert len(plain.once) == len(free.once) + 4
+    options = SolveOptions(functional_ops=("remat_tests::pure",))
+    trained = remat.optimize(module, (x,), budget=remat.Fraction(0.8), planner="greedy", options=options)
+    assert "run once" not in remat.explain(trained)
+
+
+def test_an_operator_that_does_not_exist_is_named() -> None:
+    with pytest.raises(remat.RematError, match="remat_tests::nothing"):
+        remat.enable(nn.Linear(2, 2), budget="1GiB", functional_ops=("remat_tests::nothing",))
+    with pytest.raises(remat.RematError, match="functional_ops"):
+        remat.enable(nn.Linear(2, 2), budget="1GiB", functional_ops=("pure",))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: Any = checkpoint(lambda a: torch.tanh(self.one(a)), x, use_reentrant=False)
+        return checkpoint(lambda a: torch.tanh(self.two(a)), y, use_reentrant=False)
+
+
+def test_checkpoints_of_the_module_are_in_the_report() -> None:
+    trained = remat.optimize(Checkpointed(), (torch.zeros(256, 64),), budget=remat.Fraction(1.0), planner="greedy")
+    assert "the module's own 2 checkpoints are taken out" in remat.explain(trained)
+
+
+class Particular(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] != 7:
+            raise ValueError("seven rows are wanted")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "plain"])
+def test_what_the_code_raises_is_raised(on_failure: Any) -> None:
+    model = remat.enable(Particular(), budget=remat.Fraction(1.0), planner="greedy", on_failure=on_failure)
+    with pytest.raises(ValueError, match="seven rows are wanted"):
+        model(torch.ones(3, 8))
+    if on_failure == "raise":
+        with pytest.raises(ValueError, match="seven rows are wanted"):
+            remat.optimize(Particular(), (torch.ones(3, 8),), budget=remat.Fraction(1.0), planner="greedy")
+
+
+def test_a_size_that_torch_takes_for_a_symbol_is_told_what_to_do() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(nn.Linear(8, 8), backend=remat.backend(remat.Fraction(1.0), planner="greedy"), fullgraph=True)
+    run(torch.ones(4, 8)).sum().backward()
+    with pytest.raises(Exception, match="dynamic=False"):
+        run(torch.ones(6, 8)).sum().backward()
+
+
+def test_a_reason_is_not_cut_in_a_word() -> None:
+    class Long(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break(msg="reasons " * 100)
+            return x
+
+    with pytest.raises(remat.CaptureError, match=r"reasons …$"):
+        remat.optimize(
+            nn.Sequential(nn.Linear(2, 2), Long()), (torch.ones(2, 2),), budget="1GiB", planner="greedy", mode="graph"
+        )
