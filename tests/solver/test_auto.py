@@ -149,3 +149,13 @@ def test_within_a_wide_gap_no_answer_is_more_expensive_than_the_greedy_plan(name
     answer = solve(problem, max_gap=0.1, time_limit_s=30)
     assert answer.cost_ns is not None
     assert answer.cost_ns <= costs[-1]
+
+
+@pytest.mark.slow
+def test_without_a_plan_a_small_budget_that_is_enough_is_looked_for() -> None:
+    """A dense random graph at half its peak, where greedy plans need all of it: the answer names far less as enough."""
+    graph = instance("dag-250")
+    compiling().wait()
+    answer = solve(Problem(graph, budget_at(graph, 0.5)), time_limit_s=40)
+    assert answer.least_budget_bytes is not None
+    assert answer.least_budget_bytes < 0.8 * plain_peak(graph)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import Graph, plain_peak, plain_plan, replay
-from remat_ir.greedy import least_memory
+from remat_ir.greedy import least_memory, peak_of
 
 from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
@@ -29,6 +29,8 @@ _DEEP = 500
 """Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
+_ABOVE_S, _ABOVE_SHARE = 10.0, 0.2
+"""Seconds, and the share of what is left, for larger budgets that have a plan where the one asked for has none yet."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,28 @@ def _search(incumbent: Incumbent, seed: int) -> None:
             searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
             if not incumbent.stopped():
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
+        if incumbent.plan is None:
+            _seek_above(incumbent, seed)
         searching.run(incumbent)
+
+
+def _seek_above(incumbent: Incumbent, seed: int) -> None:
+    """Where the budget has no plan yet, bisect for a small one above it that has: what the answer says is enough."""
+    problem, low = incumbent.problem, incumbent.problem.budget_bytes
+    high = incumbent.least_budget_bytes or plain_peak(problem.graph)
+    watch = incumbent.deadline.within(min(_ABOVE_S, _ABOVE_SHARE * _spare(incumbent)))
+    while (
+        high - low > max(1, high // 200) and not watch.passed() and not incumbent.stopped() and incumbent.plan is None
+    ):
+        attempt = watch.within(max(0.1, watch.remaining() / 3))
+        search = Search(problem.graph, (low + high) // 2, seed)
+        search.seek(lambda end=attempt: end.passed() or incumbent.stopped())  # type: ignore[misc]
+        plan = search.plan()
+        if plan is None:
+            low = (low + high) // 2
+        else:
+            high = peak_of(problem.graph, plan)
+            incumbent.suffices(high)
 
 
 def _spare(incumbent: Incumbent) -> float:
