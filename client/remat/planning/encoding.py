@@ -20,8 +20,13 @@ LARGEST_REPLY = 512 * 1024 * 1024
 """Bytes that a reply may inflate to; a plan of 50 million steps does not travel."""
 
 
+MOST_CONTAINERS, MOST_VALUES = 2_000_000, 8_000_000
+"""Arrays and objects, and values of any kind, that a reply may hold: some hundred MB once parsed; a plan has one array
+a step."""
+
+
 class TooLarge(ValueError):
-    """A body that inflates beyond the bound."""
+    """A body that inflates, or would be parsed, beyond the bound."""
 
 
 class Garbled(ValueError):
@@ -43,11 +48,15 @@ def inflated(chunks: Iterable[bytes], encoding: str, most: int = LARGEST_REPLY) 
         Garbled: an unknown encoding, data that does not inflate, a stream that is cut off or has a tail.
     """
     out: list[bytes] = []
-    total = 0
+    total = containers = values = 0
     for piece in _pieces(chunks, encoding.strip().lower()):
         total += len(piece)
         if total > most:
             raise TooLarge(f"the body is larger than {most} bytes")
+        containers += piece.count(b"[") + piece.count(b"{")
+        values += piece.count(b",")
+        if containers > MOST_CONTAINERS or values > MOST_VALUES:
+            raise TooLarge(f"the body holds more than {MOST_CONTAINERS} arrays or {MOST_VALUES} values")
         out.append(piece)
     return b"".join(out)
 

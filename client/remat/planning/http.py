@@ -22,6 +22,7 @@ from remat_ir.read import parse
 
 from ..errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceError, ServiceFailed, TooMany, Unreachable
 from . import encoding
+from .line import Line, Lines
 
 RETRIED = frozenset({408, 409, 429})
 FIRST_PAUSE_S = 0.5
@@ -72,17 +73,23 @@ class Http:
         headers = {"Accept": "application/json", "Accept-Encoding": encoding.ACCEPTED, "User-Agent": "remat"}
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
-        self._client = httpx2.Client(
-            base_url=base_url, headers=headers, transport=transport, follow_redirects=False, trust_env=transport is None
+        self._lines = Lines(
+            lambda: httpx2.Client(
+                base_url=base_url,
+                headers=headers,
+                transport=transport,
+                follow_redirects=False,
+                trust_env=transport is None,
+            )
         )
-        weakref.finalize(self, self._client.close)
+        weakref.finalize(self, self._lines.close)
 
     def __repr__(self) -> str:
         return f"Http({self.base_url!r})"
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._lines.close()
 
     def call(
         self,
@@ -158,18 +165,19 @@ class Http:
             pool=min(self.timeouts.connect, left),
         )
         until = time.monotonic() + min(left, self.timeouts.write + self.timeouts.read + wait_s)
+        late = f"{self.base_url} did not answer {method} {path} in time"
         try:
-            with self._client.stream(
-                method, path, content=content, params=dict(params or {}), headers=dict(headers), timeout=limits
-            ) as reply:
-                raw = encoding.inflated(_until(reply, until), reply.headers.get("Content-Encoding", ""))
+            with self._lines.until(until) as line:
+                raw, reply = _exchange(line, method, path, content, params, headers, limits)
         except httpx2.TimeoutException:
-            raise Unreachable(f"{self.base_url} did not answer {method} {path} in time") from None
+            raise Unreachable(late) from None
         except (encoding.TooLarge, encoding.Garbled) as error:
             raise BadAnswer(f"{self.base_url} answered {method} {path} with a body of no use: {error}") from None
         except httpx2.DecodingError as error:
             raise BadAnswer(f"{self.base_url} answered {method} {path} with a body of no use: {error}") from None
         except httpx2.TransportError as error:
+            if line.cut:
+                raise Unreachable(late) from None
             what = str(error) or type(error).__name__
             raise Unreachable(f"{self.base_url} could not be reached for {method} {path}: {what}") from None
         if 200 <= reply.status_code < 300:
@@ -187,12 +195,26 @@ class Http:
             ) from None
 
 
-def _until(reply: httpx2.Response, moment: float) -> Any:
-    """The body's raw chunks; a body that trickles for ever is as good as none."""
-    for chunk in reply.iter_raw():
-        yield chunk
-        if time.monotonic() > moment:
-            raise httpx2.ReadTimeout("the body did not end in time")
+def _exchange(
+    line: Line,
+    method: str,
+    path: str,
+    content: bytes | None,
+    params: Mapping[str, str] | None,
+    headers: Mapping[str, str],
+    limits: httpx2.Timeout,
+) -> tuple[bytes, httpx2.Response]:
+    """One request and its reply's whole body, inflated."""
+    with line.client.stream(
+        method,
+        path,
+        content=content,
+        params=dict(params or {}),
+        headers=dict(headers),
+        timeout=limits,
+        extensions={"trace": line.trace},
+    ) as reply:
+        return encoding.inflated(reply.iter_raw(), reply.headers.get("Content-Encoding", "")), reply
 
 
 def _request_id(reply: httpx2.Response, data: object) -> str | None:
