@@ -26,6 +26,8 @@ import sys
 import tempfile
 from types import ModuleType
 
+from . import sandbox
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,6 +40,7 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    confined = sandbox.enter()
 
     from . import child  # the slow part: numpy and the solver, before the first fork
 
@@ -46,7 +49,7 @@ def main() -> None:
     alive: set[int] = set()
     scratch = tempfile.mkdtemp(prefix="remat-")
     try:
-        control.send(json.dumps({"ready": os.getpid()}).encode())
+        control.send(json.dumps({"ready": os.getpid(), "confined": confined}).encode())
         while True:
             waited: list[int] = [control.fileno(), wake_read]
             ready, _, _ = select.select(waited, [], [], 60.0)

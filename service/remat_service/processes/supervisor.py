@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
+import structlog
 
 from ..settings import Settings
 from .child import LONGEST_FRAME
@@ -36,10 +37,15 @@ _KEPT_VARIABLES = (
 )
 _MEMORY_CHECK_S = 0.25
 
+log = structlog.get_logger("remat_service.processes.supervisor")
+
 
 def scrubbed_environment(settings: Settings) -> dict[str, str]:
     """What a solver child may know: where programs are, and how many threads to use; no setting, no secret."""
     found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    if "PYTHONPATH" in found:  # an empty entry, and a relative one, would lead into the working folder
+        folders = found["PYTHONPATH"].split(os.pathsep)
+        found["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
     threads = str(settings.solver_threads)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     return found | dict.fromkeys(names, threads) | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
@@ -135,7 +141,7 @@ class Supervisor:
     async def _start(self) -> None:
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._forkserver = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.processes.forkserver", str(its.fileno())],
+            [sys.executable, "-P", "-m", "remat_service.processes.forkserver", str(its.fileno())],
             pass_fds=(its.fileno(),),
             stdin=subprocess.DEVNULL,
             env=scrubbed_environment(self._settings),
@@ -147,6 +153,8 @@ class Supervisor:
         ready = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(mine, 4096), 60.0)
         if not ready:
             raise OSError("the forkserver of solver children did not start")
+        if not json.loads(ready)["confined"]:
+            log.warning("this system has no seccomp filters: solver children run without one")
         self._listener = asyncio.create_task(self._listen(mine))
 
     async def _listen(self, control: socket.socket) -> None:
