@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from .commands import store
 from .commands.tenants import keys_app, tenants_app
@@ -133,10 +134,18 @@ def main() -> None:
     """The entry point: what is refused is one line on standard error, exit code 2."""
     try:
         app()
-    except (ServiceError, ValueError) as error:
+    except (ServiceError, ValueError, OSError) as error:
         message = getattr(error, "detail", None) or str(error).replace("\n", "; ")
+        if isinstance(error, ValidationError):
+            message = "; ".join(_said(each) for each in error.errors())
         print(f"remat-service: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _said(error: Any) -> str:
+    """A setting that is wrong, as the variable that it is read from."""
+    name = "_".join(("REMAT", *(str(part).upper() for part in error["loc"])))
+    return f"{name}: {error['msg']}" if error["loc"] else str(error["msg"]).removeprefix("Value error, ")
 
 
 if __name__ == "__main__":

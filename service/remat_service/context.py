@@ -16,6 +16,7 @@ from .processes.supervisor import Supervisor
 from .settings import Settings
 from .storage.cache import Cache
 from .storage.database import Database
+from .storage.health import Health
 from .storage.response_cache import ResponseCache
 from .storage.snapshot import SnapshotReader
 from .storage.store import Store
@@ -45,6 +46,7 @@ class Context:
     notifier: Notifier
     metrics: Metrics
     supervisor: Supervisor
+    health: Health
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
@@ -74,5 +76,6 @@ def build_context(settings: Settings) -> Context:
         notifier=Notifier(),
         metrics=Metrics(),
         supervisor=Supervisor(settings),
+        health=Health(database),
         enqueue=enqueue_nothing,
     )

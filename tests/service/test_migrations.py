@@ -64,7 +64,7 @@ def test_the_queue_has_no_migration_that_ours_do_not_know() -> None:
 def test_every_step_back_and_forth(tmp_path: Path) -> None:
     """Each revision on its own: one back, one forward."""
     engine = create_engine(f"sqlite:///{tmp_path}/steps.sqlite")
-    for revision in ("0001", "0002", "0003", "0004", "0005", "0006", "0007"):
+    for revision in ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008"):
         with engine.begin() as connection:
             migrations.upgrade(connection, revision)
             migrations.downgrade(connection, "-1")

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ..context import Context
 from ..notify.postgres import PostgresRelay
 from ..storage import migrations
+from ..storage.cache_key import SOLVER
 from ..storage.prepare import migrate, sole_owner
 from ..storage.tables import solves
 from ..tenants.keys import default_caller
@@ -35,6 +36,8 @@ async def opened(context: Context) -> AsyncIterator[None]:
                 await default_caller(connection)
             if context.database.is_sqlite:
                 await _requeue_all(context)
+            await context.health.wrong()  # notes which file it is
+            _say(context)
             async with _shared(context):
                 yield
         finally:
@@ -43,6 +46,19 @@ async def opened(context: Context) -> AsyncIterator[None]:
                 await context.write_behind.close()
             context.snapshots.close()
             await context.database.close()
+
+
+def _say(context: Context) -> None:
+    """One line that says what has been started."""
+    settings = context.settings
+    log.info(
+        "started",
+        version=SOLVER,
+        database=context.database.engine.url.render_as_string(hide_password=True),
+        dispatcher=settings.dispatcher,
+        keys="required" if settings.require_keys else "not required",
+        workers=settings.workers,
+    )
 
 
 @asynccontextmanager

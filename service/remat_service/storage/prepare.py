@@ -8,15 +8,26 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.exc import DBAPIError
+
 from ..errors import ServiceError
 from . import migrations
 from .database import Database
 
 
 async def migrate(database: Database) -> None:
-    """Bring the schema up to date."""
-    async with database.write() as connection:
-        await connection.run_sync(migrations.upgrade)
+    """Bring the schema up to date.
+
+    Raises:
+        ServiceError: the database can't be opened, or written to.
+    """
+    try:
+        async with database.write() as connection:
+            await connection.run_sync(migrations.upgrade)
+    except DBAPIError as error:
+        where = database.engine.url.render_as_string(hide_password=True)
+        why = str(error.orig).strip().splitlines()[0]
+        raise ServiceError(f"can't use the database {where}: {why}; see REMAT_DATABASE_URL") from None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ efforts                       version
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
 requests, groups              one row a POST: its own id, limits and answer; sweeps of several
 profiles                      measured costs, first writer wins
+probes                        the row that a look at readiness writes
 """
 
 from __future__ import annotations
@@ -294,6 +295,13 @@ events = Table(
     Column("restricted_to", String(400), nullable=False),
     Column("source", String(100), nullable=False),
     PrimaryKeyConstraint("solve_id", "seq"),
+)
+
+probes = Table(
+    "probes",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("at", Utc, nullable=False),
 )
 
 profiles = Table(

@@ -56,11 +56,23 @@ def check_exposure(settings: Settings) -> None:
         raise ServiceError("keys are required and there are none; make one with `remat-service keys create TENANT`")
 
 
-async def _any_key(settings: Settings) -> bool:
+async def _prepare(settings: Settings) -> None:
+    """What would fail behind the server's back fails here: no file, no right, no schema, another owner.
+
+    Raises:
+        ServiceError: the database can't be used.
+    """
     database = Database(settings.database_url.get_secret_value())
     try:
         with sole_owner(database):
             await migrate(database)
+    finally:
+        await database.close()
+
+
+async def _any_key(settings: Settings) -> bool:
+    database = Database(settings.database_url.get_secret_value())
+    try:
         async with database.read() as connection:
             return await any_key(connection)
     finally:
@@ -104,6 +116,7 @@ def _allow_descriptors(connections: int) -> None:
 
 def serve(settings: Settings) -> None:
     """Run until a signal."""
+    asyncio.run(_prepare(settings))
     check_exposure(settings)
     _allow_descriptors(settings.most_connections)
     listener = bound_socket(settings.host, settings.port)

@@ -31,15 +31,13 @@ async def livez() -> Any:
 
 @router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
 async def readyz(request: Request) -> Any:
-    """The database answers and the service is not stopping."""
+    """The database takes writes and the service is not stopping."""
     context: Context = request.app.state.context
     if context.stopping:
         raise Unavailable("stopping", retry_after_s=5)
-    try:
-        async with context.database.read() as connection:
-            await connection.execute(select(1))
-    except Exception:
-        raise Unavailable("the database does not answer", retry_after_s=5) from None
+    wrong = await context.health.wrong()
+    if wrong is not None:
+        raise Unavailable(wrong, retry_after_s=5)
     return {"status": "ready"}
 
 

@@ -1,0 +1,55 @@
+"""Whether the database takes writes: looked at by writing, at most once a second however often it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from .database import Database
+from .tables import now, probes
+
+_FRESH_S = 1.0
+_LIMIT_S = 5.0
+
+
+class Health:
+    """What the last look has found."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._looked_at = -float("inf")
+        self._wrong: str | None = None
+        self._looking = asyncio.Lock()
+        self._inode: int | None = None
+
+    async def wrong(self) -> str | None:
+        """What keeps the database from taking writes, in a few words; None where nothing does."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at >= _FRESH_S:
+                self._wrong = await self._look()
+                self._looked_at = time.monotonic()
+            return self._wrong
+
+    async def _look(self) -> str | None:
+        try:
+            if self._replaced():
+                return "the database's file is gone or another one"
+            async with asyncio.timeout(_LIMIT_S), self._database.write() as connection:
+                insert = self._database.insert(probes).values(id=1, at=now())
+                await connection.execute(
+                    insert.on_conflict_do_update(index_elements=[probes.c.id], set_={"at": insert.excluded.at})
+                )
+        except Exception:
+            return "the database takes no writes"
+        return None
+
+    def _replaced(self) -> bool:
+        """Whether another file lies where the database was opened; SQLite goes on writing to one that is gone."""
+        path = self._database.engine.url.database
+        if not self._database.is_sqlite or not path or path == ":memory:":
+            return False
+        found = os.stat(path).st_ino
+        if self._inode is None:
+            self._inode = found
+        return found != self._inode

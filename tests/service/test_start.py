@@ -1,0 +1,76 @@
+"""Starting and being ready: one line says what runs, one sentence says what is wrong, and ready means writable."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.serving import eventually, serving
+
+
+def _started(tmp_path: Path, command: str = "serve", **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **{"REMAT_" + name.upper(): value for name, value in settings.items()}}
+    port = ["--port", "0"] if command == "serve" else []
+    return subprocess.run(
+        [sys.executable, "-m", "remat_service.cli", command, *port],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"workers": "none"}, "REMAT_WORKERS"),
+        ({"dispatcher": "cloud"}, "REMAT_DISPATCHER"),
+        ({"stale_after_s": "1"}, "three times REMAT_HEARTBEAT_S"),
+        ({"database_url": "mysql://x"}, "REMAT_DATABASE_URL must start with"),
+        ({"database_url": "postgresql://u:hunter2@127.0.0.1:1/none"}, "can't use the database postgresql"),
+        ({"database_url": "sqlite:////proc/none/x.sqlite"}, "/proc/none"),
+        ({"dispatcher": "cluster"}, "needs a postgresql"),
+    ],
+)
+def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path, settings: dict[str, str], said: str) -> None:
+    """Exit code 2 and one line that names the setting or the database, without a secret."""
+    done = _started(tmp_path, **settings)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert said in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
+    """The same for a worker without its database."""
+    done = _started(tmp_path, "worker", database_url="postgresql://127.0.0.1:1/none")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "can't use the database" in done.stderr
+
+
+def test_one_line_says_what_runs(tmp_path: Path) -> None:
+    """Version, database, dispatcher, whether keys are required."""
+    with serving(tmp_path, workers=1):
+        lines = [json.loads(line) for line in (tmp_path / "service.log").read_text().splitlines()]
+    (line,) = [line for line in lines if line["event"] == "started"]
+    assert (line["dispatcher"], line["keys"], line["workers"]) == ("embedded", "not required", 1)
+    assert line["database"].startswith("sqlite")
+    assert line["version"]
+
+
+def test_ready_means_writable(tmp_path: Path) -> None:
+    """On a full disk, and with the file deleted: not ready, though reads go on; ready again once there is room."""
+    with serving(tmp_path, workers=1) as own:
+        assert own.http.get("/readyz").status_code == 200
+        limits = resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))  # no file may grow, as on a full disk
+        eventually(lambda: own.http.get("/readyz").status_code == 503, 5)
+        assert own.http.get("/v1/solves").status_code == 200
+        resource.prlimit(own.process.pid, resource.RLIMIT_FSIZE, limits)
+        eventually(lambda: own.http.get("/readyz").status_code == 200, 5)
+        (tmp_path / "service.sqlite").rename(tmp_path / "moved.sqlite")
+        eventually(lambda: own.http.get("/readyz").status_code == 503, 5)
+        (tmp_path / "moved.sqlite").rename(tmp_path / "service.sqlite")
+        eventually(lambda: own.http.get("/readyz").status_code == 200, 5)
