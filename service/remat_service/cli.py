@@ -97,6 +97,27 @@ def openapi() -> None:
 
 
 @app.command()
+def scrub(
+    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
+) -> None:
+    """Read every stored graph and plan again; mend or drop what is damaged, also while a service runs."""
+    from .storage.database import Database
+    from .storage.prepare import migrate as prepare
+    from .storage.scrub import scrub as run
+
+    async def work() -> None:
+        database = Database(_settings(database_url=database_url).database_url.get_secret_value())
+        try:
+            await prepare(database)
+            found = await run(database)
+        finally:
+            await database.close()
+        typer.echo("  ".join(f"{what} {count}" for what, count in found.items()) or "nothing is stored")
+
+    asyncio.run(work())
+
+
+@app.command()
 def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
     """Copy a SQLite database, also while a service runs on it."""
     store.backup(target)

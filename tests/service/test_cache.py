@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from remat_ir import Graph, Plan, Problem, budget_at, plain_peak, plan_of, verify
+from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.packing import pack
 from service.serving import Service, checked, eventually, serving, training_graph
@@ -213,6 +215,34 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     own.start()
     assert own.get(str(first["id"]), 0)[0] == 410
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
+
+
+def test_scrub_finds_and_mends_damage(own: Service) -> None:
+    """One bit of a plan, one claim, one column, one bit of a graph: each is found, and twice is as good as once."""
+    made = [training_graph(5 + i, cost=61 + i) for i in range(4)]
+    for graph in made:
+        _post(own, graph, plain_peak(graph))
+    with sqlite3.connect(own.folder / "service.sqlite") as database:
+        keys = [key for (key,) in database.execute("SELECT key FROM graphs ORDER BY ops")]
+        for table, column, key in (("plans", "graph_key", keys[0]), ("graphs", "key", keys[3])):
+            ((data,),) = database.execute(f"SELECT data FROM {table} WHERE {column} = ?", (key,)).fetchall()
+            flipped = bytearray(data)
+            flipped[len(data) // 2] ^= 4
+            database.execute(f"UPDATE {table} SET data = ? WHERE {column} = ?", (bytes(flipped), key))
+        database.execute("UPDATE plans SET cost_ns = cost_ns - 1 WHERE graph_key = ?", (keys[1],))
+        database.execute("UPDATE graphs SET total_cost_ns = 1 WHERE key = ?", (keys[2],))
+    database.close()
+    environment = {"REMAT_DATABASE_URL": own.database_url}
+    said = CliRunner().invoke(app, ["scrub"], env=environment).stdout
+    for line in ("graphs 4", "plans 3", "plans dropped 1", "plans mended 1", "graphs mended 1", "graphs damaged"):
+        assert line in said, said
+    again = CliRunner().invoke(app, ["scrub"], env=environment).stdout
+    assert "plans 2" in again
+    assert "dropped" not in again
+    assert "plans mended" not in again
+    assert "graphs mended" not in again
+    for graph in made[1:]:
+        assert _post(own, graph, plain_peak(graph) + 1)["cache"] == "hit"
 
 
 @pytest.mark.parametrize("live", [True, False])
