@@ -71,7 +71,7 @@ def test_children_are_confined_and_import_nothing_from_the_working_folder(
     with serving(tmp_path, workers=1) as own:
         graph = hard_graph(60, 4)
         problem = Problem(graph, budget_at(graph, 0.5))
-        _, posted = own.post(problem, wait=0, time_limit_s=20, max_gap=0)
+        _, posted = own.post(problem, wait=0, time_limit_s=8, max_gap=0)
         eventually(lambda: own.get(posted["id"], 0)[1]["cost_ns"])
         below = psutil.Process(own.process.pid).children(recursive=True)
         assert len(below) >= 2
@@ -79,7 +79,7 @@ def test_children_are_confined_and_import_nothing_from_the_working_folder(
             status = Path(f"/proc/{process.pid}/status").read_text()
             assert "NoNewPrivs:\t1" in status
             assert "Seccomp:\t2" in status
-        checked(problem, own.http.post(f"/v1/solves/{posted['id']}/cancel").json())
+        checked(problem, own.get(posted["id"], 30)[1])  # engines, which are processes of their own, have run by now
     assert not (tmp_path / "was-run").exists()
 
 

@@ -48,7 +48,15 @@ def scrubbed_environment(settings: Settings) -> dict[str, str]:
         found["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
     threads = str(settings.solver_threads)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return found | dict.fromkeys(names, threads) | {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+    return (
+        found
+        | dict.fromkeys(names, threads)
+        | {
+            "PYTHONHASHSEED": "0",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONSAFEPATH": "1",  # for what children start in their turn
+        }
+    )
 
 
 @dataclass
