@@ -15,6 +15,8 @@ from pathlib import Path
 
 from benchmarks.figures.draw import draw
 from benchmarks.figures.measure import FOLDER, MEASURES, Settings, measure
+from benchmarks.graphs.architectures import ARCHITECTURES
+from remat_solver.methods import METHODS
 
 
 def main() -> None:
@@ -24,8 +26,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder for CSV files and pictures")
     parser.add_argument("--seconds", type=float, default=30.0, help="time limit of one solve")
     parser.add_argument("--points", type=int, default=10, help="budgets per network")
-    parser.add_argument("--methods", nargs="+", help="measure only these")
-    parser.add_argument("--networks", nargs="+", help="measure only these")
+    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), help="measure only these")
+    parser.add_argument(
+        "--networks", nargs="+", type=str.lower, choices=sorted(ARCHITECTURES), help="measure only these"
+    )
     given = parser.parse_args()
     methods, networks = (None if these is None else frozenset(these) for these in (given.methods, given.networks))
     for name in MEASURES:

@@ -164,5 +164,8 @@ def measure(name: str, folder: Path, plan: Settings) -> None:
             file.flush()
             if count >= len(kept):
                 print(*row.values(), flush=True)
+    if writer is None:
+        part.unlink()
+        raise SystemExit(f"{name} has no row for these networks and methods; nothing was written")
     part.replace(folder / f"{name}.csv")
     (folder / f"{name}.txt").write_text(f"at most {plan.seconds:g} s a solve, {machine()} at the end\n")

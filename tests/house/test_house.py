@@ -155,7 +155,6 @@ def test_tests_take_only_graphs_and_models_from_the_benchmarks(path: Path) -> No
 
 
 LONGEST_MODULE = 400
-TOO_LONG = {"solver/remat_solver/search/profile.py", "tests/client/test_inductor.py"}
 
 
 def test_modules_are_short() -> None:
@@ -163,4 +162,4 @@ def test_modules_are_short() -> None:
     folders = ("solver", "service", "client", "benchmarks", "tests", "examples")
     lengths = {p: len(p.read_text().splitlines()) for folder in folders for p in (ROOT / folder).rglob("*.py")}
     long = {str(path.relative_to(ROOT)) for path, lines in lengths.items() if lines > LONGEST_MODULE}
-    assert long <= TOO_LONG
+    assert not long
