@@ -22,7 +22,7 @@ def refuse_sharded(module: nn.Module) -> None:
     for name, part in module.named_modules():
         if name and isinstance(part, (*unit, *wrapper)):
             raise CaptureError(
-                f"FSDP shards {name} of this {type(module).__name__} as a unit of its own, so one plan of the whole is "
+                f"FSDP shards {name} of this {_class_before(module)} as a unit of its own, so one plan of the whole is "
                 "not supported: enable remat on each unit, or make a chain of the units"
             )
     sharded = _class("torch.distributed.tensor", "DTensor")
@@ -43,6 +43,12 @@ def refuse_sharded(module: nn.Module) -> None:
             f"FullyShardedDataParallel has flattened the parameters of this {type(module).__name__}, which is not "
             "supported: use fully_shard (FSDP2) on each unit"
         )
+
+
+def _class_before(module: nn.Module) -> str:
+    """The name of a module's class before `fully_shard` gave it another one."""
+    sharded = fsdp_module()
+    return next(c.__name__ for c in type(module).__mro__ if not (sharded and issubclass(c, sharded)))
 
 
 def refuse_split_by_ddp() -> None:
