@@ -318,8 +318,12 @@ def test_what_does_not_go_is_said() -> None:
 
 def test_a_workspace_of_a_generated_kernel_was_made_for_no_node() -> None:
     """Generated kernels for GPUs take workspaces (`mix_order_reduction`), which pretend to be buffers."""
-    count = sympy.Integer(4096)
-    workspace = WorkspaceArg(count, WorkspaceZeroMode.UNINITIALIZED, torch.device("cpu"), "workspace_0")
+    workspace = WorkspaceArg(
+        count=sympy.Integer(4096),
+        zero_mode=WorkspaceZeroMode.UNINITIALIZED,
+        device=torch.device("cpu"),
+        outer_name="workspace_0",
+    )
     assert code._origins(workspace) == ()
 
 
