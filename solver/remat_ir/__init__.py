@@ -12,12 +12,15 @@ from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_
 from .join_replay import replay_join
 from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plain_plan, plan_of, recomputed
 from .problem import Problem, budget_at, plain_peak
+from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .verify import Verdict, verify
+from .verify_answer import AnswerVerdict, certified, verify_answer
 
 __all__ = [
     "Answer",
+    "AnswerVerdict",
     "AnyPlan",
     "Chain",
     "ChainPlan",
@@ -28,6 +31,7 @@ __all__ = [
     "Graph",
     "InvalidData",
     "InvalidPlan",
+    "InvalidProof",
     "Join",
     "JoinPlan",
     "JoinStep",
@@ -38,6 +42,7 @@ __all__ = [
     "Prefetch",
     "Problem",
     "Progress",
+    "Proof",
     "RematError",
     "Status",
     "Step",
@@ -46,6 +51,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "budget_at",
+    "certified",
     "gap_of",
     "graph_digest",
     "graph_of",
@@ -69,4 +75,5 @@ __all__ = [
     "structure_digest",
     "subject_kind",
     "verify",
+    "verify_answer",
 ]

@@ -10,11 +10,20 @@ from typing import Any, NamedTuple
 from .digest import problem_digest
 from .errors import InvalidData
 from .problem import Problem
+from .proof.certificate import Proof, read_proof
 from .read import kind, members, parse
 from .subject import AnyPlan, read_plan
 from .verify import verify
 
-_INTEGERS = ("cost_ns", "bound_ns", "peak_bytes", "budget_bytes", "least_budget_bytes", "least_budget_bound_bytes")
+_INTEGERS = (
+    "cost_ns",
+    "bound_ns",
+    "claimed_bound_ns",
+    "peak_bytes",
+    "budget_bytes",
+    "least_budget_bytes",
+    "least_budget_bound_bytes",
+)
 
 
 class Status(StrEnum):
@@ -82,6 +91,9 @@ class Answer:
         least_budget_bytes: a budget known to suffice.
         least_budget_bound_bytes: a budget proved necessary.
         message: one sentence for a person.
+        proof: the certificate of `bound_ns`, or, of an infeasible problem, that no plan fits into one byte less than
+            `least_budget_bound_bytes`; None where each op once is all that is certified. See `verify_answer`.
+        claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who.
     """
 
     status: Status
@@ -102,6 +114,9 @@ class Answer:
     id: str | None = None
     cache: str | None = None
     plan: AnyPlan | None = None
+    claimed_bound_ns: int | None = None
+    claimed_by: str | None = None
+    proof: Proof | None = None
 
     @classmethod
     def of_plan(
@@ -187,13 +202,17 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""
-        data = asdict(replace(self, plan=None))
+        data = asdict(replace(self, plan=None, proof=None))
         data["status"] = self.status.value
         data["restricted_to"] = list(self.restricted_to)
         if self.plan is None:
             del data["plan"]
         else:
             data["plan"] = self.plan.to_json()
+        if self.proof is None:
+            del data["proof"]
+        else:
+            data["proof"] = self.proof.to_json()
         return data
 
     @classmethod
@@ -213,14 +232,7 @@ class Answer:
             known["status"] = Status(known["status"])
         except ValueError:
             raise InvalidData(f"answer has an unknown status {known['status']!r}", "/status") from None
-        for key in (
-            "cost_ns",
-            "bound_ns",
-            "peak_bytes",
-            "budget_bytes",
-            "least_budget_bytes",
-            "least_budget_bound_bytes",
-        ):
+        for key in _INTEGERS:
             if known.get(key) is not None and type(known[key]) is not int:
                 raise InvalidData(f"answer: {key} must be an integer, not {kind(known[key])}", "/" + key)
         for key in ("overhead", "gap", "seconds"):
@@ -228,6 +240,8 @@ class Answer:
                 isinstance(known[key], bool) or not isinstance(known[key], (int, float))
             ):
                 raise InvalidData(f"answer: {key} must be a number, not {kind(known[key])}", "/" + key)
+        if not isinstance(known.get("claimed_by"), (str, type(None))):
+            raise InvalidData(f"answer: claimed_by must be a string, not {kind(known['claimed_by'])}", "/claimed_by")
         if not isinstance(known.get("restricted_to", []), (list, tuple)):
             raise InvalidData("answer: restricted_to must be an array", "/restricted_to")
         known["restricted_to"] = tuple(known.get("restricted_to", ()))
@@ -236,6 +250,11 @@ class Answer:
                 known["plan"] = read_plan(known["plan"])
             except InvalidData as error:
                 raise error.under("/plan") from None
+        if known.get("proof") is not None:
+            try:
+                known["proof"] = read_proof(known["proof"])
+            except InvalidData as error:
+                raise error.under("/proof") from None
         return cls(**known)
 
 

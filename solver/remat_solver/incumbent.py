@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Problem, Progress, verify
+from remat_ir import Answer, AnyPlan, Graph, Problem, Progress, Proof, gap_of, verify
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
 from .knowledge import Bound, Ending, Known
+
+_CERTIFY_S = 1.0
+"""Seconds that a claim's certificate may take beyond the time that it took to make the claim."""
 
 
 class Incumbent:
@@ -27,6 +30,9 @@ class Incumbent:
         deadline: when to stop.
         known: what is known now; it never changes, but is replaced.
         reason: one sentence for a person on why there is no plan.
+        certifies: whether bounds of the whole space count only with a certificate; those of chains and joins have none.
+        proof: the certificate of the bound, or that no plan fits.
+        claim: where `certifies`, a greater bound of the whole space that came without a certificate, and from whom.
     """
 
     def __init__(
@@ -36,12 +42,18 @@ class Incumbent:
         max_gap: float = 0.0,
         on_progress: Callable[[Progress], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
+        certify: bool = False,
     ) -> None:
         self.problem = problem
         self.deadline = deadline
         self.max_gap = max_gap
         self.known = Known(problem)
         self.reason = ""
+        self.certifies = certify and isinstance(problem.subject, Graph)
+        self.proof: Proof | None = None
+        self.claim: tuple[int, str] | None = None
+        self._claimed_enough_s: float | None = None
+        self._ceased = False
         self._notes: list[str] = []
         self._sources: dict[tuple[str, ...], str] = {}
         self._distrusted: set[str] = set()
@@ -96,18 +108,55 @@ class Incumbent:
             self._report(source, plan)
             return True
 
-    def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:
-        """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds."""
+    def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
+        """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds.
+
+        `proof` is its certificate, which must have been checked; where the incumbent certifies, a bound of the whole
+        space without one is kept apart as a claim.
+        """
         with self._lock:
-            if self._closed or source in self._distrusted or bound_ns <= self.known.within(within):
+            claimed = self.certifies and not within and proof is None
+            if self._closed or (proof is None and source in self._distrusted):
+                return
+            if bound_ns <= (self.best_claim() if claimed else self.known.within(within)):
                 return
             if self.plan is not None and refuted(self.problem, self.plan, self.cost_ns, bound_ns, within):
                 report_bound(self.problem, self.plan, bound_ns, within, source)
                 self._distrusted.add(source)
                 return
+            if claimed:
+                self.claim = bound_ns, source
+                return
+            if not within:
+                self.proof = proof
             self._sources[within] = source
             self.known = self.known.with_bound(Bound(bound_ns, within))
             self._report(source)
+
+    def best_claim(self) -> int:
+        """The greatest bound of the whole space, in ns, certified or claimed."""
+        with self._lock:
+            return max(self.bound_ns, 0 if self.claim is None else self.claim[0])
+
+    def claimed_enough(self) -> bool:
+        """Whether a claim reaches the gap: then certifying it is all that is left to do."""
+        with self._lock:
+            cost = self.cost_ns
+            return self.certifies and cost is not None and gap_of(cost, self.best_claim()) <= self.max_gap
+
+    def cease_certifying(self) -> None:
+        """Record that nobody works on a certificate any more: a claim that is enough ends the solve."""
+        with self._lock:
+            self._ceased = True
+
+    def _certified_long_enough(self) -> bool:
+        """Whether a claim that is enough could not be certified in as long again as it took to make it."""
+        if not self.claimed_enough():
+            return False
+        elapsed = self.deadline.elapsed()
+        if self._claimed_enough_s is None:
+            self._claimed_enough_s = elapsed
+        return self._ceased or elapsed > 2 * self._claimed_enough_s + _CERTIFY_S
 
     def _refute(self, plan: AnyPlan, cost_ns: int) -> None:
         """Forget the bounds that a new plan shows to be wrong, and a claim that there is no plan."""
@@ -117,9 +166,14 @@ class Incumbent:
                 report_bound(self.problem, plan, bound_ns, within, source)
                 self._distrusted.add(source)
                 self.known = self.known.without_bound(within)
+                self.proof = self.proof if within else None
+        if self.claim is not None and self.claim[0] > cost_ns:
+            report_bound(self.problem, plan, self.claim[0], (), self.claim[1])
+            self._distrusted.add(self.claim[1])
+            self.claim = None
         if self.infeasible:
             self._report_infeasible(plan, self.reason)
-            self.known, self.reason = replace(self.known, infeasible=False), ""
+            self.known, self.reason, self.proof = replace(self.known, infeasible=False), "", None
         self._needs_no_more(plan)
 
     def _report_infeasible(self, plan: AnyPlan, reason: str) -> None:
@@ -133,13 +187,15 @@ class Incumbent:
             report_budget(self.problem, plan, claimed, known, "a bound on the budget")
             self.known = replace(self.known, least_bytes=None)
 
-    def prove_infeasible(self, reason: str, least_budget_bound_bytes: int | None = None) -> None:
+    def prove_infeasible(
+        self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None
+    ) -> None:
         """Record that no plan of the whole space fits the budget; `reason` is one sentence for a person."""
         with self._lock:
             if self.plan is not None:
                 self._report_infeasible(self.plan, reason)
                 return
-            self.known, self.reason = replace(self.known, infeasible=True), reason
+            self.known, self.reason, self.proof = replace(self.known, infeasible=True), reason, proof
             self.needs_at_least(least_budget_bound_bytes)
 
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
@@ -177,7 +233,7 @@ class Incumbent:
     def stopped(self) -> bool:
         """Whether there is a reason to stop: infeasible, gap reached, cancelled, or out of time."""
         with self._lock:
-            if self._closed or self.known.settled(self.max_gap):
+            if self._closed or self.known.settled(self.max_gap) or self._certified_long_enough():
                 return True
             if self._cancelled is not None and self._cancelled():
                 self._limit = "cancel"
@@ -215,7 +271,24 @@ class Incumbent:
         with self._lock:
             ending = Ending(self._limit, self._searched, self.reason)
             seconds = round(self.deadline.elapsed(), 6)
-            return self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
+            answer = self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
+            return self._with_proof(answer)
+
+    def _with_proof(self, answer: Answer) -> Answer:
+        """An answer with the certificate of its bound, and with what is claimed beyond it."""
+        if not self.certifies:
+            return answer
+        answer = replace(answer, proof=self.proof)
+        if answer.restricted_to:
+            said_by = self._sources.get(answer.restricted_to, "its method")
+            return replace(answer, claimed_bound_ns=answer.bound_ns, claimed_by=said_by)
+        if self.claim is None or self.infeasible or self.claim[0] <= self.bound_ns:
+            return answer
+        claimed, said_by = self.claim
+        claimed = claimed if self.cost_ns is None else min(claimed, self.cost_ns)
+        gap = "" if self.cost_ns is None else f" {said_by} claims a gap of {100 * gap_of(self.cost_ns, claimed):.3g} %,"
+        message = f"{answer.message}{gap} without a certificate." if gap else answer.message
+        return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by, message=message)
 
     def _report(self, source: str, plan: AnyPlan | None = None) -> None:
         if self._on_progress is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_ir import AnyPlan, Chain, ChainPlan, Graph, Plan, Problem, Subject, lifted_plan, lowered_plan
+from remat_ir import AnyPlan, Chain, ChainPlan, Graph, Plan, Problem, Proof, Subject, lifted_plan, lowered_plan
 from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
@@ -60,14 +60,16 @@ class LiftedIncumbent(Incumbent):
             self.outer.offer(self.lift.invert(plan), source)
         return better
 
-    def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = ()) -> None:
+    def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a bound here and, with the restriction that it needs there, on the chain."""
-        super().raise_bound(bound_ns, source, within)
+        super().raise_bound(bound_ns, source, within, proof)
         self.outer.raise_bound(bound_ns, source, (*within, *self.within))
 
-    def prove_infeasible(self, reason: str, least_budget_bound_bytes: int | None = None) -> None:
+    def prove_infeasible(
+        self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None
+    ) -> None:
         """Record that no plan fits; with a link to the host, that none without transfers does."""
-        super().prove_infeasible(reason, least_budget_bound_bytes)
+        super().prove_infeasible(reason, least_budget_bound_bytes, proof)
         if self.within:
             self.outer.nothing_within(self.within, reason)
         else:

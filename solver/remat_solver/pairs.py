@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from remat_ir import Graph
 from remat_ir.working_set import WorkingSet, working_set
 
-from .bounds import known_budget
-from .incumbent import Incumbent
-
 MOST_VALUES = 2500
 """Beyond this the table of pairs takes more than 50 MB."""
 _NEVER = 1 << 62
@@ -38,7 +35,7 @@ def pair_need(graph: Graph) -> WorkingSet:
     least = working_set(graph)
     if graph.values > MOST_VALUES:
         return least
-    table = _table(graph)
+    table = pair_table(graph)
     for op, inputs in enumerate(graph.op_inputs):
         if inputs:
             need = graph.fixed_bytes + int(table[np.ix_(inputs, inputs)].max())
@@ -47,21 +44,7 @@ def pair_need(graph: Graph) -> WorkingSet:
     return least
 
 
-def prove_by_pairs(incumbent: Incumbent) -> None:
-    """Record the bound, and that the budget is too small where it is."""
-    problem = incumbent.problem
-    least = pair_need(problem.graph)
-    incumbent.needs_at_least(least.least_bytes)
-    if least.least_bytes > problem.budget_bytes:
-        incumbent.suffices(known_budget(problem.graph))
-        who = problem.graph.op_label(least.op)
-        incumbent.prove_infeasible(
-            f"No plan fits: to hold two of the values that {who} reads takes {least.least_bytes} bytes on the way, and "
-            f"the budget is {problem.budget_bytes}."
-        )
-
-
-def _table(graph: Graph) -> NDArray[np.int64]:
+def pair_table(graph: Graph) -> NDArray[np.int64]:
     """[m, m] the bound P, fixed bytes left out."""
     m = graph.values
     size, maker = np.array(graph.value_bytes, np.int64), np.array(graph.value_op, np.int64)

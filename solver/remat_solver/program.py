@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -145,6 +146,21 @@ class Term(NamedTuple):
     value: ArrayLike = 1.0
 
 
+Name: TypeAlias = tuple[str | ArrayLike, ...]
+"""What a block of rows is called in a certificate: a kind, then indices, each one number or one for each row."""
+
+
+class RowNames(NamedTuple):
+    """Blocks of rows by the first row of each."""
+
+    blocks: tuple[tuple[int, Name], ...]
+
+    def of(self, row: int) -> tuple[str | int, ...]:
+        """The name of one row; that of a row without a name is an empty word."""
+        first, (kind, *indices) = self.blocks[bisect_right(self.blocks, row, key=lambda block: block[0]) - 1]
+        return (str(kind), *(int(np.ravel(index)[row - first] if np.ndim(index) else index) for index in indices))  # type: ignore[arg-type]
+
+
 class Builder:
     """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them."""
 
@@ -155,6 +171,7 @@ class Builder:
         self._lower: list[Floats] = []
         self._upper: list[Floats] = []
         self._integer: list[Booleans] = []
+        self._names: list[tuple[int, Name]] = []
         self._entry_row: list[NDArray[np.int64]] = []
         self._entry_column: list[NDArray[np.int64]] = []
         self._entry_value: list[Floats] = []
@@ -178,9 +195,17 @@ class Builder:
         return np.arange(first, self.columns)
 
     def add_rows(
-        self, count: int, terms: Iterable[Term], *, lower: ArrayLike = -INFINITY, upper: ArrayLike = INFINITY
+        self,
+        count: int,
+        terms: Iterable[Term],
+        *,
+        lower: ArrayLike = -INFINITY,
+        upper: ArrayLike = INFINITY,
+        name: Name = ("",),
     ) -> None:
-        """Add `count` rows: lower ≤ the sum of the terms ≤ upper."""
+        """Add `count` rows: lower ≤ the sum of the terms ≤ upper; `name` says what they are called in a certificate."""
+        if count:
+            self._names.append((self.rows, name))
         for term in terms:
             row, column, value = np.broadcast_arrays(
                 np.asarray(term.row, dtype=np.int64),
@@ -194,6 +219,10 @@ class Builder:
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self.rows += count
+
+    def names(self) -> RowNames:
+        """The names of the rows added so far."""
+        return RowNames(tuple(self._names))
 
     def lower_of(self, column: NDArray[np.int64]) -> Floats:
         """[…] the lower bounds of columns added so far."""

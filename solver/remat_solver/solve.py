@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from remat_ir import Answer, AnyPlan, Graph, InvalidData, Problem, Progress
+from remat_ir import Answer, AnyPlan, Graph, InvalidData, Problem, Progress, verify_answer
 
 from .bounds import known_budget, least_need
+from .certify.pairs import pair_proof
 from .deadline import Deadline
 from .incumbent import Incumbent
 from .methods import method_named, runner_of
@@ -25,6 +26,7 @@ def solve(
     bound_ns: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    certify: bool = True,
 ) -> Answer:
     """Plan a problem: the best verified plan found in the time given, and what was proved about it.
 
@@ -37,6 +39,8 @@ def solve(
         bound_ns: a bound already proved for the whole space.
         on_progress: called at each improvement, from the thread that found it; must be quick.
         cancelled: polled; once it returns True the solve ends with what it has.
+        certify: whether `bound_ns` of a graph is what a certificate proves, and other bounds are kept apart as claimed;
+            False takes the engines' word for theirs.
 
     Returns:
         An answer; infeasible, out of time and cancelled are answers too.
@@ -52,19 +56,23 @@ def solve(
         raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
     chosen_options = chosen.read_options(options)
     runner = runner_of(chosen, problem)
-    incumbent = Incumbent(problem, Deadline(time_limit_s), max_gap, on_progress, cancelled)
+    incumbent = Incumbent(problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify)
 
     least_bytes, who = least_need(problem.subject)
     incumbent.needs_at_least(least_bytes)
     capacity = problem.capacity_bytes
     if least_bytes > capacity:
+        proof = None
         if isinstance(problem.subject, Graph):
-            incumbent.needs_at_least(pair_need(problem.subject).least_bytes)
+            least = pair_need(problem.subject).least_bytes
+            incumbent.needs_at_least(least)
+            proof = pair_proof(problem.subject, least - 1) if certify else None
         incumbent.suffices(known_budget(problem.subject))
         incumbent.prove_infeasible(
-            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}."
+            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}.",
+            proof=proof,
         )
-        return incumbent.answer(method)
+        return checked(problem, incumbent.answer(method))
     if start is not None:
         incumbent.offer(start, "start")
     if bound_ns is not None:
@@ -72,4 +80,14 @@ def solve(
     if not incumbent.stopped():
         runner(incumbent, chosen_options)
     incumbent.stopped()  # notes which limit, if any, has been reached by now
-    return incumbent.answer(method)
+    return checked(problem, incumbent.answer(method))
+
+
+def checked(problem: Problem, answer: Answer) -> Answer:
+    """An answer whose plan and certificate have been checked together, as whoever receives it will.
+
+    Raises:
+        InvalidPlan: one of them is wrong: a bug here.
+    """
+    verify_answer(problem, answer)
+    return answer

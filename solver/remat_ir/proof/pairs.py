@@ -74,7 +74,9 @@ class PairCheck:
         op = self.graph.value_op[last]
         if self.need_to_make(last, other) > self.capacity or self.blocked(op):
             return True
-        return self.graph.value_op[other] != op and any(not self.together(v, other) for v in self.graph.op_inputs[op])
+        if self.graph.value_op[other] == op:
+            return False
+        return any(not self.together(v, other) for v in (other, *self.graph.op_inputs[op]))
 
 
 def check_pairs(check: PairCheck) -> None:

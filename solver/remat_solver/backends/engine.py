@@ -19,7 +19,7 @@ import psutil
 
 from ..deadline import Deadline
 from ..program import INFINITY, Floats, Program
-from .outcome import Improvement, Outcome, failed
+from .outcome import Improvement, Outcome, Tree, failed
 from .wire import Message, program_arrays, receive, send
 
 ENGINES = ("highs", "cbc", "cpsat")
@@ -156,6 +156,23 @@ class Engine:
             raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
         members = {"offset": program.offset, "options": dict(options or {})}
         return self._ask("lp", program, members, program_arrays(program), deadline, None, stopped)
+
+    def tree(
+        self,
+        program: Program,
+        *,
+        cutoff: float,
+        deadline: Deadline | None = None,
+        stopped: Callable[[], bool] | None = None,
+    ) -> Outcome:
+        """Branch on the integer columns until every leaf's linear program reaches the cutoff; HiGHS only.
+
+        `Outcome.tree` has the duals of all leaves, also where the time was up before; `x` a solution below the cutoff.
+        """
+        if self.name != "highs":
+            raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
+        members = {"offset": program.offset, "options": {}, "cutoff": cutoff}
+        return self._ask("tree", program, members, program_arrays(program), deadline, None, stopped)
 
     def _ask(
         self,
@@ -319,6 +336,7 @@ class _Best:
             message.arrays.get("row_dual"),
             said,
             message.members.get("work", 0.0),
+            Tree(*(message.arrays[name] for name in Tree._fields)) if "leaf_start" in message.arrays else None,
         )
 
     def stopped(self, seconds: float, why: str) -> Outcome:

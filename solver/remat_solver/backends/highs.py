@@ -8,6 +8,7 @@ import highspy
 import numpy as np
 
 from ..program import INFINITY, Booleans, Floats, Program
+from .highs_tree import serve_tree
 from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
@@ -44,16 +45,19 @@ def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | 
     _set(solver, "random_seed", int(members.get("seed", 0)))
     if members.get("time_limit_s") is not None:
         _set(solver, "time_limit", float(members["time_limit_s"]))
-    if kind == "lp":
+    if kind != "solve":
         # dual simplex; interior point took ten times as long on these programs
         _set(solver, "solver", "simplex")
-        program = program.relaxed()
+        branchable, program = program, program.relaxed()
     else:
         _set(solver, "mip_abs_gap", float(members["absolute_gap"]))
         _set(solver, "mip_rel_gap", float(members["relative_gap"]))
     for name, value in sorted(members["options"].items()):
         _set(solver, name, value)
     _pass(solver, program)
+    if kind == "tree":
+        serve_tree(solver, branchable, members, link)
+        return
     if kind == "lp":
         _stop_by_callback(solver, link, simplex=True)
     else:

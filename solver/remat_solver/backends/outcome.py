@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..program import INFINITY, Floats
 
 Ending: TypeAlias = Literal["optimal", "feasible", "infeasible", "nothing_found", "failed"]
@@ -21,6 +24,22 @@ class Improvement(NamedTuple):
     seconds: float
 
 
+class Tree(NamedTuple):
+    """A tree of linear programs in preorder: what branches, and the duals of its leaves in their order.
+
+    Attributes:
+        column: [nodes] the column that a node branches on, first to 0, then to 1; −1 for a leaf.
+        leaf_start: [leaves + 1] where a leaf's rows begin. leaf_row, leaf_dual: rows and their duals.
+        leaf_empty: [leaves] whether the duals are a ray that shows that there is no point.
+    """
+
+    column: NDArray[np.int64]
+    leaf_start: NDArray[np.int64]
+    leaf_row: NDArray[np.int64]
+    leaf_dual: Floats
+    leaf_empty: NDArray[np.bool_]
+
+
 class Outcome(NamedTuple):
     """What an engine found and proved.
 
@@ -34,6 +53,7 @@ class Outcome(NamedTuple):
         seconds: since the run began.
         row_dual: [rows] of an LP solved to optimality, else None.
         message: one sentence for a person, where there is something to say.
+        tree: of `Engine.tree`.
         work: of a run that was finished, in the engine's own units where it has such; the same on every machine.
     """
 
@@ -45,6 +65,7 @@ class Outcome(NamedTuple):
     row_dual: Floats | None = None
     message: str = ""
     work: float = 0.0
+    tree: Tree | None = None
 
     @property
     def out_of_memory(self) -> bool:

@@ -13,10 +13,10 @@ from remat_ir.greedy import least_memory, peak_of
 
 from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
+from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
-from ..pairs import prove_by_pairs
 from ..search import Search, await_compiled, compiling, is_compiled
 from ..staged.prove import Proof
 from .greedy import first_plan, other_plans

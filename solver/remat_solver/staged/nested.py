@@ -22,7 +22,7 @@ linear bound never falls from round to round, which it does without them (of a R
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -46,8 +46,9 @@ def add_spans(view: ArrayView, columns: Columns, spans: Sequence[Span], builder:
         run = np.full(view.ops, ZERO)
         free = columns.runs[first] >= 0
         run[free] = builder.variables(int(free.sum()))
-        _link(run, [runs[part] for part in inside], builder)
-        _rows(view, columns, first, span[1], run, builder)
+        ends = (first, columns.stage_of(span[1]))
+        _link(ends, run, {(starts[at], columns.stage_of(end)): runs[at, end] for at, end in inside}, builder)
+        _rows(view, columns, ends, span[1], run, builder)
         runs[span] = run
 
 
@@ -62,21 +63,23 @@ def _parts(span: Span, runs: dict[Span, Ids]) -> list[Span]:
     return parts
 
 
-def _link(run: Ids, parts: Sequence[Ids], builder: Builder) -> None:
+def _link(ends: Span, run: Ids, parts: Mapping[Span, Ids], builder: Builder) -> None:
     """(e)"""
     ops = np.flatnonzero(run >= 0)
     rows = np.arange(len(ops))
     terms = [Term(rows, run[ops])]
-    for part in parts:
+    for inner, part in parts.items():
         there = part[ops] >= 0
         terms.append(Term(rows[there], part[ops][there], -1.0))
         both = np.arange(int(there.sum()))
-        builder.add_rows(len(both), [Term(both, part[ops][there]), Term(both, run[ops][there], -1.0)], upper=0.0)
-    builder.add_rows(len(ops), terms, upper=0.0)
+        pair = [Term(both, part[ops][there]), Term(both, run[ops][there], -1.0)]
+        builder.add_rows(len(both), pair, upper=0.0, name=("part", *ends, *inner, ops[there]))
+    builder.add_rows(len(ops), terms, upper=0.0, name=("or", *ends, ops))
 
 
-def _rows(view: ArrayView, columns: Columns, first: int, end: int, run: Ids, builder: Builder) -> None:
-    """(a), (b) and (c) of the span that begins with coarse stage `first` and ends with the cut `end`."""
+def _rows(view: ArrayView, columns: Columns, ends: Span, end: int, run: Ids, builder: Builder) -> None:
+    """(a), (b) and (c) of the span of the coarse stages `ends`, the last of which ends with the cut `end`."""
+    first, last = ends
     hold = columns.holds[first]
 
     def supply(values: Ids, rows: Ids, sign: float) -> list[Term]:
@@ -86,14 +89,17 @@ def _rows(view: ArrayView, columns: Columns, first: int, end: int, run: Ids, bui
     reader = run[view.edge_op]
     edges = np.flatnonzero((reader >= 0) & (hold[view.edge_value] != ONE))
     rows = np.arange(len(edges))
-    builder.add_rows(len(edges), [Term(rows, reader[edges]), *supply(view.edge_value[edges], rows, -1.0)], upper=0.0)
+    terms = [Term(rows, reader[edges]), *supply(view.edge_value[edges], rows, -1.0)]
+    name = ("read", first, last, view.edge_op[edges], view.edge_value[edges])
+    builder.add_rows(len(edges), terms, upper=0.0, name=name)
     values = read_first_in(view, columns, first, columns.first[first], end)
     values = values[hold[values] != ONE]
     rows = np.arange(len(values))
-    builder.add_rows(len(values), supply(values, rows, 1.0), lower=1.0)
-    after = columns.stage_of(end) + 1
+    builder.add_rows(len(values), supply(values, rows, 1.0), lower=1.0, name=("first", first, last, values))
+    after = last + 1
     if after < columns.stages:
         later = columns.holds[after]
         values = np.flatnonzero((later >= 0) & (view.maker < columns.first[first]) & (hold != ONE))
         rows = np.arange(len(values))
-        builder.add_rows(len(values), [Term(rows, later[values]), *supply(values, rows, -1.0)], upper=0.0)
+        terms = [Term(rows, later[values]), *supply(values, rows, -1.0)]
+        builder.add_rows(len(values), terms, upper=0.0, name=("stay", first, last, values))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
+from ..certify.stages import LOSS, Certified, Certifier
 from ..incumbent import Incumbent
 from ..program import Floats
 from .interior import excesses
@@ -104,6 +105,8 @@ class Proof:
         self._polish = polish
         self._memory_bytes = memory_bytes
         self._far = self.switches.loose
+        self._without_plan = False
+        self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
         self._lead, self._lead_work = 0, 0.0
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
@@ -120,8 +123,12 @@ class Proof:
             if self.switches.linear and self.view.ops >= _SMALL:
                 linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
                 self._linear(linear)
-            while not self.incumbent.stopped() and not self.out_of_memory:
-                if not self._round(integer):
+            more = True
+            while more and not self.incumbent.stopped() and not self.out_of_memory:
+                more = self._round(integer)
+                if self._certifier is not None and (self.incumbent.claimed_enough() or self._without_plan):
+                    linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
+                    self._grow(linear)
                     return
 
     def _linear(self, engine: Engine) -> None:
@@ -136,11 +143,47 @@ class Proof:
                 # what floats call infeasible is left to whole numbers to judge
                 return
             units = outcome.bound / balance_of(round_.program)
-            self.incumbent.raise_bound(self.scale.bound_ns(self.view, units, whole=False), self.source)
+            bound = self.scale.bound_ns(self.view, units, whole=False)
+            if self._certifier is None:
+                self.incumbent.raise_bound(bound, self.source)
+            elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
+                self._take(self._certifier.of_linear(round_, self.scale, outcome.row_dual, bound))
             over = excesses(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed() or not over:
                 return
             self.rows.cut(max(over).op)
+
+    def _grow(self, engine: Engine) -> None:
+        """Certify what the integer program's engine claims, by a tree of linear programs for the rows found so far."""
+        assert self._certifier is not None
+        incumbent = self.incumbent
+        round_ = write(self.view, self.rows, self.scale, nested=self.switches.nested, single=False)
+        factor, total = balance_of(round_.program), int(self.view.cost.sum())
+        cutoff = float("inf")
+        if incumbent.cost_ns is not None:
+            wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
+            cutoff = factor * (wanted - total) / self.scale.cost_ns
+        branching = np.arange(round_.program.columns) < round_.columns.count
+        program = replace(balanced(round_.program), integer=branching)
+        outcome = engine.tree(program, cutoff=cutoff, deadline=incumbent.deadline, stopped=incumbent.stopped)
+        if outcome.tree is not None:
+            bound = self.scale.bound_ns(self.view, outcome.bound / factor, whole=False)
+            self._take(self._certifier.of_tree(round_, self.scale, outcome.tree, bound))
+        if self._without_plan and not incumbent.infeasible:
+            reason = "No plan fits, says the engine; in the time given that could not be certified."
+            incumbent.prove_infeasible(reason, incumbent.problem.budget_bytes + 1)
+        incumbent.cease_certifying()
+
+    def _take(self, found: Certified | None) -> None:
+        """Record what a certificate proves."""
+        if found is None:
+            return
+        if found.bound_ns is None:
+            budget = self.incumbent.problem.budget_bytes
+            reason = f"No plan fits into {budget} bytes: the staged relaxation has no solution."
+            self.incumbent.prove_infeasible(reason, budget + 1, found.proof)
+        else:
+            self.incumbent.raise_bound(found.bound_ns, self.source, proof=found.proof)
 
     def _round(self, engine: Engine) -> bool:
         """One integer program and what follows from it; False when nothing is left to do."""
@@ -184,15 +227,20 @@ class Proof:
                 deadline=self.incumbent.deadline,
                 start=self._start(round_),
                 on_improvement=improved,
-                stopped=self.incumbent.stopped,
+                stopped=self._enough,
                 absolute_gap=factor * self._tolerated_units(),
                 options=options,
             )
-            if outcome.status in ("optimal", "infeasible") or self.incumbent.stopped():
+            if outcome.status in ("optimal", "infeasible") or self._enough():
                 self._lead, self._lead_work = search, outcome.work
                 break
             self._bound(outcome.bound / factor, round_)
         return outcome._replace(objective=outcome.objective / factor, bound=outcome.bound / factor)
+
+    def _enough(self) -> bool:
+        """Whether an integer program's engine can stop: the gap is reached, at least by what it claims."""
+        incumbent = self.incumbent
+        return incumbent.stopped() or (incumbent.certifies and incumbent.claimed_enough())
 
     def _turns(self) -> Iterator[tuple[int, dict[str, object]]]:
         """A search and the engine's options, turn by turn: CP-SAT's searches alternate, each longer than the last."""
@@ -208,7 +256,7 @@ class Proof:
 
     def _tolerated_units(self) -> float:
         """How far from its optimum an integer program may be left."""
-        cost, bound = self.incumbent.cost_ns, self.incumbent.best_bound().ns
+        cost, bound = self.incumbent.cost_ns, max(self.incumbent.best_claim(), self.incumbent.best_bound().ns)
         least = 0.25 * self.incumbent.max_gap * (cost or bound)
         if self._far and cost is not None:
             least = max(least, _FAR * (cost - bound))
@@ -238,7 +286,9 @@ class Proof:
             # within its tolerances only: no certificate
             return
         budget = self.incumbent.problem.budget_bytes
-        if round_.whole_space:
+        if round_.whole_space and self._certifier is not None:
+            self._without_plan = True
+        elif round_.whole_space:
             self.incumbent.prove_infeasible(
                 f"No plan fits into {budget} bytes: the staged relaxation has no solution.", budget + 1
             )

@@ -117,7 +117,8 @@ def _reads_of_recomputations(view: ArrayView, columns: Columns, c: int, builder:
     edges = np.flatnonzero((reader >= 0) & (columns.holds[c][view.edge_value] != ONE))
     rows = np.arange(len(edges))
     terms = supply(columns, c, view, view.edge_value[edges], rows, -1.0)
-    builder.add_rows(len(edges), [Term(rows, reader[edges]), *terms], upper=0.0)
+    name = ("read", c, c, view.edge_op[edges], view.edge_value[edges])
+    builder.add_rows(len(edges), [Term(rows, reader[edges]), *terms], upper=0.0, name=name)
 
 
 def _reads_of_first_computations(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
@@ -125,7 +126,8 @@ def _reads_of_first_computations(view: ArrayView, columns: Columns, c: int, buil
     values = read_first_in(view, columns, c, columns.first[c], columns.cuts[c])
     values = values[columns.holds[c][values] != ONE]
     rows = np.arange(len(values))
-    builder.add_rows(len(values), supply(columns, c, view, values, rows, 1.0), lower=1.0)
+    terms = supply(columns, c, view, values, rows, 1.0)
+    builder.add_rows(len(values), terms, lower=1.0, name=("first", c, c, values))
 
 
 def read_first_in(view: ArrayView, columns: Columns, c: int, start: int, end: int) -> Ids:
@@ -142,7 +144,7 @@ def _residence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> N
     values = np.flatnonzero((hold >= 0) & (view.maker < columns.first[c - 1]) & (columns.holds[c - 1] != ONE))
     rows = np.arange(len(values))
     terms = supply(columns, c - 1, view, values, rows, -1.0)
-    builder.add_rows(len(values), [Term(rows, hold[values]), *terms], upper=0.0)
+    builder.add_rows(len(values), [Term(rows, hold[values]), *terms], upper=0.0, name=("stay", c - 1, c - 1, values))
 
 
 def _memory_at_cut(
@@ -155,4 +157,5 @@ def _memory_at_cut(
     counted[view.inputs(op)] = False
     room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
     values = np.flatnonzero(counted & (hold >= 0))
-    builder.add_rows(1, [Term(0, hold[values], scale.weights(view.size[values])), *lent], upper=scale.room(room))
+    terms = [Term(0, hold[values], scale.weights(view.size[values])), *lent]
+    builder.add_rows(1, terms, upper=scale.room(room), name=("memory", c))

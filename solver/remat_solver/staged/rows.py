@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..array_view import ArrayView, Ids
-from ..program import Builder, Floats, Program, Term
+from ..program import Builder, Floats, Program, RowNames, Term
 from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
 from .scale import Scale
@@ -48,24 +48,30 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A program, where its variables are, and whether its bounds hold in the whole space."""
+    """A program, where its variables are, whether its bounds hold in the whole space, and what its rows are called."""
 
     program: Program
     columns: Columns
     whole_space: bool
+    names: RowNames
+    spans: tuple[Span, ...]
 
 
-def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True) -> Round:
-    """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run."""
+def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True, single: bool = True) -> Round:
+    """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run.
+
+    Without `nested` it has no spans, without `single` no rows of single stages: then its bounds hold everywhere.
+    """
     builder, columns = relax(view, tuple(sorted(rows.cuts)), scale)
     if nested:
         add_spans(view, columns, rows.spans, builder)
     add_reruns(view, columns, rows.reruns, builder, scale)
     for cover in rows.covers:
         _add_cover(columns, cover, builder)
-    for stage in sorted(rows.singles):
+    for stage in sorted(rows.singles) if single else ():
         add_single_stage(view, columns, stage, rows.singles[stage], builder, scale)
-    return Round(builder.program(), columns, not rows.singles)
+    spans = tuple(sorted(set(rows.spans))) if nested else ()
+    return Round(builder.program(), columns, not (single and rows.singles), builder.names(), spans)
 
 
 def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | None:
@@ -96,4 +102,7 @@ def _beside(view: ArrayView, hold: Ids, op: int) -> tuple[int, Ids]:
 
 def _add_cover(columns: Columns, cover: Cover, builder: Builder) -> None:
     column = columns.holds[columns.stage_of(cover.op) + 1][cover.values]
-    builder.add_rows(1, [Term(0, column[column >= 0])], upper=float(cover.most - int((column == ONE).sum())))
+    free, most = column >= 0, cover.most - int((column == ONE).sum())
+    weighted = (number for value in cover.values[free].tolist() for number in (value, 1))
+    name = ("cover", columns.stage_of(cover.op) + 1, most, *weighted)
+    builder.add_rows(1, [Term(0, column[free])], upper=float(most), name=name)

@@ -78,9 +78,7 @@ def balanced(program: Program) -> Program:
 
     The objective is multiplied by a power of two as well; the second result of `balance_of` undoes it.
     """
-    largest = np.ones(program.rows)
-    np.maximum.at(largest, np.repeat(np.arange(program.rows), np.diff(program.row_start)), np.abs(program.row_value))
-    factor = np.exp2(-np.ceil(np.log2(largest)))
+    factor = row_factors(program)
     return replace(
         program,
         cost=program.cost * balance_of(program),
@@ -88,6 +86,13 @@ def balanced(program: Program) -> Program:
         row_lower=program.row_lower * factor,
         row_upper=program.row_upper * factor,
     )
+
+
+def row_factors(program: Program) -> Floats:
+    """[rows] the powers of two by which `balanced` multiplies rows."""
+    largest = np.ones(program.rows)
+    np.maximum.at(largest, np.repeat(np.arange(program.rows), np.diff(program.row_start)), np.abs(program.row_value))
+    return np.asarray(np.exp2(-np.ceil(np.log2(largest))))
 
 
 def balance_of(program: Program) -> float:

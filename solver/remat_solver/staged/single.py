@@ -82,7 +82,7 @@ def add_reruns(
                 Term(0, beside[free], scale.weights(view.size[free])),
                 *lent,
             ]
-            builder.add_rows(1, terms, upper=scale.room(room))
+            builder.add_rows(1, terms, upper=scale.room(room), name=("rerun", c, op))
 
 
 def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> Ids:
@@ -98,7 +98,7 @@ def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> 
         Term(rows, run[values], -1.0),
         Term(rows, column[values], -1.0),
     ]
-    builder.add_rows(len(values), terms, upper=np.where(held == ONE, -1.0, 0.0))
+    builder.add_rows(len(values), terms, upper=np.where(held == ONE, -1.0, 0.0), name=("through", c, values))
     return column
 
 

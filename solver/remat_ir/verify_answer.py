@@ -1,0 +1,94 @@
+"""The verdict on a whole answer: its plan is replayed, its bound follows from its certificate, both on the problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from .answer import Answer, Status
+from .digest import problem_digest
+from .errors import InvalidPlan
+from .graph import Graph
+from .problem import Problem
+from .proof import InvalidProof, prove
+from .verify import verify
+
+
+class AnswerVerdict(NamedTuple):
+    """What of an answer is certain.
+
+    Attributes:
+        cost_ns, peak_bytes: of the plan; None without one.
+        bound_ns: certified for every plan of the whole space; that of each op once, where there is no certificate.
+        infeasible: whether it is certified that no plan fits.
+    """
+
+    cost_ns: int | None
+    peak_bytes: int | None
+    bound_ns: int
+    infeasible: bool
+
+
+def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
+    """Replay the plan of an answer and check its certificate, on the problem that it answers.
+
+    What the answer says beyond the verdict, it claims: a greater bound, a bound within a restricted space, that no plan
+    fits.
+
+    Raises:
+        InvalidPlan: the plan breaks a rule, or the answer says another cost or peak than it has, or a bound above it.
+        InvalidProof: the certificate is for another problem, or proves nothing.
+
+    >>> from remat_ir import Problem, graph_of, plain_plan
+    >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
+    >>> problem = Problem(graph, 15)
+    >>> verify_answer(problem, Answer.of_plan(problem, plain_plan(graph), method="greedy"))
+    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False)
+    """
+    cost = peak = None
+    if answer.plan is not None:
+        cost, peak = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+        for name, bound in (("bound", answer.bound_ns), ("claimed bound", answer.claimed_bound_ns)):
+            if bound is not None and bound > cost:
+                raise InvalidPlan(f"the {name} of {bound} ns is above the cost of the plan, {cost} ns")
+    bound, infeasible = problem.subject.total_cost_ns, False
+    if answer.proof is not None:
+        proved = prove(_proved_problem(problem, answer), answer.proof).bound_ns
+        infeasible = proved is None
+        bound = bound if proved is None else proved
+    if cost is not None and (infeasible or bound > cost):
+        raise InvalidProof("the certificate contradicts the plan: one of the two checks is wrong")
+    return AnswerVerdict(cost, peak, bound, infeasible)
+
+
+def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answer:
+    """An answer that says as proved what is, and as claimed what else it said of its own problem.
+
+    Bounds of chains and joins, and those within restricted spaces, have no certificates: they stay where they are, and
+    `claimed_by` names who says them.
+    """
+    said_by = answer.claimed_by or answer.method
+    if answer.status is Status.INFEASIBLE:
+        return answer if verdict.infeasible else replace(answer, claimed_by=said_by)
+    bound = answer.bound_ns
+    if bound is None or bound <= verdict.bound_ns:
+        return answer
+    claimed = max(bound, answer.claimed_bound_ns or 0)
+    if answer.restricted_to or not isinstance(problem.subject, Graph):
+        return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
+    status = Status.FEASIBLE if answer.status is Status.OPTIMAL else answer.status
+    less = replace(answer, status=status, claimed_bound_ns=claimed, claimed_by=said_by)
+    total = problem.subject.total_cost_ns
+    return less.priced(total, answer.cost_ns, verdict.bound_ns, answer.peak_bytes)
+
+
+def _proved_problem(problem: Problem, answer: Answer) -> Problem:
+    """The problem that a certificate is for: of an infeasible one at the largest budget that is proved too small."""
+    if answer.status is not Status.INFEASIBLE or answer.least_budget_bound_bytes is None or answer.proof is None:
+        return problem
+    if answer.proof.digest == problem_digest(problem):
+        return problem
+    largest = answer.least_budget_bound_bytes - 1
+    if largest < problem.budget_bytes:
+        raise InvalidProof(f"the certificate is for budgets up to {largest} bytes, the problem's is larger")
+    return Problem(problem.subject, largest)

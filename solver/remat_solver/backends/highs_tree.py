@@ -1,0 +1,218 @@
+"""Branch and bound by HiGHS's linear programs that keeps what a certificate needs: the duals of every leaf.
+
+A node's linear program starts from its parent's basis. Its leaf is closed where the objective reaches the cutoff, or
+where it has no point; else it waits, the least bound first, to be branched on a column that strong branching chose.
+Whenever the time is up all nodes that wait are leaves, too: the tree is a proof at every moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import highspy
+import numpy as np
+
+from ..program import Floats, Program
+from .worker import Link
+
+_STATUS = highspy.HighsModelStatus
+_FRACTIONAL = 1e-6
+_CANDIDATES = 12
+"""Columns of a node that strong branching may try."""
+_RELIABLE = 3
+"""Trials of a column in one direction after which its average gain is believed."""
+_TRIAL_ITERATIONS = 40
+_SPARE_S = 0.15
+"""Seconds before the limit that are left for handing the tree over."""
+
+
+@dataclass
+class Node:
+    """A node of the tree: where it branches, or its linear program's outcome while it is a leaf."""
+
+    path: tuple[tuple[int, int], ...]
+    bound: float
+    rows: Any = None
+    duals: Floats | None = None
+    empty: bool = False
+    basis: Any = None
+    x: Floats | None = None
+    column: int = -1
+    children: list[Node] = field(default_factory=list)
+
+
+class Tree:
+    """The search on one program, whose `integer` columns may be branched on."""
+
+    def __init__(self, solver: Any, program: Program, cutoff: float, link: Link, deadline: float) -> None:
+        self.solver, self.program, self.cutoff = solver, program, cutoff
+        self.link, self.deadline = link, deadline
+        self.able = np.flatnonzero(program.integer)
+        self.gain = np.zeros((2, program.columns))
+        self.tried = np.zeros((2, program.columns))
+        self.point: Floats | None = None
+        self.nodes = 0
+
+    def over(self) -> bool:
+        """Whether the time is up or nobody wants more."""
+        return self.link.stop.is_set() or time.monotonic() > self.deadline
+
+    def run(self) -> Node:
+        """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing."""
+        root = self.solve(Node((), -np.inf))
+        waiting: list[tuple[float, int, Node]] = []
+        number = 0
+
+        def wait(node: Node) -> None:
+            nonlocal number
+            if node.x is not None and node.bound < self.cutoff and not node.empty:
+                number += 1
+                heapq.heappush(waiting, (node.bound, number, node))
+
+        wait(root)
+        while waiting and not self.over():
+            node = heapq.heappop(waiting)[2]
+            if node.bound >= self.cutoff:
+                continue
+            self.link.improved(bound=node.bound)
+            column = self.choose(node)
+            if column < 0:
+                # a point of the program: nothing above its objective can be proved
+                self.point, self.cutoff = node.x, node.bound
+                continue
+            children = [Node((*node.path, (column, value)), node.bound) for value in (0, 1)]
+            solved = [self.solve(child, node) for child in children]
+            node.column, node.children = column, solved
+            node.basis = node.x = None
+            for child in solved:
+                wait(child)
+        return root
+
+    def enter(self, node: Node) -> None:
+        """Set the columns' bounds to those of a node, and its parent's basis."""
+        lower, upper = self.program.lower.copy(), self.program.upper.copy()
+        for column, value in node.path:
+            lower[column] = upper[column] = value
+        count = self.program.columns
+        self.solver.changeColsBounds(count, np.arange(count, dtype=np.int32), lower, upper)
+        if node.basis is not None:
+            self.solver.setBasis(node.basis)
+
+    def solve(self, node: Node, parent: Node | None = None) -> Node:
+        """Solve a node's linear program; a leaf that HiGHS does not finish keeps its parent's duals."""
+        self.nodes += 1
+        if parent is not None:
+            node.basis, node.rows, node.duals = parent.basis, parent.rows, parent.duals
+        self.enter(node)
+        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + max(0.01, self.deadline - time.monotonic()))
+        self.solver.run()
+        status = self.solver.getModelStatus()
+        if status == _STATUS.kInfeasible:
+            _, has, ray = self.solver.getDualRay()
+            if has:
+                self._keep(node, np.array(ray))
+                node.empty, node.bound = True, np.inf
+            return node
+        if status == _STATUS.kOptimal:
+            solution = self.solver.getSolution()
+            self._keep(node, np.array(solution.row_dual))
+            node.x = np.array(solution.col_value)
+            node.bound = max(node.bound, float(self.solver.getInfo().objective_function_value))
+            node.basis = self.solver.getBasis()
+        return node
+
+    def _keep(self, node: Node, duals: Floats) -> None:
+        node.rows = np.flatnonzero(np.abs(duals) > 1e-12)
+        node.duals = duals[node.rows]
+
+    def choose(self, node: Node) -> int:
+        """The column with the greatest product of gains on both sides; −1 where all are whole."""
+        assert node.x is not None
+        part = node.x[self.able] - np.floor(node.x[self.able])
+        open_ = np.flatnonzero((part > _FRACTIONAL) & (part < 1 - _FRACTIONAL))
+        if not len(open_):
+            return -1
+        columns, part = self.able[open_], part[open_]
+        count = np.maximum(self.tried[:, columns], 1)
+        mean = self.gain.sum(axis=1, keepdims=True) / np.maximum(self.tried.sum(axis=1, keepdims=True), 1)
+        each = np.where(self.tried[:, columns] > 0, self.gain[:, columns] / count, mean)
+        score = np.maximum(each[0] * part, 1e-9) * np.maximum(each[1] * (1 - part), 1e-9)
+        # without any experience, the most fractional first
+        order = np.lexsort((np.abs(part - 0.5), -score))
+        best, column = -1.0, int(columns[order[0]])
+        failed = 0
+        for i in order[:_CANDIDATES]:
+            j = int(columns[i])
+            if min(self.tried[0, j], self.tried[1, j]) < _RELIABLE and not self.over():
+                gains = [self._try(node, j, value, float(part[i])) for value in (0, 1)]
+                tried = max(gains[0], 1e-9) * max(gains[1], 1e-9)
+            else:
+                tried = float(score[i])
+            if tried > best:
+                best, column, failed = tried, j, 0
+            else:
+                failed += 1
+                if failed >= 5:
+                    break
+        return column
+
+    def _try(self, node: Node, column: int, value: int, part: float) -> float:
+        """By how much the bound rises on one side, after a few iterations."""
+        child = Node((*node.path, (column, value)), node.bound, basis=node.basis)
+        self.enter(child)
+        self.solver.setOptionValue("simplex_iteration_limit", _TRIAL_ITERATIONS)
+        self.solver.run()
+        self.solver.setOptionValue("simplex_iteration_limit", 2**31 - 1)
+        status = self.solver.getModelStatus()
+        if status == _STATUS.kInfeasible:
+            return max(self.cutoff - node.bound, 1e-6) if np.isfinite(self.cutoff) else 1e3
+        reached = float(self.solver.getInfo().objective_function_value)
+        gain = max(0.0, reached - node.bound) if np.isfinite(reached) else 0.0
+        self.gain[value, column] += gain / max(part if value == 0 else 1 - part, 1e-3)
+        self.tried[value, column] += 1
+        return gain
+
+
+def serve_tree(solver: Any, program: Program, members: dict[str, Any], link: Link) -> None:
+    """Grow a tree and hand it over in preorder."""
+    for name, value in (
+        ("presolve", "off"),
+        ("solver", "simplex"),
+        ("simplex_strategy", 1),
+        ("dual_feasibility_tolerance", 1e-10),
+    ):
+        solver.setOptionValue(name, value)
+    limit = members.get("time_limit_s")
+    deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
+    cutoff = float(members["cutoff"])
+    tree = Tree(solver, program, cutoff if cutoff is not None else np.inf, link, deadline)
+    root = tree.run()
+    column: list[int] = []
+    start, rows, duals, empty = [0], [], [], []
+    pending = [root]
+    least = np.inf
+    while pending:
+        node = pending.pop()
+        column.append(node.column)
+        if node.column >= 0:
+            pending += node.children[::-1]
+            continue
+        least = min(least, node.bound)
+        rows.append(np.zeros(0, np.int64) if node.rows is None else node.rows)
+        duals.append(np.zeros(0) if node.duals is None else node.duals)
+        start.append(start[-1] + len(rows[-1]))
+        empty.append(node.empty)
+    arrays = {
+        "column": np.array(column, dtype=np.int64),
+        "leaf_start": np.array(start, dtype=np.int64),
+        "leaf_row": np.concatenate(rows).astype(np.int64),
+        "leaf_dual": np.concatenate(duals).astype(np.float64),
+        "leaf_empty": np.array(empty, dtype=np.bool_),
+    }
+    if tree.point is not None:
+        arrays["x"] = tree.point
+    bound = {"bound": float(least)} if np.isfinite(least) else {}
+    link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **bound}, arrays)

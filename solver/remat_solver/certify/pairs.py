@@ -1,0 +1,72 @@
+"""The certificate that no plan fits, by pairs of values: those of the table of pairs that the conclusion rests on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from remat_ir import Graph, Problem, problem_digest
+from remat_ir.proof import InvalidProof, PairProof, prove
+from remat_ir.proof.pairs import PairCheck
+from remat_ir.working_set import working_set
+
+from ..bounds import known_budget
+from ..incumbent import Incumbent
+from ..pairs import MOST_VALUES, pair_need, pair_table
+
+
+def pair_proof(graph: Graph, budget_bytes: int) -> PairProof | None:
+    """That no plan of a graph fits a budget, checked; None where pairs do not show it."""
+    problem = Problem(graph, budget_bytes)
+    capacity = budget_bytes - graph.fixed_bytes
+    proof = PairProof(problem_digest(problem), working_set(graph).op, ())
+    if working_set(graph).least_bytes <= budget_bytes:
+        if graph.values > MOST_VALUES:
+            return None
+        table = pair_table(graph).tolist()
+        for op, inputs in enumerate(graph.op_inputs):
+            both = ((u, v) for i, u in enumerate(inputs) for v in inputs[i:])
+            pair = max(both, key=lambda pair: table[pair[0]][pair[1]], default=None)
+            if pair is not None and table[pair[0]][pair[1]] > capacity:
+                proof = replace(proof, op=op, pairs=_closed(PairCheck(graph, capacity, proof), table, pair))
+                break
+    try:
+        prove(problem, proof)
+    except InvalidProof:
+        return None
+    return proof
+
+
+def prove_by_pairs(incumbent: Incumbent) -> None:
+    """Record the bound, and that the budget is too small where it is."""
+    problem = incumbent.problem
+    least = pair_need(problem.graph)
+    incumbent.needs_at_least(least.least_bytes)
+    if least.least_bytes > problem.budget_bytes:
+        proof = pair_proof(problem.graph, least.least_bytes - 1) if incumbent.certifies else None
+        incumbent.suffices(known_budget(problem.graph))
+        who = problem.graph.op_label(least.op)
+        incumbent.prove_infeasible(
+            f"No plan fits: to hold two of the values that {who} reads takes {least.least_bytes} bytes on the way, and "
+            f"the budget is {problem.budget_bytes}.",
+            proof=proof,
+        )
+
+
+def _closed(check: PairCheck, table: list[list[int]], pair: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """A pair, and for either of it as the last one made, a pair that had to be there before, and so on."""
+    graph, found, waiting = check.graph, {pair}, [pair]
+    while waiting:
+        u, v = waiting.pop()
+        for last, other in {(u, v), (v, u)}:
+            if check.need_to_make(last, other) > check.capacity:
+                continue
+            inputs = graph.op_inputs[graph.value_op[last]]
+            before = [(a, b) for i, a in enumerate(inputs) for b in inputs[i:]]
+            if graph.value_op[other] != graph.value_op[last]:
+                before += [(min(a, other), max(a, other)) for a in (other, *inputs)]
+            known = next((p for p in before if p in found), None)
+            worst = known or max(before, key=lambda p: table[p[0]][p[1]])
+            if worst not in found:
+                found.add(worst)
+                waiting.append(worst)
+    return tuple(sorted(found))
