@@ -60,6 +60,7 @@ def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> N
             bound_ns=job.get("bound_ns"),
             on_progress=report,
             cancelled=cancelled.is_set,
+            certify=False,  # the store keeps no certificates
         )
     except (InvalidData, InvalidPlan) as error:
         outbox.finish({"type": "error", "kind": "invalid", "message": str(error)})

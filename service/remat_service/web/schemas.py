@@ -132,7 +132,10 @@ class AnswerDocument(BaseModel):
     digest: str
     message: str
     cache: Literal["hit", "near", "joined", "miss"] | None
+    claimed_bound_ns: int | None
+    claimed_by: str | None
     plan: PlanDocument | None = None
+    proof: dict[str, Any] | None = None
 
 
 class SolveRow(AnswerDocument):
