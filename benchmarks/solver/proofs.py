@@ -96,7 +96,7 @@ def _shares(done: Sequence[Measured]) -> list[str]:
     certified = [one for one in done if one.certified]
     in_time = sum(one.in_time for one in certified)
     return [
-        f"- {len(certified)} of {count} certified within 0.1 %, {in_time} of them in twice the time at most; goal: 90 %",
+        f"- {len(certified)} of {count} certified within 0.1 % (goal: 90 %), {in_time} in at most twice the time",
         f"- {sum(one.small for one in certified)} of {len(certified)} certificates at most as large as the plan",
         f"- longest check {1000 * max((one.check_s for one in done), default=0.0):.0f} ms, the plan's replay included",
     ]
