@@ -55,6 +55,7 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
     if answer.bound_ns is not None:
         within = f" within {', '.join(answer.restricted_to)}" if answer.restricted_to else ""
         rows.append(("bound", duration(answer.bound_ns) + within))
+        rows.append(("", _who_proves(answer)))
     if answer.gap is not None:
         rows.append(("gap", percent(answer.gap)))
     if answer.peak_bytes is not None:
@@ -71,6 +72,15 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
     if answer.cache is not None:
         rows.append(("cache", answer.cache))
     return rows
+
+
+def _who_proves(answer: Answer) -> str:
+    """Whether a bound is certified, and who claims a greater one."""
+    if answer.claimed_by is None or answer.claimed_bound_ns is None:
+        return "certified"
+    if answer.bound_ns is None or answer.claimed_bound_ns <= answer.bound_ns:
+        return f"claimed by {answer.claimed_by}"
+    return f"certified; {answer.claimed_by} claims {duration(answer.claimed_bound_ns)}"
 
 
 def percent(share: float) -> str:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from remat_ir import (
+    Answer,
     Graph,
     InvalidData,
     InvalidPlan,
@@ -18,9 +19,11 @@ from remat_ir import (
     Problem,
     Subject,
     budget_at,
+    gap_of,
     overhead_of,
     recomputed,
     verify,
+    verify_answer,
 )
 from remat_ir.plan import Plan
 
@@ -167,15 +170,32 @@ def verify_plan(
             return BAD_INPUT
         raise InvalidData(f"{plan_file}: {error}") from None
     overhead = overhead_of(verdict.cost_ns, subject.total_cost_ns)
+    proved = None if answer is None or answer.proof is None else _certificate(problem, answer, plan_file)
     if as_json:
         said = {"valid": True, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
+        said |= {} if proved is None else {"certified_bound_ns": proved}
         print(json.dumps({**said, "budget_bytes": problem.budget_bytes, "overhead": overhead}))
         return 0
     again = sum(recomputed(plan, subject.ops)) if isinstance(plan, Plan) and isinstance(subject, Graph) else None
     text = f"valid: cost {duration(verdict.cost_ns)} ({percent(overhead)} over one pass), peak "
     text += f"{readable(verdict.peak_bytes)} of {readable(problem.budget_bytes)}"
     print(text + ("" if again is None else f", {counted(again, 'recomputation')}"))
+    if proved is not None:
+        gap = percent(gap_of(verdict.cost_ns, proved))
+        print(f"certified: no plan costs less than {duration(proved)}; this one is within {gap} of the best")
     return 0
+
+
+def _certificate(problem: Problem, answer: Answer, file: Path) -> int:
+    """The bound that an answer's certificate proves, in ns.
+
+    Raises:
+        InvalidData: the certificate is wrong; the message says why.
+    """
+    try:
+        return verify_answer(problem, answer).bound_ns
+    except InvalidPlan as error:
+        raise InvalidData(f"{file}: {error}") from None
 
 
 def solve_options_of(method: str, time_limit: float, max_gap: float) -> SolveOptions:

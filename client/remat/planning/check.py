@@ -1,14 +1,30 @@
-"""No answer is taken on trust: what it says is replayed on the caller's own problem before anybody sees it."""
+"""No answer is taken on trust: its plan is replayed, its certificate checked, before anybody sees it.
+
+A bound without a certificate stays in the answer as what it is: `claimed_by` names who says it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from remat_ir import Answer, InvalidPlan, Problem, Status, problem_digest, verify
+from remat_ir import (
+    Answer,
+    AnswerVerdict,
+    InvalidPlan,
+    InvalidProof,
+    Problem,
+    Status,
+    problem_digest,
+    verify,
+    verify_answer,
+)
 
 from ..errors import BadAnswer
 from .greedy import greedy_answer
+
+UNNAMED = "the planner"
+"""Who claims a bound that has no certificate, where the answer does not say."""
 
 
 def checked(problem: Problem, answer: Any) -> Answer:
@@ -34,6 +50,7 @@ def checked(problem: Problem, answer: Any) -> Answer:
         verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     except InvalidPlan as error:
         raise BadAnswer(f"the plan is wrong: {error}") from None
+    proved = _proved(problem, answer)
     if answer.status is Status.INFEASIBLE:
         raise BadAnswer("the answer says infeasible and has a plan that fits")
     bound = problem.subject.total_cost_ns if answer.bound_ns is None else answer.bound_ns
@@ -42,7 +59,21 @@ def checked(problem: Problem, answer: Any) -> Answer:
     if answer.status is Status.OPTIMAL and bound != verdict.cost_ns:
         raise BadAnswer(f"the answer says optimal, but its bound is {bound} ns and its cost {verdict.cost_ns} ns")
     priced = answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)
+    if bound > proved.bound_ns and answer.claimed_by is None:
+        priced = replace(priced, claimed_bound_ns=bound, claimed_by=UNNAMED)
     return replace(priced, digest=problem_digest(problem))
+
+
+def _proved(problem: Problem, answer: Answer) -> AnswerVerdict:
+    """What an answer's certificate proves, if it has one.
+
+    Raises:
+        BadAnswer: it is for another problem, or proves nothing, or contradicts the plan.
+    """
+    try:
+        return verify_answer(problem, replace(answer, bound_ns=None, claimed_bound_ns=None))
+    except InvalidProof as error:
+        raise BadAnswer(f"the certificate is wrong: {error}") from None
 
 
 def _without_plan(problem: Problem, answer: Answer) -> Answer:
@@ -50,4 +81,7 @@ def _without_plan(problem: Problem, answer: Answer) -> Answer:
         raise BadAnswer(f"the answer says {answer.status.value} and has no plan")
     if answer.status is Status.INFEASIBLE and greedy_answer(problem, time_limit_s=3.0, look_s=0.0).plan is not None:
         raise BadAnswer("the answer says infeasible, but the client's own greedy plan fits the budget")
+    proved = _proved(problem, answer)
+    if answer.status is Status.INFEASIBLE and not proved.infeasible and answer.claimed_by is None:
+        answer = replace(answer, claimed_by=UNNAMED)
     return replace(answer, digest=problem_digest(problem))
