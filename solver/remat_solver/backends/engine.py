@@ -152,25 +152,19 @@ class Engine:
         options: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Solve the LP relaxation by dual simplex, with duals and reduced costs; HiGHS only."""
-        if self.name != "highs":
-            raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
+        self._only_highs()
         members = {"offset": program.offset, "options": dict(options or {})}
         return self._ask("lp", program, members, program_arrays(program), deadline, None, stopped)
 
-    def tree(
-        self,
-        program: Program,
-        *,
-        cutoff: float,
-        deadline: Deadline | None = None,
-        stopped: Callable[[], bool] | None = None,
-    ) -> Outcome:
-        """Branch on the integer columns until every leaf's linear program reaches the cutoff; HiGHS only.
-
-        `Outcome.tree` has the duals of all leaves, also where the time was up before; `x` a solution below the cutoff.
-        """
+    def _only_highs(self) -> None:
         if self.name != "highs":
             raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
+
+    def tree(
+        self, program: Program, *, cutoff: float, deadline: Deadline | None, stopped: Callable[[], bool] | None
+    ) -> Outcome:
+        """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only."""
+        self._only_highs()
         members = {"offset": program.offset, "options": {}, "cutoff": cutoff}
         return self._ask("tree", program, members, program_arrays(program), deadline, None, stopped)
 
