@@ -121,7 +121,7 @@ def checkpoint_sequential(
         ValueError: neither a budget nor segments, or options without a budget.
     """
     asking = solve_options(checkpoint_sequential, PlanFields, options, fields)
-    if budget is None and (planner is not None or asking != DEFAULT):
+    if budget is None and asking != DEFAULT:
         raise InvalidData("checkpoint_sequential asks nobody for a plan of segments: options go with a budget")
     modules = list(functions)
     kind = (input.shape, input.dtype, input.device, input.requires_grad)
