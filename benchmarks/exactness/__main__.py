@@ -1,0 +1,68 @@
+"""`python -m benchmarks.exactness`: torch's samples and architectures by plans, next to stock `aot_eager`.
+
+    python -m benchmarks.exactness modules|operators|architectures|tables [--most N] [--part I/N]
+
+The first three add what they find to `benchmarks/results/exactness-*.jsonl`, a sample a line; `tables` makes
+`docs/exactness.md` of these files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from .architectures import architecture_samples
+from .compare import Finding, Sample, compared, quick_profiles
+from .tables import page
+from .torch_samples import MODULE_SAMPLES, module_samples, operator_samples
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+SECTIONS = ("modules", "operators", "architectures")
+
+
+def samples(section: str, most: int = MODULE_SAMPLES) -> Iterable[Sample]:
+    """The samples of a section; `most` bounds those of each module."""
+    if section == "modules":
+        return module_samples(most)
+    return operator_samples() if section == "operators" else architecture_samples()
+
+
+def main() -> None:
+    """Run a section, or make the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=(*SECTIONS, "tables"))
+    parser.add_argument("--most", type=int, default=MODULE_SAMPLES, help="samples of each module; torch has up to 150")
+    parser.add_argument("--part", default="1/1", help="every N-th sample from the I-th on, as 2/4: runs beside others")
+    given = parser.parse_args()
+    first, step = map(int, given.part.split("/"))
+    if given.what == "tables":
+        found = {section: read(RESULTS / f"exactness-{section}.jsonl") for section in SECTIONS}
+        (ROOT / "docs" / "exactness.md").write_text(page(found))
+        return
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    quick_profiles()
+    with (RESULTS / f"exactness-{given.what}.jsonl").open("a") as out:
+        for sample in itertools.islice(samples(given.what, given.most), first - 1, None, step):
+            finding = compared(sample)
+            out.write(json.dumps(finding._asdict()) + "\n")
+            out.flush()
+            print(*finding, flush=True)
+
+
+def read(path: Path) -> list[Finding]:
+    """What a run found."""
+    return [Finding(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    main()
