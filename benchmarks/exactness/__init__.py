@@ -1,1 +1,1 @@
-"""How exact training by plans is: torch's own samples of modules and operators, and architectures, next to `aot_eager`."""
+"""How exact plans are: torch's own samples of modules and operators, and architectures, next to `aot_eager`."""

@@ -45,7 +45,7 @@ def main() -> None:
     first, step = map(int, given.part.split("/"))
     if given.what == "tables":
         found = {section: read(RESULTS / f"exactness-{section}.jsonl") for section in SECTIONS}
-        (ROOT / "docs" / "exactness.md").write_text(page(found))
+        (ROOT / "docs" / "exactness.md").write_text(page(found, torch.__version__))
         return
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

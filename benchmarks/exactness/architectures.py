@@ -15,21 +15,21 @@ from .compare import Sample
 VOCABULARY, WIDTH, SIDE = 120, 32, 32
 
 CAUSAL = (
-    "apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 ctrl data2vec-text diffllama doge electra ernie "
-    "ernie4_5 exaone4 falcon gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj "
-    "granite granitemoe helium hunyuan_v1_dense jetmoe llama mamba mistral mixtral mpt nemotron olmo olmo2 olmo3 olmoe "
-    "openai-gpt opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta roformer seed_oss smollm3 stablelm "
-    "starcoder2 xglm xlm xlnet"
-).split()
+    "apertus arcee bart bert biogpt bitnet bloom codegen cohere cohere2 ctrl data2vec-text diffllama doge electra "
+    "ernie ernie4_5 exaone4 falcon gemma gemma2 glm glm4 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss gptj "
+    "granite granitemoe helium hunyuan_v1_dense jetmoe llama mamba mistral mixtral mpt nemotron olmo olmo2 olmo3 "
+    "olmoe openai-gpt opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta roformer seed_oss smollm3 "
+    "stablelm starcoder2 xglm xlm xlnet"
+)
 MASKED = (
-    "albert camembert convbert deberta deberta-v2 distilbert flaubert fnet funnel ibert layoutlm longformer megatron-bert "
-    "mobilebert modernbert mpnet mra nystromformer rembert squeezebert yoso"
-).split()
+    "albert camembert convbert deberta deberta-v2 distilbert flaubert fnet funnel ibert layoutlm longformer "
+    "megatron-bert mobilebert modernbert mpnet mra nystromformer rembert squeezebert yoso"
+)
 IMAGES = (
-    "beit convnext convnextv2 dinov2 focalnet ijepa mobilenet_v1 mobilenet_v2 mobilevit poolformer pvt regnet resnet "
-    "segformer swin vit vit_msn"
-).split()
-PAIRS = "blenderbot blenderbot-small m2m_100 marian mbart mt5 mvp pegasus plbart prophetnet t5 umt5".split()
+    "beit convnext convnextv2 dinov2 focalnet ijepa mobilenet_v1 mobilenet_v2 mobilevit poolformer pvt regnet "
+    "resnet segformer swin vit vit_msn"
+)
+PAIRS = "blenderbot blenderbot-small m2m_100 marian mbart mt5 mvp pegasus plbart prophetnet t5 umt5"
 
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -49,18 +49,28 @@ SIZES = {
     "embedding_size": WIDTH,
     "vocab_size_per_layer_input": VOCABULARY,
 }
-WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim", "d_embed", "word_embed_proj_dim", "hidden_dim")
+WIDTHS = (
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "dim",
+    "embed_dim",
+    "emb_dim",
+    "d_embed",
+    "word_embed_proj_dim",
+    "hidden_dim",
+)
 INNER = (
     "intermediate_size ffn_dim d_ff d_inner n_inner ffn_hidden_size encoder_ffn_dim decoder_ffn_dim dff "
     "moe_intermediate_size shared_expert_intermediate_size ffn_size mlp_dim"
-).split()
+)
 LAYERS = (
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers layers num_blocks"
-).split()
+)
 HEADS = (
     "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads attention_heads "
     "num_decoder_attention_heads num_encoder_attention_heads"
-).split()
+)
 KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
 STAGES = {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1]}
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -85,19 +95,26 @@ def shrunken(config: type) -> Any:
     """A configuration of this class with small sizes wherever its names are the usual ones."""
     known = config().to_dict()
     wanted: dict[str, Any] = dict(SIZES)
-    for names, size in ((WIDTHS, WIDTH), (INNER, 2 * WIDTH), (LAYERS, 2), (HEADS, 4), (KEY_VALUE_HEADS, 2), (HEAD_WIDTHS, 8)):
+    for names, size in (
+        (WIDTHS, WIDTH),
+        (INNER.split(), 2 * WIDTH),
+        (LAYERS.split(), 1),
+        (HEADS.split(), 4),
+        (KEY_VALUE_HEADS, 2),
+        (HEAD_WIDTHS, 8),
+    ):
         wanted |= dict.fromkeys(names, size)
     given = {n: v for n, v in wanted.items() if n in known and (known[n] is None or isinstance(known[n], int))}
     given |= {n: False for n in ("use_cache",) if n in known or n in inspect.signature(config).parameters}
     if isinstance(known.get("layer_types"), list):
-        given["layer_types"] = known["layer_types"][:2]
+        given["layer_types"] = known["layer_types"][:1]
     return config(**{**given, **SPECIAL.get(config.model_type, {})})  # type: ignore[attr-defined]
 
 
 def architecture_samples() -> Iterator[Sample]:
     """One training call of each architecture that its shrunken configuration builds."""
     for names, build in ((CAUSAL, _causal), (MASKED, _masked), (IMAGES, _image), (PAIRS, _pair)):
-        for name in names:
+        for name in names.split():
             yield Sample(name, partial(build, name))
 
 

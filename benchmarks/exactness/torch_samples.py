@@ -49,7 +49,7 @@ def module_samples(most: int = MODULE_SAMPLES) -> Iterator[Sample]:
 def _module(cls: type[nn.Module], found: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     made = cls(*found.constructor_input.args, **found.constructor_input.kwargs)
     made.train()
-    return made, tuple(found.forward_input.args), dict(found.forward_input.kwargs)
+    return made, leaves(tuple(found.forward_input.args)), leaves(dict(found.forward_input.kwargs))
 
 
 def operator_samples() -> Iterator[Sample]:
@@ -76,4 +76,13 @@ def _usable(found: Any) -> bool:
 
 
 def _operator(function: Any, found: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    return Function(function), (found.input, *found.args), dict(found.kwargs)
+    return Function(function), leaves((found.input, *found.args)), leaves(dict(found.kwargs))
+
+
+def leaves(thing: Any) -> Any:
+    """The same with tensors that no graph leads to: each sample is trained several times."""
+    if isinstance(thing, torch.Tensor):
+        return thing.detach().clone().requires_grad_(thing.requires_grad)
+    if isinstance(thing, dict):
+        return {name: leaves(value) for name, value in thing.items()}
+    return type(thing)(map(leaves, thing)) if type(thing) in (tuple, list) else thing

@@ -101,3 +101,62 @@ def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
     for name, gradient in stock.gradients.items():
         if gradient is not None:
             torch.testing.assert_close(gradient, eager.gradients[name], rtol=0.05, atol=1e-2)
+
+
+class Embedded(nn.Module):
+    """Embeddings whose gradient is a sparse tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Embedding(8, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).sum()
+
+
+def test_sparse_gradients_and_inputs_without_strides_are_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match=r"makes a sparse_coo tensor, .*use dense gradients \(sparse=False"):
+        training_step(Embedded(), (torch.tensor([1, 2]),), {})
+    sparse = torch.eye(4).to_sparse()
+    with pytest.raises(CaptureError, match="argument 0 of this Linear is a sparse_coo tensor"):
+        training_step(nn.Linear(4, 4), (sparse,), {})
+    jagged = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    with pytest.raises(CaptureError, match="input of this Linear is a jagged tensor"):
+        training_step(nn.Linear(4, 4), (), {"input": jagged})
+
+
+class Chosen(nn.Module):
+    """How many numbers it gives only the data know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.masked_select(self.inner(x), x > 0).sum()
+
+
+def test_a_refusal_names_the_line() -> None:
+    with pytest.raises(CaptureError, match=r"\(at client.test_traps.py, line \d+: return torch.masked_select"):
+        training_step(Chosen(), (numbers(4, 4),), {})
+
+
+def test_memory_is_predicted_to_the_byte() -> None:
+    """The seed of the backward pass is held to its end, and functional writes to views copy whole storages."""
+    padded = nn.Sequential(nn.Conv3d(1, 2, 1), nn.CircularPad3d((1, 0, 2, 1, 0, 1)), Mean())
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)), Mean())
+    for module, x in ((padded, numbers(2, 1, 4, 5, 6)), (layers, numbers(64, 32))):
+        trained = remat.optimize(module, x, budget=remat.Fraction(1.0), planner="greedy", mode="graph")
+        step = measure.forward_backward(trained, (x,))
+        step()
+        module.zero_grad()
+        (planned,) = trained.plans.values()
+        assert planned is not None
+        assert measure.peak_memory(step).peak_bytes == planned.activation_bytes
+
+
+class Mean(nn.Module):
+    """A scalar loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()

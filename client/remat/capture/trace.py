@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +79,8 @@ def capture(
         ) from error
     except Exception as error:
         raise CaptureError(
-            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}",
+            f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
+            f"{_place(str(error))}",
             stages_may_do=True,
             raised_by_the_code=_compat.raised_by_the_code(error),
         ) from error
@@ -113,23 +116,25 @@ def refuse(joint: fx.GraphModule) -> None:
                 "torch.compile(…, dynamic=False), which plans each size when it is first seen"
             )
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}")
+            raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}{_place_of(node)}")
         if node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator):
             inside = next((a for a in node.args if isinstance(a, _compat.OpOverload)), None)
             what = f"{node.target}" if inside is None else f"{node.target} around {inside}"
-            raise CaptureError(f"{node.name} is the higher-order operator {what}, which cannot be planned yet")
+            raise CaptureError(
+                f"{node.name} is the higher-order operator {what}, which cannot be planned yet{_place_of(node)}"
+            )
         for tensor in tensors(value):
             if tensor.layout is not torch.strided:
                 raise CaptureError(
                     f"{node.name} ({node.target}) makes a {_layout(tensor)} tensor, whose memory cannot be planned: "
-                    "use dense gradients (sparse=False in nn.Embedding), or plan the parts around it"
+                    f"use dense gradients (sparse=False in nn.Embedding), or plan the parts around it{_place_of(node)}"
                 )
         if (
             node.op == "call_function"
             and isinstance(node.target, _compat.OpOverload)
             and _compat.is_mutable(node.target)
         ):
-            raise CaptureError(f"{node.name} mutates its inputs: {node.target}")
+            raise CaptureError(f"{node.name} mutates its inputs: {node.target}{_place_of(node)}")
         if node.op in ("call_module", "call_method"):
             raise CaptureError(f"{node.name} is a {node.op}, not an operator")
 
@@ -200,6 +205,23 @@ def _first_line(error: Exception) -> str:
         if lines
         else (type(error).__name__)
     )
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+\n\s*([^\n]*)')
+
+
+def _place(text: str) -> str:
+    """The innermost line outside of torch in a stack that is part of a text, as a clause; empty without one."""
+    frames = _FRAME.findall(text)
+    own = [f for f in frames if f"{os.sep}torch{os.sep}" not in f[0]] or frames
+    if not own:
+        return ""
+    path, line, code = own[-1]
+    return f" (at {os.sep.join(path.split(os.sep)[-2:])}, line {line}: {code.strip()})"
+
+
+def _place_of(node: fx.Node) -> str:
+    return _place(node.stack_trace or "")
 
 
 def untraced(forward: F) -> F:

@@ -50,7 +50,7 @@ def optimize(
     options: SolveOptions | None = None,
     **fields: Unpack[TrainingFields],
 ) -> Rematerialized:
-    """Make a module that trains inside a memory budget, with the gradients of plain training.
+    """Make a module that trains inside a memory budget, with the gradients of stock `aot_eager`, bit for bit.
 
     The training step is captured for the example inputs without running it, its kernels are profiled one by one, and
     the plan is asked for now. Parameters and buffers are shared with `model`.
