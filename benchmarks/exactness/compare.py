@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remat import CaptureError
-from remat.capture.guards import Holders
+from remat.capture.guards import Call, Holders
 from remat.profiling import measure, timing
 from remat.training.step import TrainingStep, running_peak, training_step
 from remat_ir import Graph, Plan, Problem, plan_of, verify
@@ -132,10 +132,10 @@ def compared(sample: Sample) -> Finding:
 def by_plan(module: nn.Module, step: TrainingStep, plan: Plan) -> Callable[..., torch.Tensor]:
     """A module's step by a plan."""
     run, captured = step.compile(plan), step.captured
-    holders = Holders((*captured.params, *captured.buffers), captured.constants)
+    holders = Holders((*captured.params, *captured.buffers), captured.guards)
 
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = run(*holders.tensors(module), *args, **kwargs)
+        loss: torch.Tensor = run(holders.tensors(Call(module, module, args, kwargs)), args, kwargs)
         return loss
 
     return call
