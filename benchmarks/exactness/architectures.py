@@ -150,7 +150,9 @@ def _pair(name: str) -> Made:
 
 def _image(name: str) -> Made:
     pixels = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
-    return _built("AutoModelForImageClassification", name), (), {"pixel_values": pixels, "labels": torch.arange(2)}
+    made: Any = _built("AutoModelForImageClassification", name)
+    made.config.problem_type = "single_label_classification"  # else the first call sets it, which no graph repeats
+    return made, (), {"pixel_values": pixels, "labels": torch.arange(2)}
 
 
 BUILDERS: tuple[Callable[[str], Made], ...] = (_causal, _masked, _image, _pair)

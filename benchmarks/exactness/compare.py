@@ -34,7 +34,8 @@ class Finding(NamedTuple):
     """What a sample came to.
 
     Attributes:
-        ending: "bitwise", "differs", "refused" by remat, "not by aot_eager", or "nothing to train".
+        ending: "bitwise", "as eager" (equal bit for bit to eager, from which `aot_eager` itself differs), "differs",
+            "refused" by remat, "not by aot_eager", or "nothing to train".
         why: the message of a refusal or an error, or what differs.
         over_bytes: the most bytes by which a measured peak was above the predicted one.
     """
@@ -120,11 +121,14 @@ def compared(sample: Sample) -> Finding:
         planned = copy.deepcopy(module)
         call = by_plan(planned, step, plan)
         try:
-            different = differences(expected, trained(planned, call, args, kwargs))
+            found = trained(planned, call, args, kwargs)
+            different = differences(expected, found)
         except Exception as error:
             return Finding(sample.name, "differs", f"raw error in training: {said(error)}")
         if different:
-            return Finding(sample.name, "differs", ", ".join(different))
+            eager = copy.deepcopy(module)
+            alike = not differences(trained(eager, eager, args, kwargs), found)
+            return Finding(sample.name, "as eager" if alike else "differs", ", ".join(different))
         over = max(over, peak(planned, call, args, kwargs, running_peak(step, plan) - step.graph.fixed_bytes))
     return Finding(sample.name, "bitwise", "", max(0, over))
 
@@ -209,4 +213,4 @@ def random_plan(graph: Graph, seed: int) -> Plan:
 def said(error: Exception) -> str:
     """The first lines of an error, in one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:900]}"

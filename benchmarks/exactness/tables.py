@@ -48,13 +48,13 @@ def page(found: Mapping[str, Sequence[Finding]], torch: str) -> str:
 
 
 def _rows(findings: Sequence[Finding], names: Sequence[str]) -> str:
-    columns = ("samples", "captured", "bitwise", "refused", "differs", "not by aot_eager", "over")
+    columns = ("samples", "captured", "bitwise", "as eager", "refused", "differs", "not by aot_eager", "over")
     body = []
     for name in names:
         own = [f for f in findings if f.name == name]
         count = Counter(f.ending for f in own)
-        captured = count["bitwise"] + count["differs"]
-        cells = (len(own), captured, count["bitwise"], count["refused"], count["differs"], count["not by aot_eager"])
+        captured = count["bitwise"] + count["as eager"] + count["differs"]
+        cells = (len(own), captured, *(count[ending] for ending in columns[2:-1]))
         body.append((name, *cells, sum(f.over_bytes > 0 for f in own)))
     return table(("name", *columns), body)
 
