@@ -35,10 +35,16 @@ def test_samples_train_as_aot_eager_does(section: str, part: int) -> None:
     for sample in itertools.islice(command.samples(section, 1), part, None, PARTS):
         found = compared(sample)
         assert found.ending in ("bitwise", "as eager", "refused", "not by aot_eager", "nothing to train"), found
-        assert found.over_bytes <= KNOWN_OVER.get(found.name, 0), found
+        assert found.over_bytes <= KNOWN_OVER.get(found.name, SMALL_BYTES), found
         if found.ending == "refused" and section == "architectures":
-            assert " line " in found.why, found
+            assert ".py, line " in found.why or found.name in WITHOUT_A_LINE, found
 
+
+WITHOUT_A_LINE = {"mra"}
+"""What Dynamo refuses in what the module returns, for which it names no line."""
+
+SMALL_BYTES = 512
+"""By so much at most some convolutions of the CPU are above what was predicted."""
 
 KNOWN_OVER = {"convbert": 16384}
 """Samples whose measured peak is above the predicted one by so many bytes."""
@@ -49,7 +55,7 @@ def test_the_page_is_made_of_the_results() -> None:
     found = {section: command.read(command.RESULTS / f"exactness-{section}.jsonl") for section in command.SECTIONS}
     version = torch.__version__
     assert (command.ROOT / "docs" / "exactness.md").read_text() == page(found, version)
-    for section, least in (("modules", 100), ("operators", 200), ("architectures", 60)):
+    for section, least in (("modules", 100), ("operators", 500), ("architectures", 80)):
         assert len({f.name for f in found[section]}) >= least
     assert not [f for findings in found.values() for f in findings if f.ending == "differs"]
     assert all(f.why for findings in found.values() for f in findings if f.ending in ("refused", "not by aot_eager"))
