@@ -34,7 +34,7 @@ def page(found: Mapping[str, Sequence[Finding]], torch: str) -> str:
     for section, findings in found.items():
         title, what = TITLES[section]
         endings = Counter(f.ending for f in findings)
-        names = sorted({f.name for f in findings}, key=str.lower)
+        names = sorted({f.name for f in findings}, key=lambda name: (name.lower(), name))
         said = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
         most = max((f.over_bytes for f in findings), default=0)
         parts.append(
