@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -153,6 +153,3 @@ def _image(name: str) -> Made:
     made: Any = _built("AutoModelForImageClassification", name)
     made.config.problem_type = "single_label_classification"  # else the first call sets it, which no graph repeats
     return made, (), {"pixel_values": pixels, "labels": torch.arange(2)}
-
-
-BUILDERS: tuple[Callable[[str], Made], ...] = (_causal, _masked, _image, _pair)
