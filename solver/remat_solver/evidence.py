@@ -124,6 +124,8 @@ class Evidence:
             self.plan(answer.plan, source)
         if answer.bound_ns is not None:
             self.bound(answer.budget_bytes, answer.bound_ns, answer.restricted_to, source)
+        if answer.claimed_bound_ns is not None:
+            self.bound(answer.budget_bytes, answer.claimed_bound_ns, answer.restricted_to, source)
         if answer.status is Status.INFEASIBLE:
             self.infeasible(answer.budget_bytes, answer.restricted_to, source)
         if answer.least_budget_bound_bytes is not None:

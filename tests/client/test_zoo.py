@@ -32,7 +32,7 @@ def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
     boxed = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
     run = _compat.compile_joint(captured.descriptor, default_partition, boxed, boxed)
     holders = Holders((*captured.params, *captured.buffers), captured.guards)
-    return lambda *args, **kwargs: run(holders.tensors(Call(case.module, case.module, args, kwargs)), args, kwargs)
+    return lambda *args, **kwargs: run(*holders.tensors(Call(case.module, case.module, args, kwargs)), *args, **kwargs)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in named("tiny")])
