@@ -183,7 +183,13 @@ def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
     solution = solver.getSolution()
     if solution.value_valid and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         arrays["x"] = np.array(solution.col_value, dtype=np.float64)
-    if kind == "lp":
+    if kind == "lp" and status == _STATUS.kModelEmpty:
+        # no columns, which HiGHS gives no solution for; any multipliers bound a linear program, so zeros do
+        arrays["row_dual"] = np.zeros(program.rows)
+        members["bound"] = program.dual_bound(arrays["row_dual"])
+        if not program.columns:
+            arrays["x"] = np.zeros(0)
+    elif kind == "lp":
         if solution.dual_valid and info.dual_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             arrays["row_dual"] = np.array(solution.row_dual, dtype=np.float64)
             members["bound"] = program.dual_bound(arrays["row_dual"])
