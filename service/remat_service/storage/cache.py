@@ -119,7 +119,7 @@ class Cache:
         self._database, self._store, self._verifier, self._snapshots = database, store, verifier, snapshots
 
     async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Stored:
-        """What is stored about a net problem, from a look just taken or a new one; its plan has passed the judge."""
+        """What is stored about a net problem, from a look just taken or a new one; its plan is verified."""
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
         stored = Stored(
             problem,

@@ -13,7 +13,7 @@ from ..incumbent import Incumbent
 from .needs import Least
 from .network import LinearNetwork
 from .persistent import Least as LeastOfStages
-from .persistent import Persistent, Stages
+from .persistent import MOST_CELLS, Persistent, Stages
 from .table import Table
 
 MOST_SLOTS = 20_000
@@ -90,6 +90,7 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     def fits(sequence: Sequence[int]) -> bool:
         return peak_of(graph, network.invert(sequence)) <= budget
 
+    slots = min(slots, max(1, MOST_CELLS // network.stages**2))
     table = Persistent(stages, budget, slots=slots, tapes=tapes)
     # where memory is so short that rounding loses every plan, the one of the least peak remains
     incumbent.offer(network.invert(table.cheapest(fits) or least.sequence()), "rotor" if tapes else "revolve")

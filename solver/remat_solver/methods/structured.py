@@ -12,6 +12,9 @@ from ..join import join
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, pofo
 
+MOST_AT_ONCE = 128
+"""Stages of a linear network whose program may come before all else: its time grows with their cube."""
+
 MOST_WORK = 6e9
 """Additions that the chain program may take before the general solver has its turn: about two seconds."""
 
@@ -55,7 +58,7 @@ def offer_chain(incumbent: Incumbent) -> None:
     Numpy does it in some hundredths of a second, so that it comes before anything is compiled.
     """
     network = None if isinstance(incumbent, LiftedIncumbent) else LinearNetwork.apply(incumbent.problem.graph)
-    if network is None:
+    if network is None or network.stages > MOST_AT_ONCE:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
     if cost_ns is not None:
