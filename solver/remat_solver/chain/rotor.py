@@ -12,8 +12,8 @@ from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 from ..incumbent import Incumbent
 from .needs import Least
 from .network import LinearNetwork
-from .persistent import Least as LeastOfStages
 from .persistent import MOST_CELLS, Persistent, Stages
+from .persistent import Least as LeastOfStages
 from .table import Table
 
 MOST_SLOTS = 20_000
