@@ -60,7 +60,7 @@ class Parallel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = nn.functional.gelu(self.up(Copied.apply(self.norm(x))))
-        return x + nn.functional.gelu(Reduced.apply(self.down(inner)))
+        return x + nn.functional.gelu(Reduced.apply(torch.tanh(self.down(inner))))
 
 
 def parallel() -> nn.Sequential:
@@ -83,6 +83,7 @@ def in_parallel(planner: Any = "greedy") -> dict[str, Any]:
         "digest": made.answer.digest,
         "costs": [graph.op_cost_ns[op] for op in reduced],
         "once": [op in graph.once for op in reduced],
+        "kernels": [len(made.step.operations.ops[op].nodes) for op in reduced],
     }
 
 

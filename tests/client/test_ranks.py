@@ -122,6 +122,7 @@ def test_a_rank_that_measures_launches_no_collective(apart: list[dict[str, Any]]
             assert rank["plain"] == rank["planned"]
             assert rank["overhead"] > 0
             assert rank["once"] == [True] * len(rank["costs"]), "plans of their own must pair their collectives"
+            assert rank["kernels"] == [1] * len(rank["costs"]), "a region is timed whole, under Inductor"
         assert one["costs"] == other["costs"]
         assert len(one["costs"]) > 3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import remat
 from remat.planning.options import SolveOptions
+from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
 from remat.training.step import training_step
+from remat_ir import Answer, Problem
 
 CALLS: list[int] = []
 NOISE = torch.Generator().manual_seed(3)
@@ -114,9 +118,74 @@ def test_the_caller_may_say_that_an_operator_is_functional() -> None:
     assert "run once" not in remat.explain(trained)
 
 
-def test_an_operator_that_does_not_exist_is_named() -> None:
+@pytest.mark.parametrize("inner", ["eager", "inductor"])
+def test_behind_torch_compile_it_runs_once_too(inner: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_num_threads(1)
+    module = model(noisy)
+    found = {}
+    for name in ("plain", "once", "functional"):
+        torch._dynamo.reset()
+        backend: Any = "aot_eager" if inner == "eager" else "inductor"
+        if name != "plain":
+            given = {} if name == "once" else {"functional_ops": ("remat_tests::noisy",)}
+            backend = remat.backend(remat.Fraction(0.8), planner="greedy", inner=inner, **given)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "remat"):
+            found[name] = step(module, torch.compile(module, backend=backend, fullgraph=True, dynamic=False))
+        if name != "plain":
+            assert (backend.answers[0].overhead or 0) > 0
+            assert len(backend.graphs[0].once) == (5 if name == "once" else 1)
+            assert ("run once, since a custom operator may do anything" in caplog.text) == (name == "once")
+    assert all(torch.equal(a, b) for a, b in zip(found["plain"], found["once"], strict=True))
+
+
+class Noting(GreedyPlanner):
+    """Keeps how many ops of each graph may not run again."""
+
+    def __init__(self) -> None:
+        self.once: set[int] = set()
+
+    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
+        self.once.add(len(problem.graph.once))
+        return super().plan(problem, options, on_progress=on_progress)
+
+
+@pytest.mark.parametrize(("given", "once"), [({}, 5), ({"functional_ops": ("remat_tests::pure",)}, 1)])
+def test_units_and_batches_take_the_callers_word_as_well(given: dict[str, Any], once: int) -> None:
+    torch.set_num_threads(1)
+    module, x = nn.Sequential(model(pure)), torch.zeros(512, 64)
+    remat.optimize_units(module, [module[0]], x, budget=remat.Fraction(0.9), planner="greedy", loss=torch.sum, **given)
+    (planned,) = plans_of(module[0]).plans.values()
+    assert planned is not None
+    assert len(planned.step.graph.once) == once
+    planner, budget = Noting(), remat.ActivationBytes("1MiB")
+    remat.max_batch(
+        lambda: nn.Sequential(model(pure)),
+        lambda batch: torch.zeros(batch, 64),
+        budget=budget,
+        planner=planner,
+        loss=torch.sum,
+        limit=64,
+        most_tries=1,
+        **given,
+    )
+    assert planner.once == {once}
+
+
+@pytest.mark.parametrize("name", ["backend", "optimize_units", "max_batch", "enable"])
+def test_an_operator_that_does_not_exist_is_named(name: str) -> None:
+    module, nothing = nn.Sequential(nn.Linear(2, 2)), {"budget": "1GiB", "functional_ops": ("remat_tests::nothing",)}
+    calls: dict[str, Callable[[], object]] = {
+        "backend": lambda: remat.backend(**nothing),
+        "optimize_units": lambda: remat.optimize_units(module, [module[0]], (torch.ones(2, 2),), **nothing),
+        "max_batch": lambda: remat.max_batch(lambda: module, lambda n: torch.ones(n, 2), **nothing),
+        "enable": lambda: remat.enable(module, **nothing),
+    }
     with pytest.raises(remat.RematError, match="remat_tests::nothing"):
-        remat.enable(nn.Linear(2, 2), budget="1GiB", functional_ops=("remat_tests::nothing",))
+        calls[name]()
+
+
+def test_an_operator_is_named_with_its_namespace() -> None:
     with pytest.raises(remat.RematError, match="functional_ops"):
         remat.enable(nn.Linear(2, 2), budget="1GiB", functional_ops=("pure",))
 

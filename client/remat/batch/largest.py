@@ -16,9 +16,10 @@ from torch import nn
 
 from remat_ir import Answer, InvalidData
 
+from ..capture.operations import check_functional
 from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, read_budget, readable
-from ..planning.options import PlanFields, SolveOptions, solve_options
+from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..profiling.optimizers import check_optimizer, optimizer_state
 from .search import BatchSearch, Try
@@ -73,7 +74,7 @@ def max_batch(
     most_tries: int = 6,
     on_try: Callable[[Try], None] | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
+    **fields: Unpack[StepFields],
 ) -> LargestBatch:
     """The largest batch that trains inside a budget at bounded overhead, verified by a real step.
 
@@ -92,16 +93,17 @@ def max_batch(
         limit: the largest batch of interest.
         most_tries: the most batches that are captured and trained for real.
         on_try: called after each of them.
-        options, fields: those of `remat.SolveOptions` that concern the plan, for each solve; without an object, 30
-            seconds and a gap of 0.01 for each.
+        options, fields: those of `remat.SolveOptions` that concern a step and its plan, for each solve; without an
+            object, 30 seconds and a gap of 0.01 for each.
 
     Raises:
         CaptureError: the training step cannot be captured, or is another program at another batch.
         BudgetTooSmall, NothingFound: not even the smallest batch trains; the message says why.
         InvalidData: arguments that cannot be meant, such as a budget that is a share of what the batch needs.
     """
-    asking = solve_options(max_batch, PlanFields, options, fields, default=EACH)
+    asking = solve_options(max_batch, StepFields, options, fields, default=EACH)
     _check(budget, max_overhead, multiple_of, limit, precision, most_tries)
+    check_functional(asking.functional_ops)
     asked = planner_for(planner)
     model = make_model()
     search = BatchSearch(

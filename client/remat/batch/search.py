@@ -216,7 +216,8 @@ class BatchSearch:
             like = next(iter(self.steps.values()), None)
             args, kwargs = self._arguments(batch)
             extra, table = {"optimizer state": self.optimizer_bytes}, self.planner.profiles
-            step = training_step(self.model, args, kwargs, table=table, extra=extra, like=like)
+            functional = self.asking.functional_ops
+            step = training_step(self.model, args, kwargs, table=table, extra=extra, like=like, functional=functional)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:
                     raise CaptureError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from remat_ir import Graph
+from remat_ir import Graph, InvalidData
 
 from .. import _compat
 from .dataflow import Dataflow, is_random, is_unknown, stateless, tensors
@@ -148,6 +149,31 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
         value_names=tuple(f"{step.flow.owner[s].name}" if s < len(step.flow.owner) else f"extra{s}" for s in storages),
     )
     return graph, tuple(storages)
+
+
+def check_functional(names: Collection[str]) -> None:
+    """Refuse names of operators, as "namespace::name", that torch does not know.
+
+    Raises:
+        InvalidData: there is one; the message names it.
+    """
+    for name in names:
+        namespace, _, rest = name.partition("::")
+        if not hasattr(getattr(torch.ops, namespace), rest.partition(".")[0]):
+            raise InvalidData(f"functional_ops names {name}, and torch knows no such operator: import what defines it")
+
+
+def notes(step: Operations) -> list[str]:
+    """What a plan of a step does with code that is not torch's, a sentence each."""
+    found = []
+    once = Counter(custom_name(node) for node in step.once if is_unknown(node))
+    if once:
+        names = ", ".join(f"{name} ({times})" for name, times in sorted(once.items()))
+        found.append(f"run once, since a custom operator may do anything: {names}; functional_ops says which do not")
+    own = _compat.own_checkpoints(step.flow.joint.graph)
+    if own:
+        found.append(f"the module's own {own} checkpoints are taken out: the plan says what is computed again")
+    return found
 
 
 def custom_name(node: fx.Node) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+from ..capture.operations import check_functional
 from ..planning.budget import Budget, read_budget
-from ..planning.options import PlanFields, SolveOptions, solve_options
+from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
 from ..planning.sources import OnProgress
 from .eager import Backend
@@ -19,7 +20,7 @@ def backend(
     inductor_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
+    **fields: Unpack[StepFields],
 ) -> Backend:
     """A backend for `torch.compile(model, backend=…, fullgraph=True, dynamic=False)` that trains inside a budget.
 
@@ -31,7 +32,7 @@ def backend(
         inner: what runs the ops: "eager", torch's own kernels, or "inductor", the kernels that Inductor generates.
         inductor_options: Inductor's, as for `torch.compile(options=…)`.
         on_progress: as for `remat.optimize`.
-        options, fields: those of `remat.SolveOptions` that concern the plan.
+        options, fields: those of `remat.SolveOptions` that concern a step and its plan.
 
     Raises:
         ValueError: an `inner` that there is not, or options of Inductor's for another one.
@@ -39,7 +40,8 @@ def backend(
             with.
         ImportError: this torch lacks what plans under Inductor need; the message names it.
     """
-    asking = solve_options(backend, PlanFields, options, fields)
+    asking = solve_options(backend, StepFields, options, fields)
+    check_functional(asking.functional_ops)
     budget = read_budget(budget)
     if inner == "inductor":
         from .inductor.backend import InductorBackend

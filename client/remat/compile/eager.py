@@ -13,7 +13,7 @@ from remat_ir import Answer, Graph, Plan, Problem, verify
 from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow
 from ..capture.group import groups
-from ..capture.operations import operations, to_graph
+from ..capture.operations import notes, operations, to_graph
 from ..capture.trace import refuse
 from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
@@ -83,16 +83,19 @@ class Backend:
         """An AOTAutograd partition: the joint graph as a forward and a backward graph that follow a verified plan."""
         refuse(joint)
         flow = dataflow(joint, num_fwd_outputs)
-        step = operations(flow, groups(flow), one_plan=self.planner.coordinator.in_step)
+        functional = self.asking.functional_ops
+        step = operations(flow, groups(flow), one_plan=self.planner.coordinator.in_step, functional=functional)
         # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
-            profiled = profile_kernels(flow.kernels, self.planner.profiles)
+            profiled = profile_kernels(flow.kernels, self.planner.profiles, functional=functional)
             graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
             problem = Problem(graph, budget_bytes(self.budget, graph, self.asking.slack))
             answer = plan_or_raise(self.planner.plan(problem, self.asking, on_progress=self.on_progress))
         if not isinstance(answer.plan, Plan):
             raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+        for note in notes(step):
+            log.info("%s", note)
         lowered = lower(step, answer.plan)
         self.answers.append(answer)
         self.graphs.append(graph)

@@ -98,7 +98,13 @@ class PlanFields(TypedDict, total=False):
     slack: float
 
 
-class TrainingFields(PlanFields, total=False):
+class StepFields(PlanFields, total=False):
+    """The fields of `SolveOptions` that concern the graph of a captured step and its plan."""
+
+    functional_ops: tuple[str, ...]
+
+
+class TrainingFields(StepFields, total=False):
     """All fields of `SolveOptions`: how a plan is asked for, and what training does with it."""
 
     wait: bool
@@ -106,7 +112,6 @@ class TrainingFields(PlanFields, total=False):
     on_failure: OnFailure
     mode: Mode
     most_plans: int
-    functional_ops: tuple[str, ...]
 
 
 DEFAULT = SolveOptions()

@@ -16,6 +16,7 @@ from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, ver
 
 from ..capture.call import check_module, example_call
 from ..capture.guards import Call
+from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
 from ..errors import CaptureError
@@ -98,10 +99,7 @@ def check_training(
     """
     read_budget(budget)
     check_optimizer(optimizer)
-    for name in options.functional_ops:
-        namespace, _, operator = name.partition("::")
-        if not hasattr(getattr(torch.ops, namespace), operator.partition(".")[0]):
-            raise InvalidData(f"functional_ops names {name}, and torch knows no such operator: import what defines it")
+    check_functional(options.functional_ops)
     if options.mode == "chain":
         stages_budget(budget, options.slack)
         if not options.wait:

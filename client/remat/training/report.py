@@ -13,8 +13,7 @@ from remat_ir.chain_plan import Verb
 from remat_ir.restrictions import best_of
 
 from .. import _compat
-from ..capture.dataflow import is_unknown
-from ..capture.operations import custom_name
+from ..capture.operations import notes
 from ..chains.chained import ChainedModule
 from ..planning.budget import Budget, readable
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
@@ -128,26 +127,13 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"{profiled.shared} of them by somebody before"
         + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else "")
         + (f"; {len(profiled.neighbours)} kernels not measurable, taken for others" if profiled.neighbours else ""),
-        *_notes(planned),
+        *notes(planned.step.operations),
         "",
         _table("where the bytes go", "MiB made", "MiB kept for backward", _memory(planned, depth), rows, _mib),
         "",
         _table("computed again", "times", "ms", _again(planned, depth), rows, str),
     ]
     return "\n".join(lines)
-
-
-def _notes(planned: Planned) -> list[str]:
-    """What the plan does with code that is not torch's."""
-    step, found = planned.step.operations, []
-    once = Counter(custom_name(node) for node in step.once if is_unknown(node))
-    if once:
-        names = ", ".join(f"{name} ({times})" for name, times in sorted(once.items()))
-        found.append(f"run once, since a custom operator may do anything: {names}; functional_ops says which do not")
-    own = _compat.own_checkpoints(step.flow.joint.graph)
-    if own:
-        found.append(f"the module's own {own} checkpoints are taken out: the plan says what is computed again")
-    return found
 
 
 def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:

@@ -119,6 +119,7 @@ class Unit:
                 table=self._planner.profiles,
                 one_plan=self._planner.coordinator.in_step,
                 run=call.run,
+                functional=self._asking.functional_ops,
             )
         self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         return self.first

@@ -19,8 +19,9 @@ from remat_ir import InvalidData
 
 from .. import generators
 from ..capture.call import example_call
+from ..capture.operations import check_functional
 from ..planning.budget import Budget, UnitBytes, read_budget
-from ..planning.options import PlanFields, SolveOptions, solve_options
+from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import existing_gradients, resident
 from ..profiling.measure import forward_backward
@@ -43,7 +44,7 @@ def optimize_units(
     optimizer: Any = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
+    **fields: Unpack[StepFields],
 ) -> UnitPlans:
     """Train units of a model by plans of their own, in place, inside one budget for the whole model.
 
@@ -60,8 +61,8 @@ def optimize_units(
         planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
-        options, fields: those of `remat.SolveOptions` that concern the plan, for each of the planner's solves; without
-            an object, 20 seconds and a gap of 0.01 for each.
+        options, fields: those of `remat.SolveOptions` that concern a step and its plan, for each solve of the
+            planner's; without an object, 20 seconds and a gap of 0.01 for each.
 
     Raises:
         CaptureError: a unit cannot be captured, or does not run once in a step; the message names it.
@@ -71,7 +72,8 @@ def optimize_units(
             before anything runs.
         RuntimeError: remat is enabled on a unit already.
     """
-    asking = solve_options(optimize_units, PlanFields, options, fields, default=EACH)
+    asking = solve_options(optimize_units, StepFields, options, fields, default=EACH)
+    check_functional(asking.functional_ops)
     budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")

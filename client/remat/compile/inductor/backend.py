@@ -17,6 +17,7 @@ from remat_ir import Answer, InvalidData, Problem
 
 from ... import _compat
 from ..._compat import inductor
+from ...capture.operations import notes
 from ...planning.budget import Budget, budget_bytes, readable
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
@@ -117,15 +118,19 @@ class InductorBackend(Backend):
         """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
         noted = note_layouts(joint, num_fwd_outputs, **options)
         found = joint_of(joint, num_fwd_outputs, noted)
-        step = regions(found.flow, self.planner.coordinator.in_step)
+        functional = self.asking.functional_ops
+        step = regions(found.flow, self.planner.coordinator.in_step, functional)
         # Inductor partitions under a fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
-            costs = region_costs(step, self.planner.profiles)
+            costs = region_costs(step, self.planner.profiles, functional)
         graph = region_graph(step, costs, resident_bytes(found.flow))
         budget = budget_bytes(self.budget, graph, self.asking.slack)
-        carried = Search(
-            found, step, graph, num_fwd_outputs, budget, self._ask, self.planner.profiles, self._agreed
-        ).run()
+        search = Search(
+            found, step, graph, num_fwd_outputs, budget, self._ask, self.planner.profiles, self._agreed, functional
+        )
+        carried = search.run()
+        for note in notes(step):
+            log.info("%s", note)
         self.answers.append(carried.answer)
         self.graphs.append(carried.graph)
         self.carried.append(carried)

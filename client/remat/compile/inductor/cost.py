@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,17 +23,18 @@ from .layout import RUN
 from .regions import fused
 
 
-def region_costs(step: Operations, table: Table | None) -> dict[Op, Measured]:
+def region_costs(step: Operations, table: Table | None, functional: Collection[str] = ()) -> dict[Op, Measured]:
     """Time in ns and workspace in bytes of each region, looked up in the table first and measured if unknown.
 
     A kernel that nothing is fused with runs as torch's own and is measured as such, in plain Inductor's layouts. A
     region is compiled alone, which takes Inductor seconds for each signature that the table does not know yet.
+    `functional` is as for `profile_kernels`.
     """
     ops = [op for op in step.ops if op.kind is Kind.KERNELS]
     alone = [op for op in ops if len(op.nodes) == 1 and not fused(op.nodes[0])]
     heavy = [n for op in ops for n in op.nodes if not fused(n)]
     as_run = {n: inductor.alone(n, n.meta[RUN]) if RUN in n.meta else n for n in heavy}
-    profiled = profile_kernels(as_run.values(), table).kernels
+    profiled = profile_kernels(as_run.values(), table, functional=functional).kernels
     kernels = {n: profiled[run] for n, run in as_run.items()}
     graphs = {op: region_module(step.flow, op) for op in ops if op not in set(alone)}
     signatures = {op: signature(module) for op, module in graphs.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -18,13 +18,14 @@ REGION = "remat_region"
 """Of a node: the number of its region, which the nodes that are lowered from it keep."""
 
 
-def regions(flow: Dataflow, one_plan: bool = False) -> Operations:
+def regions(flow: Dataflow, one_plan: bool = False, functional: Collection[str] = ()) -> Operations:
     """The step as fusion regions: what Inductor fuses is one op where no option is lost by it.
 
     Seeds are drawn once and kept; what is made of them can be made again, since it is a pure function of its seed.
-    `one_plan` is as for `operations`.
+    `one_plan` and `functional` are as for `operations`.
     """
-    step = operations(flow, groups(flow, cheap=inductor.is_fusible_node, fused=True), replayed=False, one_plan=one_plan)
+    fusible = groups(flow, cheap=inductor.is_fusible_node, fused=True)
+    step = operations(flow, fusible, replayed=False, one_plan=one_plan, functional=functional)
     for index, op in enumerate(step.ops):
         if op.kind is Kind.KERNELS:
             for node in op.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -12,7 +12,8 @@ from remat_ir import Answer, Compute, Graph, Plan, Problem, replay, verify
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.operations import Operations
+from ...capture.dataflow import is_unknown
+from ...capture.operations import Operations, custom_name
 from ...errors import CaptureError, NothingFound
 from ...lowering.lower import lower
 from ...planning.budget import readable
@@ -82,6 +83,7 @@ class Search:
     ask: Callable[[Problem], Answer]
     table: Table | None
     agreed: Callable[[Sequence[int]], list[int]]
+    functional: Collection[str] = ()
     tries: list[tuple[int, int | None]] = field(default_factory=list)
     best: Carried | None = None
     workspaces: dict[str, int] = field(default_factory=dict)
@@ -210,11 +212,17 @@ class Search:
         return wanted if wanted > self.fits else (self.fits + reached) // 2
 
     def _workspace(self, node: fx.Node) -> int:
-        """Bytes that one of torch's own kernels needs while it runs in the generated code, in its layouts there."""
+        """Bytes that a kernel needs while it runs in the generated code, in its layouts there.
+
+        0 for a custom operator, which is not run to be measured.
+        """
+        if is_unknown(node) and custom_name(node) not in self.functional:
+            return 0
         key = signature(node)
         if key not in self.workspaces:
             with _compat.only_real_tensors():
-                self.workspaces[key] = profile_kernels([node], self.table).kernels[node].workspace_bytes
+                found = profile_kernels([node], self.table, functional=self.functional).kernels
+                self.workspaces[key] = found[node].workspace_bytes
         return self.workspaces[key]
 
 
