@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Graph, Problem, Progress, Proof, gap_of, verify
+from remat_ir import Answer, AnyPlan, Problem, Progress, Proof, gap_of, verify
+from remat_ir.proof import certifiable
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
@@ -30,8 +31,8 @@ class Incumbent:
         deadline: when to stop.
         known: what is known now; it never changes, but is replaced.
         reason: one sentence for a person on why there is no plan.
-        certifies: whether bounds of the whole space count only with a certificate; those of chains and joins have none.
-        proof: the certificate of the bound, or that no plan fits.
+        certifies: whether bounds of the whole space count only with a certificate; there are none for joins and for
+            chains with a link.
         claim: where `certifies`, a greater bound of the whole space that came without a certificate, and from whom.
     """
 
@@ -49,8 +50,7 @@ class Incumbent:
         self.max_gap = max_gap
         self.known = Known(problem)
         self.reason = ""
-        self.certifies = certify and isinstance(problem.subject, Graph)
-        self.proof: Proof | None = None
+        self.certifies = certify and certifiable(problem.subject)
         self.claim: tuple[int, str] | None = None
         self._claimed_enough_s: float | None = None
         self._ceased = False
@@ -127,10 +127,8 @@ class Incumbent:
             if claimed:
                 self.claim = bound_ns, source
                 return
-            if not within:
-                self.proof = proof
             self._sources[within] = source
-            self.known = self.known.with_bound(Bound(bound_ns, within))
+            self.known = self.known.with_bound(Bound(bound_ns, within), proof)
             self._report(source)
 
     def best_claim(self) -> int:
@@ -166,14 +164,13 @@ class Incumbent:
                 report_bound(self.problem, plan, bound_ns, within, source)
                 self._distrusted.add(source)
                 self.known = self.known.without_bound(within)
-                self.proof = self.proof if within else None
         if self.claim is not None and self.claim[0] > cost_ns:
             report_bound(self.problem, plan, self.claim[0], (), self.claim[1])
             self._distrusted.add(self.claim[1])
             self.claim = None
         if self.infeasible:
             self._report_infeasible(plan, self.reason)
-            self.known, self.reason, self.proof = replace(self.known, infeasible=False), "", None
+            self.known, self.reason = replace(self.known, infeasible=False, proof=None), ""
         self._needs_no_more(plan)
 
     def _report_infeasible(self, plan: AnyPlan, reason: str) -> None:
@@ -195,7 +192,7 @@ class Incumbent:
             if self.plan is not None:
                 self._report_infeasible(self.plan, reason)
                 return
-            self.known, self.reason, self.proof = replace(self.known, infeasible=True), reason, proof
+            self.known, self.reason = replace(self.known, infeasible=True, proof=proof), reason
             self.needs_at_least(least_budget_bound_bytes)
 
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
@@ -272,22 +269,27 @@ class Incumbent:
             ending = Ending(self._limit, self._searched, self.reason)
             seconds = round(self.deadline.elapsed(), 6)
             answer = self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
-            return self._with_proof(answer)
+            return self._with_claims(answer)
 
-    def _with_proof(self, answer: Answer) -> Answer:
-        """An answer with the certificate of its bound, and with what is claimed beyond it."""
-        if not self.certifies:
-            return answer
-        answer = replace(answer, proof=self.proof)
-        if answer.restricted_to:
-            said_by = self._sources.get(answer.restricted_to, "its method")
+    def _with_claims(self, answer: Answer) -> Answer:
+        """An answer that says which part of it is claimed without a certificate, and by whom."""
+        if self.infeasible:
+            return answer if answer.proof is not None else replace(answer, claimed_by=answer.method)
+        if answer.restricted_to or not self.certifies:
+            if answer.bound_ns is None or answer.bound_ns <= self.problem.subject.total_cost_ns:
+                return answer
+            said_by = self._sources.get(answer.restricted_to, answer.method)
             return replace(answer, claimed_bound_ns=answer.bound_ns, claimed_by=said_by)
-        if self.claim is None or self.infeasible or self.claim[0] <= self.bound_ns:
+        if self.claim is None or self.claim[0] <= self.bound_ns:
             return answer
         claimed, said_by = self.claim
-        claimed = claimed if self.cost_ns is None else min(claimed, self.cost_ns)
-        gap = "" if self.cost_ns is None else f" {said_by} claims a gap of {100 * gap_of(self.cost_ns, claimed):.3g} %,"
-        message = f"{answer.message}{gap} without a certificate." if gap else answer.message
+        if self.cost_ns is None:
+            return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
+        claimed = min(claimed, self.cost_ns)
+        said = f"{said_by} claims a gap of {100 * gap_of(self.cost_ns, claimed):.3g} %, without a certificate."
+        if claimed == self.cost_ns:
+            said = f"{said_by} claims that no plan costs less, without a certificate."
+        message = f"{answer.message} {said}"
         return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by, message=message)
 
     def _report(self, source: str, plan: AnyPlan | None = None) -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from remat_ir import AnyPlan, Chain, ChainPlan, Graph, Plan, Problem, Proof, Subject, lifted_plan, lowered_plan
+from remat_ir import (
+    AnyPlan,
+    Chain,
+    ChainPlan,
+    Graph,
+    Plan,
+    Problem,
+    Proof,
+    Subject,
+    lifted_plan,
+    lowered_plan,
+    problem_digest,
+)
 from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
@@ -46,10 +58,11 @@ class LiftedIncumbent(Incumbent):
     def __init__(self, outer: Incumbent) -> None:
         lift = Lift.apply(outer.problem.subject)
         assert lift is not None
-        super().__init__(Problem(lift.graph, outer.problem.budget_bytes), outer.deadline, outer.max_gap)
+        problem = Problem(lift.graph, outer.problem.budget_bytes)
+        super().__init__(problem, outer.deadline, outer.max_gap, certify=outer.certifies)
         self.outer, self.lift, self.within = outer, lift, lift.within
         if not self.within:
-            self.known = self.known.with_bound(Bound(outer.bound_ns))
+            self.known = self.known.with_bound(Bound(outer.bound_ns), outer.known.proof)
         if (start := lift.lift(outer.plan)) is not None:
             super().offer(start, "start")
 
@@ -63,7 +76,7 @@ class LiftedIncumbent(Incumbent):
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a bound here and, with the restriction that it needs there, on the chain."""
         super().raise_bound(bound_ns, source, within, proof)
-        self.outer.raise_bound(bound_ns, source, (*within, *self.within))
+        self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
 
     def prove_infeasible(
         self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None
@@ -73,7 +86,20 @@ class LiftedIncumbent(Incumbent):
         if self.within:
             self.outer.nothing_within(self.within, reason)
         else:
-            self.outer.prove_infeasible(reason, least_budget_bound_bytes)
+            largest = Problem(self.lift.graph, (least_budget_bound_bytes or 1) - 1)
+            self.outer.prove_infeasible(reason, least_budget_bound_bytes, self._outside(proof, self.problem, largest))
+
+    def cease_certifying(self) -> None:
+        """Record that nobody works on a certificate any more, here and on the chain."""
+        super().cease_certifying()
+        self.outer.cease_certifying()
+
+    def _outside(self, proof: Proof | None, *problems: Problem) -> Proof | None:
+        """A certificate of the lift under one of some budgets as one of the chain, which says the same of both."""
+        for problem in problems:
+            if proof is not None and proof.digest == problem_digest(problem):
+                return replace(proof, digest=problem_digest(Problem(self.lift.chain, problem.budget_bytes)))
+        return None
 
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
         """Record that a restricted space holds no plan."""

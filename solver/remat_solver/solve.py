@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Graph, InvalidData, Problem, Progress, verify_answer
+from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress, Proof, verify_answer
+from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import known_budget, least_need
 from .certify.pairs import pair_proof
@@ -27,6 +30,7 @@ def solve(
     on_progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     certify: bool = True,
+    proof: Proof | None = None,
 ) -> Answer:
     """Plan a problem: the best verified plan found in the time given, and what was proved about it.
 
@@ -40,7 +44,9 @@ def solve(
         on_progress: called at each improvement, from the thread that found it; must be quick.
         cancelled: polled; once it returns True the solve ends with what it has.
         certify: whether `bound_ns` of a graph is what a certificate proves, and other bounds are kept apart as claimed;
-            False takes the engines' word for theirs.
+            False takes the engines' word for theirs, and `claimed_by` names who gave it.
+        proof: a certificate of a problem with the same structure, at any budget and costs; what it still proves here is
+            the bound to start with.
 
     Returns:
         An answer; infeasible, out of time and cancelled are answers too.
@@ -62,25 +68,40 @@ def solve(
     incumbent.needs_at_least(least_bytes)
     capacity = problem.capacity_bytes
     if least_bytes > capacity:
-        proof = None
-        if isinstance(problem.subject, Graph):
-            least = pair_need(problem.subject).least_bytes
+        impossible = None
+        if certifiable(problem.subject):
+            least = pair_need(graph_of_subject(problem)).least_bytes
             incumbent.needs_at_least(least)
-            proof = pair_proof(problem.subject, least - 1) if certify else None
+            impossible = pair_proof(replace(problem, budget_bytes=least - 1)) if certify else None
         incumbent.suffices(known_budget(problem.subject))
         incumbent.prove_infeasible(
             f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}.",
-            proof=proof,
+            proof=impossible,
         )
         return checked(problem, incumbent.answer(method))
     if start is not None:
         incumbent.offer(start, "start")
     if bound_ns is not None:
         incumbent.raise_bound(bound_ns, "start")
+    if proof is not None and incumbent.certifies:
+        _carry(incumbent, proof)
     if not incumbent.stopped():
         runner(incumbent, chosen_options)
     incumbent.stopped()  # notes which limit, if any, has been reached by now
     return checked(problem, incumbent.answer(method))
+
+
+def _carry(incumbent: Incumbent, proof: Proof) -> None:
+    """Record what a certificate of another budget or other costs proves here, if anything."""
+    problem = incumbent.problem
+    with contextlib.suppress(InvalidProof):
+        here = carried(proof, problem)
+        bound_ns = prove(problem, here).bound_ns
+        if bound_ns is None:
+            reason = f"No plan fits into {problem.budget_bytes} bytes, as proved before."
+            incumbent.prove_infeasible(reason, problem.budget_bytes + 1, here)
+        else:
+            incumbent.raise_bound(bound_ns, "start", proof=here)
 
 
 def checked(problem: Problem, answer: Answer) -> Answer:

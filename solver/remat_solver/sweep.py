@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from remat_ir import Answer, InvalidData, Problem, Progress, Status, Verdict, plain_peak
+from remat_ir.proof import certifiable
 from remat_ir.subject import Subject, plain_plan_of
 
 from .bounds import least_need
@@ -100,8 +102,8 @@ class Curve(Knowledge):
     ) -> Answer:
         """Solve at a budget from the neighbours' plan and bound, unless they settle it, and take over the outcome.
 
-        Whole-space bounds are taken over also where the answer reports a restricted one. `enough` may end the solve at
-        an improvement.
+        The whole space's certificate is taken over also where the answer reports a restricted bound. `enough` may end
+        the solve at an improvement.
         """
         known = self.at(budget)
         if known.settled(self.max_gap):
@@ -110,8 +112,6 @@ class Curve(Knowledge):
 
         def progress(news: Progress) -> None:
             nonlocal ended
-            if news.whole_bound_ns is not None:
-                self.bounded(budget, news.whole_bound_ns)
             ended = ended or (enough is not None and enough(news))
 
         answer = solve(
@@ -121,7 +121,8 @@ class Curve(Knowledge):
             max_gap=self.max_gap,
             options=options,
             start=known.plan,
-            bound_ns=known.whole_ns,
+            bound_ns=None if certifiable(self.subject) else known.whole_ns,
+            proof=known.proof,
             on_progress=progress,
             cancelled=lambda: ended or (cancelled is not None and cancelled()),
         )
@@ -132,10 +133,17 @@ class Curve(Knowledge):
         """An answer with all that its neighbours add to it."""
         known = self.at(answer.budget_bytes)
         if answer.bound_ns is not None and answer.plan is not None:
-            known = known.with_bound(Bound(answer.bound_ns, answer.restricted_to))
+            known = known.with_bound(Bound(answer.bound_ns, answer.restricted_to), answer.proof)
         reason = answer.message if known.infeasible == (answer.status is Status.INFEASIBLE) else ""
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
-        return known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
+        full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
+        if full.status is Status.INFEASIBLE:
+            return full if full.proof is not None else replace(full, claimed_by=answer.claimed_by or answer.method)
+        if (full.bound_ns, full.cost_ns, full.restricted_to) == (answer.bound_ns, answer.cost_ns, answer.restricted_to):
+            return replace(
+                full, message=answer.message, claimed_bound_ns=answer.claimed_bound_ns, claimed_by=answer.claimed_by
+            )
+        return full
 
     def refine(self, done: Mapping[int, Answer], points: int) -> int | None:
         """The next budget of the curve by refinement, or None when it is done.

@@ -108,7 +108,8 @@ def test_what_turned_out_wrong_is_forgotten() -> None:
 def test_plans_serve_larger_budgets_and_bounds_smaller_ones(at: int, asked: int) -> None:
     knowledge = Knowledge(GRAPH, 15)
     plan = plain_plan(GRAPH)
-    knowledge.add(Answer(Status.FEASIBLE, "auto", at, cost_ns=TOTAL + 9, bound_ns=TOTAL + 5, peak_bytes=at, plan=plan))
+    knowledge.add(Answer(Status.FEASIBLE, "auto", at, cost_ns=TOTAL + 9, bound_ns=TOTAL + 7, peak_bytes=at, plan=plan))
+    knowledge.bounded(at, TOTAL + 5)
     known = knowledge.at(asked)
     assert known.plan is (plan if asked >= at else None)
     assert known.whole_ns == (TOTAL + 5 if asked <= at else TOTAL)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import graphs, linear_graphs
-from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
+from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
 from remat_solver.batch import max_batch, one_forward_pass_more, scaled
 from remat_solver.bounds import least_need
 from remat_solver.sweep import Curve, sweep
@@ -29,8 +29,16 @@ CHAIN = graph_of(
 
 
 def consistent(graph: Graph, answers: tuple[Answer, ...]) -> None:
-    """Plans hold, costs and bounds never rise with the budget, and infeasible ends before feasible begins."""
+    """Plans hold, costs and bounds never rise with the budget, and infeasible ends before feasible begins.
+
+    What is said of the whole space, its certificate proves.
+    """
     for answer in answers:
+        proved = verify_answer(Problem(graph, answer.budget_bytes), answer)
+        if answer.status is Status.INFEASIBLE:
+            assert proved.infeasible or answer.claimed_by is not None
+        elif answer.bound_ns is not None and not answer.restricted_to:
+            assert answer.bound_ns <= proved.bound_ns
         if answer.plan is not None:
             verify(
                 Problem(graph, answer.budget_bytes),

@@ -2,7 +2,7 @@
 
 from .carry import carried
 from .certificate import Branch, Leaf, PairProof, Proof, StageProof, read_proof
-from .check import Proved, prove
+from .check import Proved, certifiable, graph_of_subject, prove
 from .rows import InvalidProof
 
 __all__ = [
@@ -14,6 +14,8 @@ __all__ = [
     "Proved",
     "StageProof",
     "carried",
+    "certifiable",
+    "graph_of_subject",
     "prove",
     "read_proof",
 ]

@@ -18,6 +18,7 @@ from ..chain import Chain
 from ..digest import problem_digest
 from ..graph import Graph
 from ..problem import Problem
+from ..subject import Subject
 from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
 from .pairs import PairCheck, check_pairs
 from .rows import Inequality, InvalidProof, Relaxation
@@ -48,6 +49,11 @@ def prove(problem: Problem, proof: Proof) -> Proved:
     return prove_stages(graph, capacity, proof)
 
 
+def certifiable(subject: Subject) -> bool:
+    """Whether there are certificates about a subject: about a graph, and about a chain without a link, by its lift."""
+    return isinstance(subject, Graph) or (isinstance(subject, Chain) and subject.link_bytes_per_s is None)
+
+
 def graph_of_subject(problem: Problem) -> Graph:
     """The graph whose plans a certificate speaks of.
 
@@ -55,11 +61,9 @@ def graph_of_subject(problem: Problem) -> Graph:
         InvalidProof: there is none.
     """
     subject = problem.subject
-    if isinstance(subject, Chain) and subject.link_bytes_per_s is None:
-        return subject.to_graph()
-    if not isinstance(subject, Graph):
+    if not certifiable(subject):
         raise InvalidProof(f"certificates are for graphs and for chains without a link, not for this {problem.kind}")
-    return subject
+    return subject.to_graph() if isinstance(subject, Chain) else problem.graph
 
 
 def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from remat_ir import Graph, Problem, problem_digest
-from remat_ir.proof import InvalidProof, PairProof, prove
+from remat_ir import Problem, problem_digest
+from remat_ir.proof import InvalidProof, PairProof, graph_of_subject, prove
 from remat_ir.proof.pairs import PairCheck
 from remat_ir.working_set import working_set
 
@@ -14,9 +14,9 @@ from ..incumbent import Incumbent
 from ..pairs import MOST_VALUES, pair_need, pair_table
 
 
-def pair_proof(graph: Graph, budget_bytes: int) -> PairProof | None:
-    """That no plan of a graph fits a budget, checked; None where pairs do not show it."""
-    problem = Problem(graph, budget_bytes)
+def pair_proof(problem: Problem) -> PairProof | None:
+    """That no plan of a graph, or of a chain without a link, fits, checked; None where pairs do not show it."""
+    graph, budget_bytes = graph_of_subject(problem), problem.budget_bytes
     capacity = budget_bytes - graph.fixed_bytes
     proof = PairProof(problem_digest(problem), working_set(graph).op, ())
     if working_set(graph).least_bytes <= budget_bytes:
@@ -42,7 +42,7 @@ def prove_by_pairs(incumbent: Incumbent) -> None:
     least = pair_need(problem.graph)
     incumbent.needs_at_least(least.least_bytes)
     if least.least_bytes > problem.budget_bytes:
-        proof = pair_proof(problem.graph, least.least_bytes - 1) if incumbent.certifies else None
+        proof = pair_proof(Problem(problem.graph, least.least_bytes - 1)) if incumbent.certifies else None
         incumbent.suffices(known_budget(problem.graph))
         who = problem.graph.op_label(least.op)
         incumbent.prove_infeasible(

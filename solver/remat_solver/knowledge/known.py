@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from remat_ir import Answer, AnyPlan, Problem, Status, Verdict, gap_of, problem_digest
+from remat_ir import Answer, AnyPlan, Problem, Proof, Status, Verdict, gap_of, problem_digest
 
 from .sentences import sentence
 
@@ -48,6 +48,7 @@ class Known:
         least_bytes: a budget that every plan of the whole space needs, fixed bytes included; None where none is proved.
         enough_bytes: a budget that is known to suffice.
         infeasible: whether it is proved that no plan of the whole space fits.
+        proof: the certificate of the whole space's bound, or that no plan fits; None where there is none.
     """
 
     problem: Problem
@@ -57,6 +58,7 @@ class Known:
     least_bytes: int | None = None
     enough_bytes: int | None = None
     infeasible: bool = False
+    proof: Proof | None = None
 
     @property
     def cost_ns(self) -> int | None:
@@ -80,15 +82,16 @@ class Known:
             return known
         return replace(known, verdict=verdict, plan=plan)
 
-    def with_bound(self, bound: Bound) -> Known:
-        """Also a bound, which counts in its own space only."""
+    def with_bound(self, bound: Bound, proof: Proof | None = None) -> Known:
+        """Also a bound, which counts in its own space only; `proof` is its certificate, if it is the whole space's."""
         if bound.ns <= self.within(bound.within):
             return self
-        return replace(self, bounds=tuple(sorted((*self._but(bound.within), bound), key=lambda each: each.within)))
+        bounds = tuple(sorted((*self._but(bound.within), bound), key=lambda each: each.within))
+        return replace(self, bounds=bounds, proof=self.proof if bound.within else proof)
 
     def without_bound(self, space: Within) -> Known:
         """Without what was proved in a space: it has turned out to be wrong."""
-        return replace(self, bounds=self._but(space))
+        return replace(self, bounds=self._but(space), proof=self.proof if space else None)
 
     def _but(self, space: Within) -> tuple[Bound, ...]:
         return tuple(bound for bound in self.bounds if bound.within != space)
@@ -176,6 +179,7 @@ class Known:
             least_budget_bound_bytes=self.least_bytes,
             digest=problem_digest(self.problem) if digest is None else digest,
             plan=self.plan,
+            proof=self.proof,
         ).priced(self.problem.subject.total_cost_ns, cost, None if self.infeasible else bound.ns, peak)
         said = ending.reason if cost is None and ending.reason else sentence(answer)
         return replace(answer, message=" ".join([said, *notes]))
