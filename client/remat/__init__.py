@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from .chains.training import checkpoint_sequential, optimize_chain
     from .compile.backend import backend
     from .distributed.ranks import RankPlanner, RanksDiffer
-    from .errors import BudgetTooSmall, CaptureError, NothingFound, PlanningError, RematError, ServiceError
+    from .errors import (
+        BudgetTooSmall,
+        CaptureError,
+        NothingFound,
+        PlanMismatch,
+        PlanningError,
+        RematError,
+        ServiceError,
+    )
     from .planning.budget import ActivationBytes, Fraction, UnitBytes
     from .planning.coordinator import Coordinator, OneProcess
     from .planning.options import SolveOptions
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from .training.optimize import optimize
     from .training.planned import Planned
     from .training.report import explain
+    from .training.save import save_plans
     from .units.split import UnitPlans
     from .units.units import optimize_units
 
@@ -34,6 +43,7 @@ _HOMES = {
     "BudgetTooSmall": "errors",
     "CaptureError": "errors",
     "NothingFound": "errors",
+    "PlanMismatch": "errors",
     "PlanningError": "errors",
     "RanksDiffer": "distributed.ranks",
     "RankPlanner": "distributed.ranks",
@@ -45,6 +55,7 @@ _HOMES = {
     "Planned": "training.planned",
     "Rematerialized": "training.module",
     "explain": "training.report",
+    "save_plans": "training.save",
     "optimize": "training.optimize",
     "GreedyPlanner": "planning.sources",
     "LocalPlanner": "planning.sources",
@@ -90,6 +101,7 @@ __all__ = [
     "NothingFound",
     "OneProcess",
     "Plan",
+    "PlanMismatch",
     "Planned",
     "Planner",
     "PlanningError",
@@ -117,6 +129,7 @@ __all__ = [
     "optimize_join",
     "optimize_units",
     "planner_for",
+    "save_plans",
     "verify",
 ]
 

@@ -3,6 +3,7 @@
 RematError                    anything that remat refuses (remat_ir)
 ├── InvalidData               a graph, plan or problem that cannot be one (remat_ir)
 ├── InvalidPlan               a plan that the judge refuses (remat_ir)
+├── PlanMismatch              a plan file that is not for the step at hand, or does not fit its budget
 ├── CaptureError              a module whose training step cannot be captured as a graph
 ├── PlanningError             no plan: the answer is at hand
 │   ├── BudgetTooSmall        proved: no plan fits the budget; the least budget is at hand
@@ -30,6 +31,7 @@ __all__ = [
     "NotAllowed",
     "NotThere",
     "NothingFound",
+    "PlanMismatch",
     "PlanningError",
     "Refused",
     "RematError",
@@ -51,6 +53,10 @@ class CaptureError(RematError):
     def __init__(self, message: str, *, stages_may_do: bool = False, raised_by_the_code: bool = False) -> None:
         super().__init__(message)
         self.stages_may_do, self.raised_by_the_code = stages_may_do, raised_by_the_code
+
+
+class PlanMismatch(RematError):
+    """A plan file holds no plan for the step at hand: another graph, or other fixed bytes than the budget allows."""
 
 
 class PlanningError(RematError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, TypeVar, Unpack
@@ -60,7 +61,8 @@ class PlannedForward:
 def enable(
     model: M,
     *,
-    budget: Budget,
+    budget: Budget | None = None,
+    plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
     on_progress: OnProgress | None = None,
@@ -73,7 +75,7 @@ def enable(
     the plan of its kind, planned when it is first seen; any other call runs as before. Wrap in DDP after this.
 
     Args:
-        budget, planner, optimizer, on_progress, options, fields: as for `remat.optimize`.
+        budget, plan, planner, optimizer, on_progress, options, fields: as for `remat.optimize`.
 
     Returns:
         The same module.
@@ -81,11 +83,13 @@ def enable(
     Raises:
         RuntimeError: it is enabled already.
         InvalidData: as for `remat.optimize`, before anything is captured.
+
+    A first call for which a plan file has no plan raises `PlanMismatch`.
     """
     check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
-    make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    make_plan = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, on_progress=on_progress)
     install(model, make_plan, on_failure=asking.on_failure, self_check=asking.self_check, most_plans=asking.most_plans)
     return model
 

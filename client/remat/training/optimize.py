@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budg
 from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
 from ..planning.phases import Phases
+from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
@@ -44,7 +47,8 @@ def optimize(
     example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: Budget,
+    budget: Budget | None = None,
+    plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
     on_progress: OnProgress | None = None,
@@ -60,7 +64,9 @@ def optimize(
         example_args, example_kwargs: one call of the model. The first is a tuple or list of positional arguments, one
             tensor, or a dict of keyword arguments, such as a tokenizer's batch.
         budget: bytes of the device ("12GiB", 12 * 2**30), a share of what plain training needs beyond its fixed bytes
-            ("50%", `remat.Fraction(0.5)`), or `remat.ActivationBytes("2GiB")`.
+            ("50%", `remat.Fraction(0.5)`), or `remat.ActivationBytes("2GiB")`; with `plan` None is the file's.
+        plan: a file that `remat.save_plans` or the command `remat plan` wrote. Its plan is verified on the step that is
+            captured here and priced by the kernels here, and nobody is asked; the first step must be one of the file's.
         planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
             "local", "greedy", or any object with the method `plan`.
         optimizer: counted with the state that its first step will make.
@@ -78,12 +84,13 @@ def optimize(
     Raises:
         CaptureError: the training step cannot be captured; the message says why.
         BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        PlanMismatch: the plan file is for another step, and which op differs; or its plan does not fit the budget.
         InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
     """
     check_module(model)
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
-    make_plan = planning(budget, asking, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    make_plan = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, on_progress=on_progress)
     made = Rematerialized(model, make_plan, asking.on_failure, asking.self_check, asking.most_plans)
     made.plan_for(args, kwargs)
     return made
@@ -108,21 +115,35 @@ def check_training(
 
 
 def planning(
-    budget: Budget,
+    budget: Budget | None,
     options: SolveOptions,
     *,
+    plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
     on_progress: OnProgress | None = None,
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
-    given, budget = check_training(budget, options, planner, optimizer), read_budget(budget)
+    file = None if plan is None else PlanFile(plan)
+    if budget is None and file is None:
+        raise InvalidData("a budget is needed: budget='12GiB', budget='50%', or plan= with a plan file")
+    bytes_there: Budget | PlanFile = file if budget is None else read_budget(budget)  # type: ignore[assignment]
+    given = check_training("0B" if budget is None else budget, options, planner, optimizer)
+    if file is not None:
+        if options.mode == "chain":
+            raise InvalidData("a plan file has plans of captured steps: plan= does not go with mode='chain'")
+        options = replace(options, mode="graph")
+    pinned = None if file is None else PinnedPlanner(file, None if budget is None else given.asked)
 
     def graph(call: Call, known: Sequence[Planned]) -> Planned:
+        asked = given.here()
+        if pinned is not None:
+            asked = copy.copy(asked)
+            asked.asked = pinned
         extra = {"gradients": existing_gradients(call.module), "optimizer state": optimizer_state(optimizer)}
         began = time.monotonic()
         with Phases(on_progress) as phases:
-            made = plan_step(call, budget, given.here(), options, extra=extra, known=known, phases=phases)
+            made = plan_step(call, bytes_there, asked, options, extra=extra, known=known, phases=phases)
             seconds = time.monotonic() - began
             phases.end(headline(made.step.graph, made.answer, peak_bytes=made.predicted_bytes, seconds=seconds))
         return made
@@ -134,7 +155,7 @@ def planning(
         return optimize_chain(
             stages,
             call.args[0],
-            budget=budget,
+            budget=budget,  # type: ignore[arg-type]  # never with a file
             planner=given.here(),
             optimizer_bytes=optimizer_state(optimizer),
             on_progress=on_progress,
@@ -166,7 +187,7 @@ def _is_chain(call: Call) -> bool:
 
 def plan_step(
     call: Call,
-    budget: Budget,
+    budget: Budget | PlanFile,
     planner: CoordinatedPlanner,
     options: SolveOptions,
     *,
@@ -196,12 +217,12 @@ def plan_step(
             run=call.run,
             functional=options.functional_ops,
         )
-    size = max(budget_bytes(budget, step.graph, options.slack), _room(budget, step.graph, known))
-    problem = Problem(bounded(step.graph, budget), size)
+    problem = _problem(step.graph, budget, options, known)
 
     coordinator = planner.coordinator
-    quick = None if coordinator.in_step else plan_of_another_size(problem, known)
-    if quick is None and not options.wait:
+    pinned = isinstance(planner.asked, PinnedPlanner)
+    quick = None if coordinator.in_step or pinned else plan_of_another_size(problem, known)
+    if quick is None and not options.wait and not pinned:
         quick = coordinator.answer(problem, lambda: GreedyPlanner().plan(problem, options))
     if quick is None or not isinstance(quick.plan, Plan):
         phases.begin("planning")
@@ -220,6 +241,13 @@ def plan_step(
         return planner.asked.plan(problem, options, on_progress=phases.on_progress)
 
     return replace(made, better=coordinator.later(problem, ask, better))
+
+
+def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, known: Sequence[Planned]) -> Problem:
+    """What is asked about a step."""
+    if isinstance(budget, PlanFile):
+        return Problem(graph, budget.budget_bytes(graph))
+    return Problem(bounded(graph, budget), max(budget_bytes(budget, graph, options.slack), _room(budget, graph, known)))
 
 
 def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:

@@ -1,0 +1,44 @@
+"""The plans of a module, written down for the next run of the job."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+
+from ..planning.plan_file import PlannedStep, write_plan_file
+from ..profiling.profile import device_kind
+from .enable import plans_of
+from .module import Rematerialized
+
+
+def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a module's plans to a file that `plan=` of `remat.optimize` and `remat.enable` takes.
+
+    A job that is restarted with it runs the same plans: nobody is asked, and nothing is solved. The file has the names
+    of modules in it, and no weights. Calls that run without a plan, and chains, are left out.
+
+    Args:
+        model: what `remat.optimize` returned, or a module with `remat.enable`.
+
+    Raises:
+        InvalidData: it has no plan of a captured step yet, or the file cannot be written.
+        RuntimeError: it is neither.
+
+    Example:
+        >>> import remat, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> x = torch.ones(4, 8)
+        >>> path = tempfile.mkdtemp() + "/plan.json"
+        >>> remat.save_plans(remat.optimize(model, x, budget="90%", planner="greedy"), path)
+        >>> pinned = remat.optimize(model, x, plan=path)
+        >>> [planned.answer.cache for planned in pinned.plans.values()]
+        ['file']
+    """
+    trained = model if isinstance(model, Rematerialized) else plans_of(model)
+    steps = [
+        PlannedStep(made.step.graph, made.answer, device_kind(made.step.operations.flow.kernels))
+        for made in trained.plans.values()
+        if made is not None
+    ]
+    write_plan_file(path, steps)
