@@ -16,12 +16,13 @@ from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .verify import Verdict, verify
-from .verify_answer import AnswerVerdict, certified, verify_answer
+from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, verify_answer
 
 __all__ = [
     "Answer",
     "AnswerVerdict",
     "AnyPlan",
+    "Certificate",
     "Chain",
     "ChainPlan",
     "ChainStep",
@@ -51,6 +52,7 @@ __all__ = [
     "Verdict",
     "Wait",
     "budget_at",
+    "certificate_for",
     "certified",
     "gap_of",
     "graph_digest",

@@ -47,7 +47,8 @@ class Status(StrEnum):
 class Progress(NamedTuple):
     """One improvement while a solve runs: seconds since its start, best cost and bound in ns, and who found it.
 
-    `bound_ns` holds within `restricted_to`, `whole_bound_ns` over the whole space.
+    `bound_ns` holds within `restricted_to`, `whole_bound_ns` over the whole space; `proof` is its certificate, None
+    where there is none.
     """
 
     seconds: float
@@ -57,6 +58,7 @@ class Progress(NamedTuple):
     plan: AnyPlan | None = None
     restricted_to: tuple[str, ...] = ()
     whole_bound_ns: int | None = None
+    proof: Proof | None = None
 
     def __str__(self) -> str:
         """One line without the plan, so that `on_progress=print` can be read.
@@ -185,6 +187,19 @@ class Answer:
             gap=None if cost_ns is None or bound_ns is None else gap_of(cost_ns, bound_ns),
             peak_bytes=peak_bytes,
         )
+
+    @property
+    def ran_to_its_end(self) -> bool:
+        """Whether more time would change nothing.
+
+        A solve also ends where an engine claims the gap that was asked for and nobody could certify it in time: then
+        the next one may want a smaller gap.
+        """
+        if self.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            return True
+        claimed, cost = self.claimed_bound_ns, self.cost_ns
+        claim_only = claimed is not None and cost is not None and (self.bound_ns or 0) < claimed < cost
+        return self.status in (Status.FEASIBLE, Status.NOTHING_FOUND) and self.limit is None and not claim_only
 
     @property
     def ending(self) -> str:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from .answer import Answer, Status
 from .digest import problem_digest
 from .errors import InvalidPlan
-from .graph import Graph
 from .problem import Problem
-from .proof import InvalidProof, prove
+from .proof import InvalidProof, Proof, carried, certifiable, prove
 from .verify import verify
 
 
@@ -27,6 +26,31 @@ class AnswerVerdict(NamedTuple):
     peak_bytes: int | None
     bound_ns: int
     infeasible: bool
+
+
+class Certificate(NamedTuple):
+    """A checked certificate of one problem: no plan costs less than `bound_ns`; None: none fits."""
+
+    proof: Proof
+    bound_ns: int | None
+
+
+def certificate_for(problem: Problem, proof: Proof) -> Certificate:
+    """A certificate of a problem, or of another one with the same structure carried over to it, and what it proves.
+
+    Raises:
+        InvalidProof: it proves nothing here.
+
+    >>> from remat_ir import Problem, graph_of, problem_digest
+    >>> from remat_ir.proof import PairProof
+    >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
+    >>> proof = PairProof(problem_digest(Problem(graph, 14)), op=2, pairs=())
+    >>> certificate_for(Problem(graph, 9), proof).bound_ns is None
+    True
+    """
+    if proof.digest != problem_digest(problem):
+        proof = carried(proof, problem)
+    return Certificate(proof, prove(problem, proof).bound_ns)
 
 
 def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
@@ -64,8 +88,8 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
 def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answer:
     """An answer that says as proved what is, and as claimed what else it said of its own problem.
 
-    Bounds of chains and joins, and those within restricted spaces, have no certificates: they stay where they are, and
-    `claimed_by` names who says them.
+    Bounds of joins and of chains with a link, and those within restricted spaces, have no certificates: they stay where
+    they are, and `claimed_by` names who says them.
     """
     said_by = answer.claimed_by or answer.method
     if answer.status is Status.INFEASIBLE:
@@ -74,7 +98,7 @@ def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answe
     if bound is None or bound <= verdict.bound_ns:
         return answer
     claimed = max(bound, answer.claimed_bound_ns or 0)
-    if answer.restricted_to or not isinstance(problem.subject, Graph):
+    if answer.restricted_to or not certifiable(problem.subject):
         return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
     status = Status.FEASIBLE if answer.status is Status.OPTIMAL else answer.status
     less = replace(answer, status=status, claimed_bound_ns=claimed, claimed_by=said_by)

@@ -296,4 +296,5 @@ class Incumbent:
         if self._on_progress is not None:
             bound_ns, within = self.best_bound()
             elapsed = self.deadline.elapsed()
-            self._on_progress(Progress(elapsed, self.cost_ns, bound_ns, source, plan, within, self.bound_ns))
+            proof = None if self.infeasible else self.known.proof
+            self._on_progress(Progress(elapsed, self.cost_ns, bound_ns, source, plan, within, self.bound_ns, proof))

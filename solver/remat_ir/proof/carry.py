@@ -19,7 +19,7 @@ from fractions import Fraction
 from ..digest import problem_digest
 from ..problem import Problem
 from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
-from .check import graph_of_subject
+from .check import graph_of_subject, leaf_bound
 from .rows import Inequality, InvalidProof, Relaxation
 
 _FINEST = 2**20
@@ -95,4 +95,6 @@ def _best(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Colu
         return leaf
     factor = Fraction(int(factor * _FINEST), _FINEST)
     duals = tuple((r, int(y * factor)) for r, y in leaf.duals)
-    return leaf._replace(duals=tuple((r, y) for r, y in duals if y > 0))
+    scaled = leaf._replace(duals=tuple((r, y) for r, y in duals if y > 0))
+    # rounding must not make a bound at another budget weaker than the multipliers as they were
+    return max(scaled, leaf, key=lambda each: leaf_bound(on, rows, each, box, denominator))
