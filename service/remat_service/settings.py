@@ -30,6 +30,10 @@ class Settings(BaseSettings):
         default_factory=list, description="Host headers to accept besides loopback names and `host` (JSON array)."
     )
 
+    metrics_key: SecretStr | None = Field(
+        default=None, description="Bearer key without which `/metrics` is refused; none is needed where it is not set."
+    )
+
     workers: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1, description="Solves run at once.")
     solver_threads: int = Field(
         default=1, ge=1, description="Threads that numeric libraries may start in a solver child."
@@ -82,6 +86,7 @@ class Settings(BaseSettings):
     most_requests_per_tenant: int = Field(
         default=4096, ge=1, description="Requests of one tenant under way at once, waits and streams included."
     )
+    most_streams_per_tenant: int = Field(default=1024, ge=1, description="Event streams of one tenant open at once.")
     most_ops: int = Field(default=100_000, ge=1, description="Most ops in a graph.")
     most_edges: int = Field(default=2_000_000, ge=1, description="Most inputs of all ops together.")
     most_values: int = Field(default=400_000, ge=1, description="Most values in a graph.")

@@ -6,6 +6,7 @@ import sqlite3
 import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from remat_ir import Problem, plain_peak, problem_digest
 from remat_service.cli import app
 from remat_service.tenants.keys import make_key, well_formed
-from service.serving import Service, example, hard_graph, serving, training_graph
+from service.serving import Service, eventually, example, hard_graph, serving, training_graph
 
 
 def cli(service: Service, *arguments: str) -> str:
@@ -283,3 +284,54 @@ def test_quotas(locked: Service) -> None:
     cli(locked, "tenants", "disable", "hans")
     time.sleep(2.2)
     assert tenant.post(stored).status_code == 401
+
+
+def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
+    """Stored bytes and kept requests hold the next solve off, profiles an upload as a whole; the oldest requests go."""
+    with serving(tmp_path, workers=1, require_keys="true", housekeeping_s=0.5) as own:
+        emil = Tenant(own, cli(own, "keys", "create", "emil"))
+        problems = [Problem(graph, plain_peak(graph)) for graph in map(training_graph, (3, 4, 5))]
+        assert emil.post(problems[0]).json()["cache"] == "miss"
+
+        cli(own, "tenants", "quota", "emil", "--stored-bytes", "1")
+        refused = emil.post(problems[1])
+        assert (refused.status_code, "bytes of graphs and plans" in refused.json()["detail"]) == (429, True)
+        assert emil.post(problems[0]).json()["cache"] == "hit"
+
+        cli(own, "tenants", "quota", "emil", "--requests", "2", "--stored-bytes", "10000000")
+        assert [emil.post(problems[0]).status_code for _ in range(4)] == [200] * 4
+
+        def kept() -> bool:
+            return len(emil.http.get("/v1/solves").json()["solves"]) <= 2
+
+        eventually(kept, 20)
+        assert "requests 2" in cli(own, "tenants", "list")
+
+        cli(own, "tenants", "quota", "emil", "--profiles", "2")
+        upload = {"device": "d", "profiles": {"a": [1, 0], "b": [2, 0]}}
+        assert emil.http.post("/v1/profiles", json=upload).status_code == 200
+        assert emil.http.post("/v1/profiles", json=upload).status_code == 200  # reported again, not kept twice
+        more = {"device": "d", "profiles": {"b": [2, 0], "c": [3, 0]}}
+        assert emil.http.post("/v1/profiles", json=more).status_code == 429
+        asked = {"device": "d", "signatures": ["a", "b", "c"]}
+        assert emil.http.post("/v1/profiles:lookup", json=asked).json() == {"profiles": {"a": [1, 0], "b": [2, 0]}}
+
+
+def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
+    """A first report of nothing stands until three members have reported; then the middle, which one cannot move."""
+    with serving(tmp_path, workers=1, require_keys="true") as own:
+        members = []
+        for name in ("first", "second", "third", "fourth"):
+            cli(own, "tenants", "add", name, "--sharing-group", "group")
+            members.append(Tenant(own, cli(own, "keys", "create", name)))
+
+        def report(member: int, cost_ns: int, workspace_bytes: int = 0) -> list[int]:
+            body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}
+            return members[member].http.post("/v1/profiles", json=body).json()["profiles"]["s"]  # type: ignore[no-any-return]
+
+        assert report(0, 0) == [0, 0]
+        assert report(1, 1000, 64) == [0, 0]
+        assert report(0, 0) == [0, 0]  # one member has one report
+        assert report(2, 1100, 64) == [1000, 64]
+        assert report(0, 10**12, 10**12) == [1000, 64]
+        assert report(3, 1050, 64) == [1000, 64]  # what stands within noise stays, as does every graph's key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import select, update
@@ -99,6 +99,9 @@ def quota(
     running: Annotated[int | None, typer.Option(min=0, help="Most solves running at once.")] = None,
     queued: Annotated[int | None, typer.Option(min=0, help="Most solves queued at once.")] = None,
     solver_seconds: Annotated[float | None, typer.Option(min=0, help="Most solver seconds a day.")] = None,
+    stored_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of graphs and plans for a new solve.")] = None,
+    requests: Annotated[int | None, typer.Option(min=0, help="Most requests kept; the oldest ended ones go.")] = None,
+    profiles: Annotated[int | None, typer.Option(min=0, help="Most profiles kept.")] = None,
 ) -> None:
     """Set a tenant's quotas; what is not named has no limit."""
 
@@ -106,7 +109,14 @@ def quota(
         done = await connection.execute(
             update(tenants)
             .where(tenants.c.name == name)
-            .values(most_running=running, most_queued=queued, most_solver_seconds=solver_seconds)
+            .values(
+                most_running=running,
+                most_queued=queued,
+                most_solver_seconds=solver_seconds,
+                most_stored_bytes=stored_bytes,
+                most_requests=requests,
+                most_profiles=profiles,
+            )
         )
         if done.rowcount != 1:
             raise NotFound(f"there is no tenant {name!r}")
@@ -155,11 +165,22 @@ def list_tenants() -> None:
             .order_by(tenants.c.name)
         )
         return [
-            f"{row.name}  {row.scope}  epoch {row.epoch}  weight {row.weight:g}  running {row.most_running or '-'}  "
-            f"queued {row.most_queued or '-'}  solver seconds {row.most_solver_seconds or '-'}"
+            f"{row.name}  {row.scope}  epoch {row.epoch}  weight {row.weight:g}  "
+            + "  ".join(f"{what} {'-' if most is None else most}" for what, most in _quotas(row).items())
             + ("  disabled" if row.disabled else "")
             for row in rows
         ]
 
     for line in in_database(work):
         typer.echo(line)
+
+
+def _quotas(row: Any) -> dict[str, float | None]:
+    return {
+        "running": row.most_running,
+        "queued": row.most_queued,
+        "solver seconds": row.most_solver_seconds,
+        "stored bytes": row.most_stored_bytes,
+        "requests": row.most_requests,
+        "profiles": row.most_profiles,
+    }

@@ -69,5 +69,9 @@ class Notifier:
         """Wake everybody: the server is stopping, or changes may have been missed."""
         self.notify_here(*self._listeners)
 
+    def keys(self) -> frozenset[str]:
+        """What is listened to."""
+        return frozenset(self._listeners)
+
     def __len__(self) -> int:
         return len(self._listeners)

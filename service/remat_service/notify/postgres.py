@@ -20,7 +20,7 @@ _KEYS_A_NOTE = 200  # of 32 characters: a payload is limited to 8,000 bytes
 
 
 class PostgresRelay:
-    """Sends keys out in small batches and wakes for those that come in. A lost note costs a second: waits also poll."""
+    """Sends keys out in small batches and wakes for those that come in. For a lost note there is a poller."""
 
     def __init__(self, url: str, notifier: Notifier) -> None:
         self._conninfo = libpq_url(url)

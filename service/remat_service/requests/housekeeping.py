@@ -14,6 +14,7 @@ from remat_ir import Status
 from ..context import Context
 from ..storage.eviction import evict
 from ..storage.tables import now, requests, solves
+from ..tenants.quotas import trim_requests
 from .completion import end_if_unwanted, end_request
 
 log = structlog.get_logger("remat_service.requests.housekeeping")
@@ -30,6 +31,8 @@ async def housekeeping(context: Context) -> None:
             await expire_queued(context)
             if time.monotonic() - evicted >= context.settings.housekeeping_s:
                 await evict(context.database, context.settings, context.metrics)
+                async with context.database.write() as connection:
+                    context.metrics.evicted.labels("request").inc(await trim_requests(connection))
                 evicted = time.monotonic()
         except Exception:
             log.exception("housekeeping failed; trying again")

@@ -1,10 +1,14 @@
-"""The profile table: device and op signature → measured ns and workspace bytes; the first writer wins."""
+"""The profile table: device and op signature → measured ns and workspace bytes, as several tenants report them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median_high
+from typing import Any
 
-from sqlalchemy import select
+import structlog
+from sqlalchemy import Table, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidData
 from remat_ir.read import array, integer, kind, members
@@ -12,11 +16,19 @@ from remat_ir.read import array, integer, kind, members
 from ..context import Context
 from ..identity import Caller
 from ..settings import Settings
-from ..storage.tables import now, profiles
+from ..storage.tables import now, profile_reports, profiles
+from ..tenants.quotas import check_profiles
 
 LONGEST_NAME = 500
 MOST_ROWS = 100_000
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
+_REPORTS = 3
+"""Reports whose middle one tenant alone cannot decide."""
+_APART = 2
+"""Times by which what stands may differ from the middle: runs of one kernel differ by less, and a changed cost is
+another graph to the cache."""
+
+log = structlog.get_logger("remat_service.requests.profiles")
 
 
 def read_lookup(data: object, settings: Settings) -> tuple[str, list[str]]:
@@ -90,21 +102,71 @@ async def look_up(context: Context, caller: Caller, device: str, signatures: Seq
 
 
 async def put(context: Context, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
-    """Store what is new; returns what now stands for every signature given."""
-    moment = now()
-    rows = [
-        {
-            "scope_id": caller.scope_id,
-            "device": device,
-            "signature": signature,
-            "cost_ns": cost_ns,
-            "workspace_bytes": workspace_bytes,
-            "created_at": moment,
-        }
-        for signature, (cost_ns, workspace_bytes) in sorted(table.items())
-    ]
+    """Take a tenant's reports in; returns what now stands for every signature given.
+
+    The first report stands, so that all who share the table plan the same graph, until three tenants or more have
+    reported and the middle of their reports is more than `_APART` times away from it; then the middle stands.
+
+    Raises:
+        TooMany: over the tenant's quota; nothing was taken in.
+    """
+    if not table:
+        return {}
+    moment, signatures = now(), sorted(table)
     async with context.database.write() as connection:
-        for start in range(0, len(rows), _BATCH):
-            insert = context.database.insert(profiles).values(rows[start : start + _BATCH])
+        await check_profiles(connection, caller, device, signatures)
+        for start in range(0, len(signatures), _BATCH):
+            batch = signatures[start : start + _BATCH]
+            rows = [
+                {
+                    "scope_id": caller.scope_id,
+                    "device": device,
+                    "signature": signature,
+                    "cost_ns": table[signature][0],
+                    "workspace_bytes": table[signature][1],
+                    "created_at": moment,
+                }
+                for signature in batch
+            ]
+            insert = context.database.insert(profiles).values(rows)
             await connection.execute(insert.on_conflict_do_nothing())
-    return await look_up(context, caller, device, list(table))
+            report = context.database.insert(profile_reports).values(
+                [row | {"tenant_id": caller.tenant_id} for row in rows]
+            )
+            await connection.execute(
+                report.on_conflict_do_update(
+                    index_elements=list(profile_reports.primary_key),
+                    set_={name: report.excluded[name] for name in ("cost_ns", "workspace_bytes", "created_at")},
+                )
+            )
+            await _correct(connection, caller, device, batch)
+    return await look_up(context, caller, device, signatures)
+
+
+async def _correct(connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]) -> None:
+    """Put the middle of the reports in place of what stands far from it."""
+
+    def of(rows: Table) -> Any:
+        here = (rows.c.scope_id == caller.scope_id, rows.c.device == device, rows.c.signature.in_(signatures))
+        return select(rows).where(*here)
+
+    reports: dict[str, list[Any]] = {}
+    for row in await connection.execute(of(profile_reports)):
+        reports.setdefault(row.signature, []).append(row)
+    for row in (await connection.execute(of(profiles))).all():
+        told = reports.get(row.signature, [])
+        if len(told) < _REPORTS:
+            continue
+        cost_ns = median_high(report.cost_ns for report in told)
+        workspace_bytes = median_high(report.workspace_bytes for report in told)
+        if _apart(row.cost_ns, cost_ns) or _apart(row.workspace_bytes, workspace_bytes):
+            log.warning("a profile that stood apart is replaced", signature=row.signature, reports=len(told))
+            await connection.execute(
+                update(profiles)
+                .where(*(profiles.c[name] == row._mapping[name] for name in ("scope_id", "device", "signature")))
+                .values(cost_ns=cost_ns, workspace_bytes=workspace_bytes)
+            )
+
+
+def _apart(stands: int, middle: int) -> bool:
+    return max(stands, middle) > _APART * min(stands, middle)

@@ -21,9 +21,6 @@ from ..storage.tables import events, graphs, plans, requests, solves
 from ..subjects import gross_of
 from .completion import running_answer
 
-_POLL_S = 5.0
-"""How often a wait looks by itself where several processes share the database: a note between them may be lost."""
-
 
 async def find_request(context: Context, caller: Caller, request_id: str) -> Any:
     """The row of a request of this tenant, with the state of its solve.
@@ -77,7 +74,7 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
                 row, looked = await find_request(context, caller, request_id), True
                 if row.ended or left <= 0 or context.stopping:
                     return await _settled(context, caller, row)
-            await changes.wait(left if context.database.is_sqlite else min(left, _POLL_S))
+            await changes.wait(left)
 
 
 async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
@@ -118,7 +115,7 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
                 if row.ended:
                     context.notifier.notify_here(request_id)
                 return row
-            await changes.wait(left if context.database.is_sqlite else min(left, _POLL_S))
+            await changes.wait(left)
 
 
 async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
@@ -184,17 +181,15 @@ async def problem_of(context: Context, caller: Caller, request_id: str) -> bytes
     return json.dumps(gross.to_json(), separators=(",", ":")).encode()
 
 
-async def progress_of(context: Context, caller: Caller, request_id: str, after: int = 0) -> dict[str, Any]:
-    """The improvements of a request's solve with a `seq` above `after`."""
-    row = await find_request(context, caller, request_id)
+async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[str, Any]]:
+    """The improvements of the solve of a request, whose row is given, with a `seq` above `after`."""
     if row.solve_id is None:  # served from the store: its end is all there is to tell
-        points = [_end_point(row.answer)] if after == 0 else []
-        return {"id": request_id, "progress": points}
+        return [_end_point(row.answer)] if after == 0 else []
     async with context.database.read() as connection:
         found = await connection.execute(
             select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
         )
-        points = [
+        return [
             {
                 "seq": point.seq,
                 "seconds": point.seconds,
@@ -205,7 +200,6 @@ async def progress_of(context: Context, caller: Caller, request_id: str, after: 
             }
             for point in found
         ]
-    return {"id": request_id, "progress": points}
 
 
 def _end_point(answer: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import Snapshot
 from ..storage.tables import ACTIVE, now, requests, solves
+from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
 from .start import start_plan
@@ -275,6 +276,7 @@ class Submission:
                 forced=ask.force,
                 state=_QUEUED,
                 priority=ask.priority,
+                trace=traceparent(),
                 queued_at=now(),
             )
             .on_conflict_do_nothing()

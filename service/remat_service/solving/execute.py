@@ -13,6 +13,7 @@ import structlog
 
 from ..context import Context
 from ..storage.tables import now
+from ..telemetry import span
 from .claim import LostClaim, claim_solve, give_back
 from .run import SolveRun
 
@@ -29,7 +30,11 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
     logger.info("solve started", queued_s=round((now() - claim.row.queued_at).total_seconds(), 3))
     begun = time.monotonic()
     try:
-        outcome = await SolveRun(context, claim).run()
+        about = {"remat.solve": claim.id, "remat.method": claim.row.method, "remat.attempt": claim.attempt}
+        with span("solve", claim.row.trace, about) as note:
+            outcome = await SolveRun(context, claim).run()
+            if outcome is not None:
+                note("remat.status", outcome.status.value)
         if outcome is not None:
             logger.info(
                 "solve ended", status=outcome.status.value, gap=outcome.gap, seconds=round(time.monotonic() - begun, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from contextlib import AsyncExitStack
 
 import structlog
 from prometheus_client import start_http_server
@@ -12,6 +13,7 @@ from prometheus_client import start_http_server
 from ..context import build_context
 from ..requests.housekeeping import housekeeping
 from ..settings import Settings
+from ..telemetry import exported
 from .cluster import Queue
 from .lifespan import opened
 
@@ -24,7 +26,9 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with opened(context):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(exported(context.metrics.registry))
+        await stack.enter_async_context(opened(context))
         server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
         tasks = [asyncio.create_task(Queue(context).run()), asyncio.create_task(housekeeping(context))]
         print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)

@@ -6,7 +6,7 @@ plans, bounds, floors,        what was found and proved: plans outlive their sol
 efforts                       version
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
 requests, groups              one row a POST: its own id, limits and answer; sweeps of several
-profiles                      measured costs, first writer wins
+profiles, profile_reports     the costs that stand, and what each tenant has measured
 probes                        the row that a look at readiness writes
 """
 
@@ -93,6 +93,9 @@ tenants = Table(
     Column("most_running", Integer),
     Column("most_queued", Integer),
     Column("most_solver_seconds", Float),
+    Column("most_stored_bytes", BigInteger),
+    Column("most_requests", Integer),
+    Column("most_profiles", Integer),
     Column("disabled", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Utc, nullable=False),
 )
@@ -229,6 +232,7 @@ solves = Table(
     Column("restricted_to", String(400), nullable=False, server_default=""),
     Column("spent_s", Float, nullable=False, server_default="0"),
     Column("outcome", JSON),
+    Column("trace", String(100)),  # of the request that queued it, as W3C's traceparent
     Column("queued_at", Utc, nullable=False),
     Column("started_at", Utc),
     Column("ended_at", Utc),
@@ -314,4 +318,17 @@ profiles = Table(
     Column("workspace_bytes", BigInteger, nullable=False),
     Column("created_at", Utc, nullable=False),
     PrimaryKeyConstraint("scope_id", "device", "signature"),
+)
+
+profile_reports = Table(
+    "profile_reports",
+    metadata,
+    Column("scope_id", _ID, ForeignKey("scopes.id", ondelete="CASCADE"), nullable=False),
+    Column("device", String(500), nullable=False),
+    Column("signature", String(500), nullable=False),
+    Column("tenant_id", _ID, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("cost_ns", BigInteger, nullable=False),
+    Column("workspace_bytes", BigInteger, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    PrimaryKeyConstraint("scope_id", "device", "signature", "tenant_id"),
 )

@@ -1,17 +1,20 @@
-"""What one tenant may use: solves queued and running at once, and solver seconds a day."""
+"""What one tenant may use: solves at once, solver seconds a day, and what is kept for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import TooMany
 from ..identity import Caller
-from ..storage.tables import now, solves, tenants
+from ..storage.tables import graphs, now, plans, profile_reports, requests, solves, tenants
 
 _DAY = timedelta(days=1)
+_BATCH = 500
 
 
 async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
@@ -22,9 +25,7 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
     Raises:
         TooMany: with the seconds after which it is worth asking again.
     """
-    # locked to the end of the transaction that queues: the solves of one tenant are counted one after the other
-    mine = select(tenants.c.most_queued, tenants.c.most_solver_seconds).where(tenants.c.id == caller.tenant_id)
-    limits = (await connection.execute(mine.with_for_update(key_share=True))).one()
+    limits = await _limits(connection, caller)
     if limits.most_queued is not None:
         queued = await connection.scalar(
             select(func.count())
@@ -48,3 +49,74 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
                 f"{spent:.0f} solver seconds were used in the last day, of {limits.most_solver_seconds:g}",
                 retry_after_s=wait,
             )
+    if limits.most_requests is not None:
+        kept = await _count(connection, select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id))
+        if kept >= limits.most_requests:
+            raise TooMany(f"{kept} requests are kept, the most for this tenant", retry_after_s=60)
+    if limits.most_stored_bytes is not None:
+        stored = await stored_bytes(connection, caller.tenant_id)
+        if stored >= limits.most_stored_bytes:
+            raise TooMany(
+                f"{stored} bytes of graphs and plans are stored for this tenant, of {limits.most_stored_bytes}",
+                retry_after_s=60,
+            )
+
+
+async def check_profiles(connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]) -> None:
+    """Refuse profiles over the tenant's quota, all of them or none; those that it has reported before are replaced.
+
+    Raises:
+        TooMany: as `check_quota`.
+    """
+    limits = await _limits(connection, caller)
+    if limits.most_profiles is None:
+        return
+    of_tenant = select(profile_reports.c.signature).where(profile_reports.c.tenant_id == caller.tenant_id)
+    known = {
+        row.signature
+        for start in range(0, len(signatures), _BATCH)
+        for row in await connection.execute(
+            of_tenant.where(
+                profile_reports.c.device == device,
+                profile_reports.c.signature.in_(signatures[start : start + _BATCH]),
+            )
+        )
+    }
+    kept = await _count(connection, of_tenant) + len(set(signatures) - known)
+    if kept > limits.most_profiles:
+        raise TooMany(
+            f"{kept} profiles would be kept, the most for this tenant is {limits.most_profiles}", retry_after_s=3600
+        )
+
+
+async def trim_requests(connection: AsyncConnection) -> int:
+    """Forget the oldest ended requests of tenants above their quota: answers from the store add to them unasked."""
+    limited = select(tenants.c.id, tenants.c.most_requests).where(tenants.c.most_requests.is_not(None))
+    gone = 0
+    for tenant in (await connection.execute(limited)).all():
+        mine = requests.c.tenant_id == tenant.id
+        over = await _count(connection, select(requests.c.id).where(mine)) - tenant.most_requests
+        if over > 0:
+            oldest = select(requests.c.id).where(mine, requests.c.ended.is_(True)).order_by(requests.c.id).limit(over)
+            gone += (await connection.execute(delete(requests).where(requests.c.id.in_(oldest)))).rowcount
+    return gone
+
+
+async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
+    """Bytes of the graphs that a tenant's requests name, with their plans."""
+    named = select(requests.c.graph_key).where(requests.c.tenant_id == tenant_id)
+    total = 0
+    for table, key in ((graphs, graphs.c.key), (plans, plans.c.graph_key)):
+        found = await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(key.in_(named)))
+        total += int(found or 0)
+    return total
+
+
+async def _limits(connection: AsyncConnection, caller: Caller) -> Any:
+    """The tenant's row, locked to the end of the transaction: what one tenant asks for is counted in turn."""
+    mine = select(tenants).where(tenants.c.id == caller.tenant_id)
+    return (await connection.execute(mine.with_for_update(key_share=True))).one()
+
+
+async def _count(connection: AsyncConnection, query: Any) -> int:
+    return int(await connection.scalar(select(func.count()).select_from(query.subquery())) or 0)

@@ -1,4 +1,4 @@
-"""How many requests of one tenant are under way at once, long waits and streams included."""
+"""How many requests of one tenant are under way at once, and how many of them are streams."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..errors import TooMany
 
 
 class Admission:
-    """Counts requests by tenant, from the moment their key is known to the end of their response."""
+    """Counts by tenant what is under way: requests from the moment their key is known, streams as long as they last."""
 
-    def __init__(self, most_per_tenant: int) -> None:
-        self._most = most_per_tenant
+    def __init__(self, most_per_tenant: int, what: str = "requests") -> None:
+        self._most, self._what = most_per_tenant, what
         self._under_way: Counter[str] = Counter()
 
     def enter(self, tenant_id: str) -> None:
@@ -21,7 +21,7 @@ class Admission:
             TooMany: there are too many already.
         """
         if self._under_way[tenant_id] >= self._most:
-            raise TooMany(f"{self._most} requests of this tenant are under way, the most at once", retry_after_s=1)
+            raise TooMany(f"{self._most} {self._what} of this tenant are under way, the most at once", retry_after_s=1)
         self._under_way[tenant_id] += 1
 
     def leave(self, tenant_id: str) -> None:

@@ -21,6 +21,7 @@ from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..requests.housekeeping import housekeeping
 from ..requests.parse import ParsedBodies
+from ..requests.poller import poll
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
@@ -44,6 +45,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.context, app.state.callers = context, Callers(context)
     app.state.admission = Admission(settings.most_requests_per_tenant)
+    app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
     app.state.bodies, app.state.parsed_bodies = Bodies(settings), ParsedBodies()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
@@ -67,13 +69,16 @@ def _lifespan(context: Context) -> Any:
             dispatcher = Dispatcher(context)
             if context.settings.embedded:
                 dispatcher.start()
-            keeper = asyncio.create_task(housekeeping(context))
+            keepers = [asyncio.create_task(housekeeping(context))]
+            if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
+                keepers.append(asyncio.create_task(poll(context)))
             try:
                 yield
             finally:
                 context.stopping = True
                 context.notifier.notify_all()
-                keeper.cancel()
+                for keeper in keepers:
+                    keeper.cancel()
                 await asyncio.wait_for(dispatcher.stop(), context.settings.drain_s + 10.0)
 
     return lifespan

@@ -15,7 +15,7 @@ from ..tenants.keys import caller_by_key, default_caller
 from .admission import Admission
 
 ADMITTED = "remat.admitted"
-"""Where a request's scope holds what ends its being counted; the outermost layer calls it."""
+"""Where a request's scope holds what ends its being counted; the outermost layer calls each."""
 
 _MEMORY_S = 2.0
 """A revoked key, or a raised epoch, is noticed after at most this."""
@@ -74,9 +74,17 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
         caller = await callers.of(request.headers.get("authorization"))
         if scope not in caller.allowed:
             raise Forbidden(f"this API key lacks the scope {scope!r}")
-        admission: Admission = request.app.state.admission
-        admission.enter(caller.tenant_id)
-        request.scope[ADMITTED] = partial(admission.leave, caller.tenant_id)
+        admit(request, request.app.state.admission, caller)
         return caller
 
     return dependency
+
+
+def admit(request: Request, admission: Admission, caller: Caller) -> None:
+    """Count a request up to the end of its response.
+
+    Raises:
+        TooMany: there are too many already.
+    """
+    admission.enter(caller.tenant_id)
+    request.scope.setdefault(ADMITTED, []).append(partial(admission.leave, caller.tenant_id))

@@ -62,8 +62,7 @@ class RequestMiddleware:
                 if status == 500:
                     await problem_response(error)(scope, receive, noting)
             finally:
-                leave = scope.pop(ADMITTED, None)
-                if leave is not None:
+                for leave in scope.pop(ADMITTED, ()):
                     leave()
                 self._note(scope, status, time.perf_counter() - begun)
 

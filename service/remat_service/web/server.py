@@ -6,6 +6,7 @@ import asyncio
 import resource
 import socket
 import sys
+from contextlib import ExitStack
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,6 +16,7 @@ from ..errors import ServiceError
 from ..settings import Settings
 from ..storage.database import Database
 from ..storage.prepare import migrate, sole_owner
+from ..telemetry import exported
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
 from .connections import guarded
@@ -82,9 +84,9 @@ async def _any_key(settings: Settings) -> bool:
 class Server(uvicorn.Server):
     """Says where it listens once it does; on a signal it first turns not ready and lets waiting requests go."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, listener: socket.socket) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, listener: socket.socket, exports: ExitStack) -> None:
         super().__init__(config)
-        self._app, self._listener = app, listener
+        self._app, self._listener, self._exports = app, listener, exports
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then print the ready line on standard output."""
@@ -102,6 +104,7 @@ class Server(uvicorn.Server):
         if not self.force_exit:
             await asyncio.sleep(context.settings.notice_s)
         await super().shutdown(sockets)
+        await asyncio.to_thread(self._exports.close)  # here, since a signal ends the process right after
 
 
 def _allow_descriptors(connections: int) -> None:
@@ -130,10 +133,13 @@ def serve(settings: Settings) -> None:
         h11_max_incomplete_event_size=64 * 1024,
         http=guarded(settings),
     )
-    server = Server(config, app, listener)
+    exports = ExitStack()
+    exports.enter_context(exported(app.state.context.metrics.registry, app))
+    server = Server(config, app, listener, exports)
     try:
         server.run(sockets=[listener])
     finally:
         listener.close()
+        exports.close()
     if not server.started:
         sys.exit(3)

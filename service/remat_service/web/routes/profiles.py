@@ -42,7 +42,7 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
     openapi_extra=body(ProfileUpload, examples()["profile_upload"]),
 )
 async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
-    """The first writer of a signature wins; the reply is what now stands."""
+    """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as raw:

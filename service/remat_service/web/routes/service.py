@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from remat_solver import METHODS
 
 from ...context import Context
-from ...errors import Unavailable
+from ...errors import Unauthorized, Unavailable
 from ...identity import Caller
 from ...storage.cache_key import SOLVER
 from ...storage.tables import solves
@@ -45,15 +46,23 @@ async def readyz(request: Request) -> Any:
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}},
+    responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}, **refusals()},
 )
 async def metrics(request: Request) -> Response:
-    """The exposition format, version 0.0.4."""
+    """The exposition format, version 0.0.4. Where `REMAT_METRICS_KEY` is set, it is asked for as a bearer key."""
     context: Context = request.app.state.context
+    key = context.settings.metrics_key
+    if key is not None and not _is_key(request.headers.get("authorization", ""), key.get_secret_value()):
+        raise Unauthorized("/metrics needs the key in REMAT_METRICS_KEY: Authorization: Bearer …")
     async with context.database.read() as connection:
         waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == "queued"))
     context.metrics.queued.set(waiting or 0)
     return Response(context.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _is_key(authorization: str, key: str) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
 
 
 @router.get("/v1/capabilities", summary="What this service does", response_model=Capabilities, responses=refusals())

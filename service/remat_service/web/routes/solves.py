@@ -19,7 +19,7 @@ from ...requests.cancel import cancel
 from ...requests.parse import ParsedBodies
 from ...requests.submit import Submission
 from .. import event_stream
-from ..authentication import caller_with
+from ..authentication import admit, caller_with
 from ..body import Bodies
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
 from .describe import body, examples, link, refusals
@@ -191,7 +191,9 @@ async def get_progress(
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
 ) -> Any:
     """Incumbent and bound over time."""
-    return await read.progress_of(request.app.state.context, caller, solve_id, after)
+    context: Context = request.app.state.context
+    row = await read.find_request(context, caller, solve_id)
+    return {"id": solve_id, "progress": await read.progress_of(context, row, after)}
 
 
 @router.get(
@@ -200,7 +202,7 @@ async def get_progress(
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Server-sent events."},
-        **refusals(404),
+        **refusals(404, 429),
     },
 )
 async def get_events(
@@ -213,5 +215,6 @@ async def get_events(
     context: Context = request.app.state.context
     await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
     who = partial(request.app.state.callers.of, request.headers.get("authorization"))
+    admit(request, request.app.state.streams, caller)
     stream = event_stream.stream(context, who, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,255 @@
+"""What operators see: routes in metrics, a key for them, spans and metrics at a collector, a dashboard, alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pydantic import SecretStr
+from sqlalchemy import event
+
+from remat_ir import Problem, plain_peak
+from remat_service.context import build_context
+from remat_service.identity import Caller
+from remat_service.metrics import Metrics
+from remat_service.requests.poller import look
+from remat_service.settings import Settings
+from remat_service.storage.prepare import migrate
+from remat_service.storage.tables import now, requests
+from remat_service.tenants.keys import default_caller
+from remat_service.web.event_stream import stream
+from service.serving import Service, eventually, hard_graph, serving, training_graph
+
+MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
+
+
+def test_metrics_name_the_route(service: Service) -> None:
+    """Of reads and of posts, refused ones included; ids don't become labels."""
+    service.http.post("/v1/solves", json={})
+    service.http.get("/v1/solves/" + "0" * 32)
+    text = service.http.get("/metrics").text
+    assert 'method="POST",route="/v1/solves",status="422"' in text
+    assert 'method="GET",route="/v1/solves/{solve_id}",status="404"' in text
+    assert "0" * 32 not in text
+
+
+def test_metrics_can_want_a_key(tmp_path: Path) -> None:
+    """Without the key, with another, with a longer one: 401, and no metric in the body."""
+    with serving(tmp_path, workers=1, metrics_key="only for scrapers") as own:
+        for given in (None, "Bearer other", "Bearer only for scrapersX", "Basic only for scrapers"):
+            reply = own.http.get("/metrics", headers={} if given is None else {"Authorization": given})
+            assert reply.status_code == 401
+            assert "remat_" not in reply.text
+        allowed = own.http.get("/metrics", headers={"Authorization": "Bearer only for scrapers"})
+        assert "remat_queue_depth" in allowed.text
+
+
+def test_streams_of_one_tenant_are_limited(tmp_path: Path) -> None:
+    """With one stream open where one may be, a second is refused, other requests are not, and its end makes room."""
+    with serving(tmp_path, workers=1, most_streams_per_tenant=1) as own:
+        graph = hard_graph(60, 11)
+        problem = Problem(graph, (plain_peak(graph) * 2) // 3)
+        _, posted = own.post(problem, wait=0, method="staged", time_limit_s=60, max_gap=0)
+        path = f"/v1/solves/{posted['id']}/events"
+        with own.http.stream("GET", path) as first:
+            assert first.status_code == 200
+            refused = own.http.get(path)
+            assert (refused.status_code, "event streams" in refused.json()["detail"]) == (429, True)
+            assert own.http.get("/v1/solves").status_code == 200
+
+        def opens() -> bool:
+            with own.http.stream("GET", path) as again:
+                return again.status_code == 200
+
+        eventually(opens)
+
+
+class Collector:
+    """A collector of OpenTelemetry's protocol over HTTP, on a free port."""
+
+    def __init__(self) -> None:
+        collector = self
+        self.spans: list[Any] = []
+        self.metrics: dict[str, Any] = {}
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                collector.take(self.path, body)
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def take(self, path: str, body: bytes) -> None:
+        """One export."""
+        if path == "/v1/traces":
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    self.spans += scope.spans
+        else:
+            assert path == "/v1/metrics"
+            for measured in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                for under in measured.scope_metrics:
+                    self.metrics |= {metric.name: metric for metric in under.metrics}
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server.server_address[1]}"
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    """A collector up to the end of the block."""
+    collector = Collector()
+    try:
+        yield collector
+    finally:
+        collector.server.shutdown()
+        collector.server.server_close()
+
+
+def test_a_request_and_its_solve_are_one_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The solve's span is below the POST's, the client's `traceparent` above it; the metrics arrive as they are."""
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        with serving(tmp_path, workers=1) as own:
+            graph = training_graph(4)
+            body = {"problem": Problem(graph, plain_peak(graph)).to_json(), "time_limit_s": 5}
+            headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "Prefer": "wait=20"}
+            assert own.http.post("/v1/solves", json=body, headers=headers).status_code == 200
+            own.http.get("/livez")
+            answered = own.metric("remat_http_request_seconds_count")
+        spans = {span.name: span for span in collector.spans}
+        posted, solved = spans["POST /v1/solves"], spans["solve"]
+        assert posted.trace_id.hex() == solved.trace_id.hex() == trace
+        assert solved.parent_span_id == posted.span_id
+        assert {"remat.method", "remat.status"} <= {attribute.key for attribute in solved.attributes}
+        assert not any("livez" in name for name in spans)
+        took = collector.metrics["remat_http_request_seconds"].histogram.data_points
+        assert sum(point.count for point in took) >= answered
+        assert all(sum(point.bucket_counts) == point.count for point in took)
+        assert collector.metrics["remat_solve_seconds"].histogram.data_points[0].count == 1
+        assert collector.metrics["remat_http_requests"].sum.is_monotonic
+
+
+async def test_the_cost_of_streams_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    """Of forty streams of a request that does not change none asks the database; a lost change reaches them all."""
+    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/s.sqlite")))
+    await migrate(context.database)
+    async with context.database.write() as connection:
+        caller = await default_caller(connection)
+        await connection.execute(requests.insert().values(_waiting(caller)))
+    asked: list[str] = []
+    event.listen(context.database.engine.sync_engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+
+    async def who() -> Caller:
+        return caller
+
+    ends: list[bytes] = []
+
+    async def watch() -> None:
+        ends.extend([chunk async for chunk in stream(context, who, "a" * 32, 0) if b"event: end" in chunk])
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(40):
+            group.create_task(watch())
+        await asyncio.sleep(1.5)
+        seen = await look(context, {})
+        await asyncio.sleep(1.5)
+        asked.clear()
+        await asyncio.sleep(2.5)
+        quiet = [text for text in asked if text.startswith("SELECT")]
+        assert quiet == []
+        assert await look(context, seen) == seen
+        assert len([text for text in asked if text.startswith("SELECT")]) == 1
+        async with context.database.write() as connection:  # by another process, whose note is lost
+            await connection.execute(requests.update().values(ended=True))
+        await look(context, seen)
+    assert len(ends) == 40
+    await context.database.close()
+
+
+def _waiting(caller: Caller) -> dict[str, Any]:
+    return {
+        "id": "a" * 32,
+        "tenant_id": caller.tenant_id,
+        "graph_key": "",
+        "digest": "",
+        "budget_bytes": 1,
+        "fixed_bytes": 0,
+        "method": "auto",
+        "method_key": "auto",
+        "time_limit_s": 1.0,
+        "max_gap": 0.0,
+        "priority": 0,
+        "cache": "miss",
+        "answer": {"cost_ns": None, "bound_ns": None, "restricted_to": []},
+        "ended": False,
+        "epoch": caller.epoch,
+        "created_at": now(),
+    }
+
+
+def _metrics_of(expression: str) -> set[str]:
+    """The names of the metrics in an expression, which Prometheus' grammar takes."""
+    promql_parser.parse(expression)
+    return set(re.findall(r"\bremat_[a-z_]+", expression))
+
+
+def _known() -> set[str]:
+    found = set()
+    for family in Metrics().registry.collect():
+        found |= {family.name + end for end in ("", "_total", "_bucket", "_sum", "_count")}
+    return found
+
+
+def test_alerts_are_rules_over_metrics_that_exist() -> None:
+    """Each has an expression in Prometheus' grammar, a severity, and a sentence."""
+    with pytest.raises(ValueError):
+        promql_parser.parse("rate(remat_queue_depth[5m]")
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    assert len(group["rules"]) >= 5
+    for rule in group["rules"]:
+        assert _metrics_of(rule["expr"]) <= _known(), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_the_dashboard_shows_every_metric_and_none_that_is_not_there() -> None:
+    """Its expressions are in Prometheus' grammar; panels don't overlap."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    shown: set[str] = set()
+    places = set()
+    for panel in dashboard["panels"]:
+        places.add((panel["gridPos"]["x"], panel["gridPos"]["y"]))
+        for target in panel["targets"]:
+            shown |= _metrics_of(target["expr"])
+    assert len(places) == len(dashboard["panels"])
+    assert shown <= _known()
+    bare = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown}
+    assert bare == {family.name for family in Metrics().registry.collect()}
