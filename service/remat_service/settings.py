@@ -93,7 +93,7 @@ class Settings(BaseSettings):
     most_model_entries: int = Field(
         default=200_000_000, ge=1, description="Largest whole model (`milp…`), estimated before it is built."
     )
-    most_sweep: int = Field(default=64, ge=1, description="Most budgets in one sweep.")
+    most_sweep: int = Field(default=64, ge=1, le=64, description="Most budgets in one sweep.")
     most_queued: int = Field(default=10_000, ge=1, description="Solves waiting at once, of all tenants.")
     longest_wait_s: float = Field(default=30.0, ge=0, le=30.0, description="Longest long-poll.")
 

@@ -8,22 +8,14 @@ from html import escape
 from typing import Any, NamedTuple
 
 from .digest import problem_digest
+from .document import Document, Member, Nested
 from .errors import InvalidData
+from .kinds import AnyInteger, Array, Number, Text
 from .problem import Problem
 from .proof.certificate import Proof, read_proof
 from .read import kind, members, parse
-from .subject import AnyPlan, read_plan
+from .subject import PLAN, AnyPlan, read_plan
 from .verify import verify
-
-_INTEGERS = (
-    "cost_ns",
-    "bound_ns",
-    "claimed_bound_ns",
-    "peak_bytes",
-    "budget_bytes",
-    "least_budget_bytes",
-    "least_budget_bound_bytes",
-)
 
 
 class Status(StrEnum):
@@ -42,6 +34,40 @@ class Status(StrEnum):
     def ended(self) -> bool:
         """Whether nothing more will come."""
         return self not in (Status.QUEUED, Status.RUNNING)
+
+
+_WORD, _INTEGER, _NUMBER = Text(), AnyInteger(), Number()
+
+ANSWER = Document(
+    "AnswerDocument",
+    "answer",
+    "The answer to a solve, in whatever state it is; `plan` is there when it has ended with one.",
+    {
+        "id": Member(_WORD, nullable=True),
+        "status": Member(Text(words=tuple(status.value for status in Status))),
+        "method": Member(_WORD),
+        "budget_bytes": Member(_INTEGER),
+        "cost_ns": Member(_INTEGER, nullable=True),
+        "bound_ns": Member(_INTEGER, nullable=True),
+        "overhead": Member(_NUMBER, nullable=True),
+        "gap": Member(_NUMBER, nullable=True),
+        "peak_bytes": Member(_INTEGER, nullable=True),
+        "seconds": Member(_NUMBER),
+        "limit": Member(Text(words=("gap", "time", "cancel", "memory")), nullable=True),
+        "restricted_to": Member(Array(_WORD)),
+        "least_budget_bytes": Member(_INTEGER, nullable=True),
+        "least_budget_bound_bytes": Member(_INTEGER, nullable=True),
+        "digest": Member(_WORD),
+        "message": Member(_WORD),
+        "cache": Member(Text(words=("hit", "near", "joined", "miss")), nullable=True),
+        "claimed_bound_ns": Member(_INTEGER, nullable=True),
+        "claimed_by": Member(_WORD, nullable=True),
+        "plan": Member(Nested((PLAN,), read_plan), None, nullable=True),
+        "proof": Member(Nested((), read_proof), None, nullable=True),
+    },
+    open=True,
+)
+"""What an answer holds on the wire. Its reader takes less: what came first, and whatever else is there."""
 
 
 class Progress(NamedTuple):
@@ -241,35 +267,14 @@ class Answer:
             data = parse(data)
         if not isinstance(data, dict):
             raise InvalidData(f"answer must be an object, not {kind(data)}")
-        known = {key: data[key] for key in data if key in cls.__dataclass_fields__}
-        members(known, "answer", required=("status", "method", "budget_bytes"), optional=tuple(known))
+        known = {name: data[name] for name in ANSWER.members if name in data}
+        members(known, "answer", required=("status", "method", "budget_bytes"), optional=known)
+        for name, value in known.items():
+            known[name] = ANSWER.members[name].read(value, f"answer: {name}", "/" + name)
         try:
             known["status"] = Status(known["status"])
         except ValueError:
             raise InvalidData(f"answer has an unknown status {known['status']!r}", "/status") from None
-        for key in _INTEGERS:
-            if known.get(key) is not None and type(known[key]) is not int:
-                raise InvalidData(f"answer: {key} must be an integer, not {kind(known[key])}", "/" + key)
-        for key in ("overhead", "gap", "seconds"):
-            if known.get(key) is not None and (
-                isinstance(known[key], bool) or not isinstance(known[key], (int, float))
-            ):
-                raise InvalidData(f"answer: {key} must be a number, not {kind(known[key])}", "/" + key)
-        if not isinstance(known.get("claimed_by"), (str, type(None))):
-            raise InvalidData(f"answer: claimed_by must be a string, not {kind(known['claimed_by'])}", "/claimed_by")
-        if not isinstance(known.get("restricted_to", []), (list, tuple)):
-            raise InvalidData("answer: restricted_to must be an array", "/restricted_to")
-        known["restricted_to"] = tuple(known.get("restricted_to", ()))
-        if known.get("plan") is not None:
-            try:
-                known["plan"] = read_plan(known["plan"])
-            except InvalidData as error:
-                raise error.under("/plan") from None
-        if known.get("proof") is not None:
-            try:
-                known["proof"] = read_proof(known["proof"])
-            except InvalidData as error:
-                raise error.under("/proof") from None
         return cls(**known)
 
 

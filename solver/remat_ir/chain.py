@@ -6,15 +6,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
-from .read import LARGEST_INTEGER, integer, integers, members, parse
+from .kinds import Column, Integer
+from .read import LARGEST_INTEGER, integer
 
 FORMAT = "remat-chain/1"
 MOST_STAGES = 100_000
 
 _PER_STAGE = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "tape_bytes")
 _PER_CUT = ("activation_bytes", "gradient_bytes")
+
+CHAIN = Document(
+    "ChainDocument",
+    "chain",
+    "A `remat-chain/1`: stages 1 … L, the loss stage last.",
+    {
+        "forward_ns": Member(Column(shortest=1, cap=MOST_STAGES + 1)),
+        **{key: Member(Column(cap=MOST_STAGES + 1)) for key in (*_PER_STAGE[1:], *_PER_CUT)},
+        "link_bytes_per_s": Member(Integer(least=1), None, nullable=True),
+        "host_bytes": Member(Integer(), None, nullable=True),
+    },
+    (FORMAT,),
+)
 
 
 @dataclass(frozen=True)
@@ -142,16 +157,7 @@ class Chain:
         Raises:
             InvalidData: malformed in any way; the message names key and index.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        columns = (*_PER_STAGE, *_PER_CUT)
-        found = members(data, "chain", columns, ("link_bytes_per_s", "host_bytes"), FORMAT)
-        link, host = found.get("link_bytes_per_s"), found.get("host_bytes")
-        return cls(
-            **{key: integers(found[key], key, f"/{key}", MOST_STAGES + 1) for key in columns},
-            link_bytes_per_s=None if link is None else integer(link, "link_bytes_per_s", "/link_bytes_per_s", least=1),
-            host_bytes=None if host is None else integer(host, "host_bytes", "/host_bytes"),
-        )
+        return cls(**CHAIN.read(data))
 
 
 def _check_column(key: str, column: tuple[int, ...], length: int, more: str, first: int) -> None:

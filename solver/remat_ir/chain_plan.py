@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from .chain import Chain
 from .errors import InvalidData
-from .plan import MOST_STEPS
-from .read import array, kind, members, parse
+from .plan import plan_document
+from .read import kind
 
 FORMAT = "remat-chain-plan/1"
 
@@ -63,10 +63,7 @@ class ChainPlan:
         Raises:
             InvalidData: malformed in any way; the message names the step.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        found = members(data, "plan", required=("steps",), format_name=FORMAT)
-        rows = array(found["steps"], "steps", "/steps", MOST_STEPS)
+        rows = plan_document(FORMAT).read(data)["steps"]
         return cls(tuple(_read_step(row, i) for i, row in enumerate(rows)))
 
 

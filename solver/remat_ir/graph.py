@@ -7,13 +7,37 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from .document import Document, Member
 from .errors import InvalidData
-from .read import LARGEST_INTEGER, array, integer, integers, members, parse
+from .kinds import Array, Column, Integer, Text
+from .read import LARGEST_INTEGER, integer
 
 FORMAT = "remat-graph/1"
 MOST_OPS = 1_000_000
 MOST_VALUES = 4_000_000
 MOST_INPUTS = 10_000_000
+
+_OPS, _VALUES = Column(cap=MOST_OPS), Column(cap=MOST_VALUES)
+GRAPH = Document(
+    "GraphDocument",
+    "graph",
+    "A `remat-graph/1`: the training step as columns of integers.",
+    {
+        "fixed_bytes": Member(Integer(), 0),
+        "op_cost_ns": Member(Column(shortest=1, cap=MOST_OPS)),
+        "op_workspace_bytes": Member(_OPS, ()),
+        "op_inputs": Member(Array(_VALUES, cap=MOST_OPS)),
+        "value_op": Member(_VALUES),
+        "value_bytes": Member(_VALUES),
+        "optional": Member(_VALUES, ()),
+        "once": Member(_OPS, ()),
+        "keep": Member(_VALUES, ()),
+        "backward_from": Member(Integer(), None, nullable=True),
+        "op_names": Member(Array(Text(), cap=MOST_OPS), None, nullable=True, local=True),
+        "value_names": Member(Array(Text(), cap=MOST_VALUES), None, nullable=True, local=True),
+    },
+    (FORMAT,),
+)
 
 
 @dataclass(frozen=True)
@@ -135,63 +159,13 @@ class Graph:
         Raises:
             InvalidData: malformed in any way; the message names key and index.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        found = members(
-            data,
-            "graph",
-            required=("op_cost_ns", "op_inputs", "value_op", "value_bytes"),
-            optional=(
-                "fixed_bytes",
-                "op_workspace_bytes",
-                "optional",
-                "once",
-                "keep",
-                "backward_from",
-                "op_names",
-                "value_names",
-            ),
-            format_name=FORMAT,
-        )
-        ops = integers(found["op_cost_ns"], "op_cost_ns", "/op_cost_ns", MOST_OPS)
-        backward_from = found.get("backward_from")
-        workspace = integers(found.get("op_workspace_bytes", ()), "op_workspace_bytes", "/op_workspace_bytes", MOST_OPS)
-        if "op_workspace_bytes" in found and len(workspace) != len(ops):
-            raise _length("op_workspace_bytes", len(workspace), "op_cost_ns", len(ops))
-        return cls(
-            op_cost_ns=ops,
-            op_inputs=_read_inputs(found["op_inputs"]),
-            value_op=integers(found["value_op"], "value_op", "/value_op", MOST_VALUES),
-            value_bytes=integers(found["value_bytes"], "value_bytes", "/value_bytes", MOST_VALUES),
-            op_workspace_bytes=workspace,
-            optional=integers(found.get("optional", ()), "optional", "/optional", MOST_VALUES),
-            once=integers(found.get("once", ()), "once", "/once", MOST_OPS),
-            keep=integers(found.get("keep", ()), "keep", "/keep", MOST_VALUES),
-            backward_from=None
-            if backward_from is None
-            else integer(backward_from, "backward_from", "/backward_from", most=LARGEST_INTEGER),
-            fixed_bytes=integer(found.get("fixed_bytes", 0), "fixed_bytes", "/fixed_bytes"),
-            op_names=_read_names(found.get("op_names"), "op_names"),
-            value_names=_read_names(found.get("value_names"), "value_names"),
-        )
-
-
-def _read_inputs(data: object) -> tuple[tuple[int, ...], ...]:
-    rows = array(data, "op_inputs", "/op_inputs", MOST_OPS)
-    inputs = tuple(integers(row, f"op_inputs[{i}]", f"/op_inputs/{i}", MOST_VALUES) for i, row in enumerate(rows))
-    if sum(map(len, inputs)) > MOST_INPUTS:
-        raise InvalidData(f"op_inputs has more than {MOST_INPUTS} entries in all", "/op_inputs")
-    return inputs
-
-
-def _read_names(data: object, what: str) -> tuple[str, ...] | None:
-    if data is None:
-        return None
-    names = array(data, what, f"/{what}", MOST_VALUES)
-    for i, name in enumerate(names):
-        if not isinstance(name, str):
-            raise InvalidData(f"{what}[{i}] must be a string", f"/{what}/{i}")
-    return tuple(names)
+        found = GRAPH.read(data)
+        ops = len(found["op_cost_ns"])
+        if len(found.get("op_workspace_bytes", found["op_cost_ns"])) != ops:
+            raise _length("op_workspace_bytes", len(found["op_workspace_bytes"]), "op_cost_ns", ops)
+        if sum(map(len, found["op_inputs"])) > MOST_INPUTS:
+            raise InvalidData(f"op_inputs has more than {MOST_INPUTS} entries in all", "/op_inputs")
+        return cls(**found)
 
 
 def _length(what: str, found: int, other: str, expected: int) -> InvalidData:

@@ -7,15 +7,29 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
-from .plan import MOST_STEPS, Plan, plan_of
-from .read import LARGEST_INTEGER, array, integer, integers, kind, members, parse
+from .kinds import Column, Integer
+from .plan import Plan, plan_document, plan_of
+from .read import LARGEST_INTEGER, integer, kind
 
 FORMAT = "remat-join/1"
 PLAN_FORMAT = "remat-join-plan/1"
 MOST_BRANCHES = 64
 MOST_LENGTH = 100_000
+
+JOIN = Document(
+    "JoinDocument",
+    "join",
+    "A `remat-join/1`: branches that meet at a turn.",
+    {
+        "lengths": Member(Column(Integer(most=MOST_LENGTH), 1, MOST_BRANCHES)),
+        **{key: Member(Integer()) for key in ("forward_ns", "backward_ns", "turn_ns", "slots")},
+        "slot_bytes": Member(Integer(least=1), 1),
+    },
+    (FORMAT,),
+)
 
 
 @dataclass(frozen=True)
@@ -117,16 +131,7 @@ class Join:
         Raises:
             InvalidData: malformed in any way; the message names key and index.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        found = members(
-            data, "join", ("lengths", "forward_ns", "backward_ns", "turn_ns", "slots"), ("slot_bytes",), FORMAT
-        )
-        return cls(
-            lengths=integers(found["lengths"], "lengths", "/lengths", MOST_BRANCHES),
-            **{key: integer(found[key], key, f"/{key}") for key in ("forward_ns", "backward_ns", "turn_ns", "slots")},
-            slot_bytes=integer(found.get("slot_bytes", 1), "slot_bytes", "/slot_bytes", least=1),
-        )
+        return cls(**JOIN.read(data))
 
 
 class JoinVerb(StrEnum):
@@ -170,10 +175,7 @@ class JoinPlan:
         Raises:
             InvalidData: malformed in any way; the message names the step.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        found = members(data, "plan", required=("steps",), format_name=PLAN_FORMAT)
-        rows = array(found["steps"], "steps", "/steps", MOST_STEPS)
+        rows = plan_document(PLAN_FORMAT).read(data)["steps"]
         return cls(tuple(_read_step(row, i) for i, row in enumerate(rows)))
 
 

@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
+from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
-from .read import array, integers, kind, members, parse
+from .kinds import Anything, Array, Rows
+from .read import integers, kind
 
 FORMAT = "remat-plan/1"
 MOST_STEPS = 50_000_000
+
+
+def plan_document(*formats: str) -> Document:
+    """A plan of one of these forms: what a step is, is for the form to say."""
+    names = [f"`{name}`" for name in formats]
+    about = f"A {', '.join(names[:-1])} or {names[-1]}." if len(names) > 1 else f"A {names[0]}."
+    steps = Rows(Array(Anything()), cap=MOST_STEPS)
+    return Document("PlanDocument", "plan", about, {"steps": Member(steps)}, formats, open=len(names) > 1)
 
 
 class Compute(NamedTuple):
@@ -95,10 +105,7 @@ class Plan:
         Raises:
             InvalidData: malformed in any way; the message names the step.
         """
-        if isinstance(data, (str, bytes)):
-            data = parse(data)
-        found = members(data, "plan", required=("steps",), format_name=FORMAT)
-        rows = array(found["steps"], "steps", "/steps", MOST_STEPS)
+        rows = plan_document(FORMAT).read(data)["steps"]
         return cls(tuple(_read_step(row, i) for i, row in enumerate(rows)))
 
 

@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
 from .join import Join
-from .read import integer, kind, members, parse
-from .subject import READERS, Subject, plain_plan_of, replay_any, subject_kind
+from .kinds import Integer
+from .read import integer, kind, parse
+from .subject import SUBJECTS, Subject, plain_plan_of, replay_any, subject_kind
+
+PROBLEMS = {
+    key: Document(
+        f"{key.title()}Problem",
+        "problem",
+        f"A {key} and its budget.",
+        {key: Member(subject), "budget_bytes": Member(Integer())},
+    )
+    for key, subject in SUBJECTS.items()
+}
+"""A problem on the wire, by what it is about."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +77,11 @@ class Problem:
             data = parse(data)
         if not isinstance(data, dict):
             raise InvalidData(f"problem must be an object, not {kind(data)}")
-        keys = [key for key in READERS if key in data] or ["graph"]
+        keys = [key for key in PROBLEMS if key in data] or ["graph"]
         if len(keys) > 1:
             raise InvalidData(f"problem has both {keys[0]!r} and {keys[1]!r}; it is about one of them", "/" + keys[1])
-        found = members(data, "problem", required=(keys[0], "budget_bytes"))
-        try:
-            subject = READERS[keys[0]](found[keys[0]])
-        except InvalidData as error:
-            raise error.under("/" + keys[0]) from None
-        return cls(subject, integer(found["budget_bytes"], "budget_bytes", "/budget_bytes"))
+        found = PROBLEMS[keys[0]].read(data)
+        return cls(found[keys[0]], found["budget_bytes"])
 
 
 def plain_peak(subject: Subject) -> int:

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TypeAlias
 
-from .chain import Chain
+from .chain import CHAIN, Chain
 from .chain_plan import FORMAT as CHAIN_PLAN
 from .chain_plan import ChainPlan, plain_chain_plan
 from .chain_replay import replay_chain
+from .document import Nested
 from .errors import InvalidPlan
-from .graph import Graph
+from .graph import GRAPH, Graph
+from .join import JOIN, Join, JoinPlan, plain_join_plan
 from .join import PLAN_FORMAT as JOIN_PLAN
-from .join import Join, JoinPlan, plain_join_plan
 from .join_replay import replay_join
-from .plan import Plan, plain_plan
+from .plan import FORMAT as GRAPH_PLAN
+from .plan import Plan, plain_plan, plan_document
 from .read import parse
 from .replay import Moment, replay
 
 Subject: TypeAlias = Graph | Chain | Join
 AnyPlan: TypeAlias = Plan | ChainPlan | JoinPlan
 
-READERS: dict[str, Callable[[object], Subject]] = {
-    "graph": Graph.from_json,
-    "chain": Chain.from_json,
-    "join": Join.from_json,
+SUBJECTS: dict[str, Nested] = {
+    "graph": Nested((GRAPH,), Graph.from_json),
+    "chain": Nested((CHAIN,), Chain.from_json),
+    "join": Nested((JOIN,), Join.from_json),
 }
-"""The key of each subject on the wire, and what reads it."""
+"""The key of each subject on the wire, and what stands there."""
+
+PLAN = plan_document(GRAPH_PLAN, CHAIN_PLAN, JOIN_PLAN)
 
 
 def subject_kind(subject: Subject) -> str:

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from drawn import graphs, linear_graphs
 from remat_ir import Graph, InvalidData, RematError, graph_of
+from remat_ir.document import Member
+from remat_ir.graph import GRAPH
+from remat_ir.kinds import Column
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 LARGEST = 2**53
@@ -132,13 +135,14 @@ def test_constructor_refuses_as_the_reader_does() -> None:
 
 
 def test_over_long_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GRAPH.members, "op_cost_ns", Member(Column(cap=2)))
     monkeypatch.setattr("remat_ir.graph.MOST_OPS", 2)
     with pytest.raises(InvalidData, match="op_cost_ns has 3 entries, more than the 2 allowed") as caught:
         Graph.from_json(SMALL)
     assert caught.value.pointer == "/op_cost_ns"
     with pytest.raises(InvalidData, match="graph has 3 ops, more than the 2 allowed"):
         graph_of([1, 1, 1], [1, 1, 1], [[], [], []])
-    monkeypatch.setattr("remat_ir.graph.MOST_OPS", 3)
+    monkeypatch.setitem(GRAPH.members, "op_cost_ns", Member(Column(cap=3)))
     monkeypatch.setattr("remat_ir.graph.MOST_INPUTS", 2)
     with pytest.raises(InvalidData, match="op_inputs has more than 2 entries in all"):
         Graph.from_json(SMALL)

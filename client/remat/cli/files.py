@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from remat_ir import Answer, AnyPlan, InvalidData, Subject, read_plan
 from remat_ir.read import parse
-from remat_ir.subject import READERS
+from remat_ir.subject import SUBJECTS
 
 from ..planning.memo import write_whole
 
@@ -30,7 +30,8 @@ def read_subject(path: Path) -> Subject:
         form = data.get("format") if isinstance(data, dict) else None
         if isinstance(data, dict) and form not in FORMATS:
             raise InvalidData(f"format must be one of {', '.join(FORMATS)}, not {form!r}", "/format")
-        return READERS[FORMATS.get(str(form), "graph")](data)
+        subject: Subject = SUBJECTS[FORMATS.get(str(form), "graph")].make(data)
+        return subject
 
     return _reading(path, read)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import delete, select
 
 from remat_ir import Graph, InvalidData, Problem, Subject, plain_peak
-from remat_ir.read import array, integer, integers, kind, members
+from remat_ir.document import Document, Member, Nested, OneOf
+from remat_ir.kinds import Array, Column, Integer, Number
+from remat_ir.problem import PROBLEMS
+from remat_ir.read import kind
+from remat_ir.subject import SUBJECTS
 from remat_solver.bounds import least_need
 
 from ..context import Context
@@ -21,10 +25,37 @@ from ..storage.epochs import of_epoch
 from ..storage.tables import groups, now, requests
 from . import read
 from .cancel import cancel
-from .parse import LIMITS, Ask, number, read_limits, read_problem
+from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission
 
-_SUBJECTS = ("graph", "chain", "join")
+_MOST = 64
+_BATCH_SIZE = Integer(1, 10**6)
+_BUDGETS, _POINTS = Member(Array(Integer(), 1, _MOST)), Member(Integer(2, _MOST))
+
+
+def _sweep_of(key: str, subject: Nested, name: str, about: str, **asked: Member) -> Document:
+    unread = Member(Nested(subject.documents))  # the service's caps are looked at first
+    return LIMITS.extended(f"{key.title()}{name}", f"A {key}{about}", **{key: unread}, **asked)
+
+
+_SWEEPS = {key: _sweep_of(key, s, "Sweep", " at many budgets.", budgets_bytes=_BUDGETS) for key, s in SUBJECTS.items()}
+_TO_PEAK = "'s whole trade-off curve, from the least budget proved necessary to the plain peak."
+_CURVES = {key: _sweep_of(key, s, "Curve", _TO_PEAK, points=_POINTS) for key, s in SUBJECTS.items()}
+SWEEP_REQUEST = OneOf(
+    "SweepRequest",
+    "One step at many budgets: those named, or `points` of them over the whole curve.",
+    tuple(document for key in SUBJECTS for document in (_SWEEPS[key], _CURVES[key])),
+)
+BATCH_REQUEST = LIMITS.extended(
+    "BatchRequest",
+    "A graph captured at one batch size, and the batch sizes to try within its budget.",
+    problem=Member(Nested((PROBLEMS["graph"],))),
+    batch=Member(_BATCH_SIZE, about="The batch size that the graph was captured at."),
+    batches=Member(Array(_BATCH_SIZE, 1, _MOST)),
+    batch_values=Member(Column(), None, "Values that grow with it; by default all but kept.", nullable=True),
+    max_overhead=Member(Number(least=0), None, nullable=True),
+)
+
 _SWEEP, _BATCH = "sweep", "max-batch"
 
 
@@ -45,21 +76,31 @@ def read_sweep(data: object, settings: Settings) -> Group:
     Raises:
         InvalidData, TooLarge, Invalid: as for a single solve.
     """
-    found = members(data, "request", required=(), optional=(*_SUBJECTS, "budgets_bytes", "points", *LIMITS))
-    subject = _subject(found, settings)
-    if ("budgets_bytes" in found) == ("points" in found):
+    if not isinstance(data, Mapping):
+        raise InvalidData(f"request must be an object, not {kind(data)}")
+    named = [key for key in SUBJECTS if key in data]
+    if len(named) != 1:
+        raise InvalidData(f"request must have one of {', '.join(SUBJECTS)}, not {len(named)} of them")
+    if ("budgets_bytes" in data) == ("points" in data):
         raise InvalidData("give either budgets_bytes or points", "/budgets_bytes")
+    found = (_CURVES if "points" in data else _SWEEPS)[named[0]].read(data)
+    subject = read_problem({named[0]: found[named[0]], "budget_bytes": 0}, settings, "").subject
+    most = settings.most_sweep
     if "points" in found:
-        points = integer(found["points"], "points", "/points", least=2, most=settings.most_sweep)
-        budgets = curve(subject, points)
+        if found["points"] > most:
+            raise InvalidData(f"points must be at most {most}", "/points")
+        budgets = curve(subject, found["points"])
     else:
-        rows = array(found["budgets_bytes"], "budgets_bytes", "/budgets_bytes", settings.most_sweep)
-        if not rows:
-            raise InvalidData("budgets_bytes is empty", "/budgets_bytes")
-        budgets = [integer(row, f"budgets_bytes[{i}]", f"/budgets_bytes/{i}") for i, row in enumerate(rows)]
+        budgets = list(found["budgets_bytes"])
+        _few(budgets, "budgets_bytes", most)
     limits = read_limits(found, settings)
     asks = tuple(Ask(problem=Problem(subject, budget), **limits) for budget in budgets)
-    return Group(_SWEEP, asks, {"budgets_bytes": list(budgets)})
+    return Group(_SWEEP, asks, {"budgets_bytes": budgets})
+
+
+def _few(entries: Sequence[int], what: str, most: int) -> None:
+    if len(entries) > most:
+        raise InvalidData(f"{what} has {len(entries)} entries, more than the {most} allowed", "/" + what)
 
 
 def curve(subject: Subject, points: int) -> list[int]:
@@ -81,31 +122,16 @@ def read_batches(data: object, settings: Settings) -> Group:
     Raises:
         InvalidData, TooLarge, Invalid: as for a single solve.
     """
-    found = members(
-        data,
-        "request",
-        required=("problem", "batch", "batches"),
-        optional=("batch_values", "max_overhead", *LIMITS),
-    )
+    found = BATCH_REQUEST.read(data)
     problem = read_problem(found["problem"], settings)
     if not isinstance(problem.subject, Graph):
         raise InvalidData("max-batch scales graphs only", "/problem")
-    batch = integer(found["batch"], "batch", "/batch", least=1, most=10**6)
-    rows = array(found["batches"], "batches", "/batches", settings.most_sweep)
-    if not rows:
-        raise InvalidData("batches is empty", "/batches")
-    batches = [integer(row, f"batches[{i}]", f"/batches/{i}", least=1, most=10**6) for i, row in enumerate(rows)]
-    values: tuple[int, ...] | None = None
-    if found.get("batch_values") is not None:
-        values = integers(found["batch_values"], "batch_values", "/batch_values", settings.most_values)
-        for i, value in enumerate(values):
-            if not 0 <= value < problem.subject.values:
-                raise InvalidData(f"batch_values[{i}]: there is no value {value}", f"/batch_values/{i}")
-    overhead = None
-    if found.get("max_overhead") is not None:
-        overhead = number(found["max_overhead"], "max_overhead", "/max_overhead")
-        if overhead < 0:
-            raise InvalidData("max_overhead must not be negative", "/max_overhead")
+    batch, batches, values = found["batch"], found["batches"], found.get("batch_values")
+    _few(batches, "batches", settings.most_sweep)
+    _few(values or (), "batch_values", settings.most_values)
+    for i, value in enumerate(values or ()):
+        if not 0 <= value < problem.subject.values:
+            raise InvalidData(f"batch_values[{i}]: there is no value {value}", f"/batch_values/{i}")
     limits = read_limits(found, settings)
     asks = []
     for i, size in enumerate(batches):
@@ -114,7 +140,7 @@ def read_batches(data: object, settings: Settings) -> Group:
         except InvalidData as error:
             raise Invalid(f"at batch {size}: {error}", f"/batches/{i}") from None
         asks.append(Ask(problem=Problem(graph, problem.budget_bytes), **limits))
-    return Group(_BATCH, tuple(asks), {"batches": batches, "max_overhead": overhead})
+    return Group(_BATCH, tuple(asks), {"batches": list(batches), "max_overhead": found.get("max_overhead")})
 
 
 def scaled(graph: Graph, batch: int, size: int, values: tuple[int, ...] | None = None) -> Graph:
@@ -132,16 +158,6 @@ def scaled(graph: Graph, batch: int, size: int, values: tuple[int, ...] | None =
         op_names=None,
         value_names=None,
     )
-
-
-def _subject(found: Mapping[str, Any], settings: Settings) -> Subject:
-    named = [key for key in _SUBJECTS if key in found]
-    if len(named) != 1:
-        raise InvalidData(f"request must have one of {', '.join(_SUBJECTS)}, not {len(named)} of them")
-    data = {named[0]: found[named[0]], "budget_bytes": 0}
-    if not isinstance(found[named[0]], Mapping):
-        raise InvalidData(f"{named[0]} must be an object, not {kind(found[named[0]])}", "/" + named[0])
-    return read_problem(data, settings, "").subject
 
 
 async def start(context: Context, caller: Caller, group: Group) -> str:

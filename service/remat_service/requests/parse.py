@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from remat_ir import InvalidData, Problem, Subject
-from remat_ir.read import integer, kind, members, parse
+from remat_ir.document import Document, Member, Nested, OneOf
+from remat_ir.kinds import AnyObject, Flag, Integer, Number, Text
+from remat_ir.problem import PROBLEMS
+from remat_ir.read import parse
 from remat_solver import METHODS
 from remat_solver.methods import runner_of
 
@@ -22,8 +24,37 @@ from ..subjects import net_of, size_of
 
 T = TypeVar("T")
 
-LIMITS = ("method", "time_limit_s", "max_gap", "options", "priority", "queue_limit_s", "start", "force")
-HIGHEST_PRIORITY = 100
+_BUDGET = Member(Integer(), 0)
+LIMITS = Document(
+    "Limits",
+    "request",
+    "How to look for a plan, and for how long.",
+    {
+        "method": Member(Text(), "auto", "A name of `GET /v1/capabilities`."),
+        "options": Member(AnyObject(), {}, "The method's own options."),
+        "time_limit_s": Member(Number(above=0), 60.0, "Seconds of solving, the queue not counted."),
+        "max_gap": Member(Number(least=0, below=1), 0.001, "Stop once (cost − bound) / cost is no more."),
+        "priority": Member(Integer(-100, 100), 0, "Higher goes first."),
+        "queue_limit_s": Member(Number(above=0), None, nullable=True),
+        "start": Member(
+            Text(called="the id of a solve"), None, "Id of an ended solve whose plan to start from.", nullable=True
+        ),
+        "force": Member(Flag(), False, "Solve anew even where the store has an answer."),
+    },
+)
+SOLVE_REQUEST = LIMITS.extended(
+    "SolveRequest", "A request for a plan.", problem=Member(Nested(tuple(PROBLEMS.values())))
+)
+
+CHECK_REQUEST = OneOf(
+    "ValidateRequest",
+    "What to check.",
+    tuple(
+        problem.extended(f"{key.title()}Check", f"A {key} to check; a budget may come with it.", budget_bytes=_BUDGET)
+        for key, problem in PROBLEMS.items()
+    ),
+)
+
 _BIG_BYTES = 50_000  # larger bodies are read off the event loop
 _LEAST_OPS = 1_600  # a small request counts as this many in memory, so that there are no more than some hundreds
 
@@ -123,7 +154,7 @@ def read_ask(data: object, settings: Settings) -> Ask:
         TooLarge: more ops, values or edges than the service takes.
         Invalid: a limit above the service's own: refused, not clamped.
     """
-    found = members(data, "request", required=("problem",), optional=LIMITS)
+    found = SOLVE_REQUEST.read(data)
     ask = Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
     entries = model_entries(ask.problem.subject)
     if ask.method.startswith("milp") and entries > settings.most_model_entries:
@@ -198,66 +229,29 @@ def model_entries(subject: Subject) -> int:
 
 
 def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The members of a request beside its problem, checked; absent ones take their defaults."""
-    asked: dict[str, Any] = {}
-    if "method" in found:
-        asked["method"] = method_of(found["method"])
-    if "options" in found:
-        options = found["options"]
-        if not isinstance(options, Mapping):
-            raise InvalidData(f"options must be an object, not {kind(options)}", "/options")
-        METHODS[asked.get("method", "auto")].read_options(options) if options else None
-        asked["options"] = dict(options)
-    if "time_limit_s" in found:
-        asked["time_limit_s"] = _seconds(found["time_limit_s"], "time_limit_s", settings.most_time_limit_s)
-    if "max_gap" in found:
-        gap = number(found["max_gap"], "max_gap", "/max_gap")
-        if not 0 <= gap < 1:
-            raise InvalidData(f"max_gap must be at least 0 and below 1, not {gap}", "/max_gap")
-        asked["max_gap"] = gap
-    if "priority" in found:
-        asked["priority"] = integer(
-            found["priority"], "priority", "/priority", least=-HIGHEST_PRIORITY, most=HIGHEST_PRIORITY
-        )
-    if found.get("queue_limit_s") is not None:
-        asked["queue_limit_s"] = _seconds(found["queue_limit_s"], "queue_limit_s", settings.most_queue_limit_s)
-    if found.get("start") is not None:
-        if not isinstance(found["start"], str):
-            raise InvalidData(f"start must be the id of a solve, not {kind(found['start'])}", "/start")
-        asked["start"] = found["start"]
-    if "force" in found:
-        if not isinstance(found["force"], bool):
-            raise InvalidData(f"force must be a boolean, not {kind(found['force'])}", "/force")
-        asked["force"] = found["force"]
+    """The limits of a request that has been read, held to what this service has and allows.
+
+    Raises:
+        InvalidData: there is no such method, or it takes no such options.
+        Invalid: over the service's own limits: refused, not clamped.
+    """
+    asked = {name: found[name] for name in LIMITS.members if name in found}
+    method = method_of(asked.get("method", "auto"))
+    if asked.get("options"):
+        METHODS[method].read_options(asked["options"])
+    for name, most in (("time_limit_s", settings.most_time_limit_s), ("queue_limit_s", settings.most_queue_limit_s)):
+        seconds = asked.get(name)
+        if seconds is not None and seconds > most:
+            raise Invalid(f"{name} is {seconds:g}, over this service's limit of {most:g}", "/" + name)
     return asked
 
 
-def number(value: object, what: str, pointer: str) -> float:
-    """A finite JSON number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidData(f"{what} must be a number, not {kind(value)}", pointer)
-    try:
-        found = float(value)
-    except OverflowError:
-        raise InvalidData(f"{what} is too large", pointer) from None
-    if not math.isfinite(found):
-        raise InvalidData(f"{what} must be finite", pointer)
-    return found
+def method_of(name: str) -> str:
+    """The name of a method that there is.
 
-
-def method_of(name: object) -> str:
-    """The name of a method that there is."""
-    if not isinstance(name, str):
-        raise InvalidData(f"method must be a string, not {kind(name)}", "/method")
+    Raises:
+        InvalidData: there is none of this name.
+    """
     if name not in METHODS:
         raise InvalidData(f"unknown method {name[:60]!r}; there are: {', '.join(METHODS)}", "/method")
     return name
-
-
-def _seconds(value: object, what: str, most: float) -> float:
-    seconds = number(value, what, "/" + what)
-    if seconds <= 0:
-        raise InvalidData(f"{what} must be positive, not {seconds}", "/" + what)
-    if seconds > most:
-        raise Invalid(f"{what} is {seconds:g}, over this service's limit of {most:g}", "/" + what)
-    return seconds

@@ -10,8 +10,8 @@ import structlog
 from sqlalchemy import Table, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import InvalidData
-from remat_ir.read import array, integer, kind, members
+from remat_ir.document import Document, Member
+from remat_ir.kinds import Array, Row, Table, Text
 
 from ..context import Context
 from ..identity import Caller
@@ -19,7 +19,6 @@ from ..settings import Settings
 from ..storage.tables import now, profile_reports, profiles
 from ..tenants.quotas import check_profiles
 
-LONGEST_NAME = 500
 MOST_ROWS = 100_000
 _BATCH = 500  # rows a statement: SQLite allows 32,766 variables
 _REPORTS = 3
@@ -30,18 +29,32 @@ another graph to the cache."""
 
 log = structlog.get_logger("remat_service.requests.profiles")
 
+_NAME = Text(longest=500)
+LOOKUP = Document(
+    "ProfileLookup",
+    "request",
+    "Which measured costs are wanted.",
+    {"device": Member(_NAME), "signatures": Member(Array(_NAME, longest=MOST_ROWS))},
+)
+UPLOAD = Document(
+    "ProfileUpload",
+    "request",
+    "Measured costs: signature → [ns, workspace bytes]. What already stands stays.",
+    {
+        "device": Member(_NAME),
+        "profiles": Member(Table(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
+    },
+)
 
-def read_lookup(data: object, settings: Settings) -> tuple[str, list[str]]:
+
+def read_lookup(data: object, settings: Settings) -> tuple[str, tuple[str, ...]]:
     """The body of a lookup: device and signatures.
 
     Raises:
         InvalidData: malformed; the pointer leads to the place.
     """
-    found = members(data, "request", required=("device", "signatures"))
-    rows = array(found["signatures"], "signatures", "/signatures", MOST_ROWS)
-    return _name(found["device"], "device", "/device"), [
-        _name(row, f"signatures[{i}]", f"/signatures/{i}") for i, row in enumerate(rows)
-    ]
+    found = LOOKUP.read(data)
+    return found["device"], found["signatures"]
 
 
 def read_upload(data: object, settings: Settings) -> tuple[str, dict[str, tuple[int, int]]]:
@@ -50,38 +63,8 @@ def read_upload(data: object, settings: Settings) -> tuple[str, dict[str, tuple[
     Raises:
         InvalidData: malformed; the pointer leads to the place.
     """
-    found = members(data, "request", required=("device", "profiles"))
-    table = found["profiles"]
-    if not isinstance(table, dict):
-        raise InvalidData(f"profiles must be an object, not {kind(table)}", "/profiles")
-    if len(table) > MOST_ROWS:
-        raise InvalidData(f"profiles has {len(table)} entries, more than the {MOST_ROWS} allowed", "/profiles")
-    read = {}
-    for signature, row in table.items():
-        pointer = "/profiles/" + signature.replace("~", "~0").replace("/", "~1")[:100]
-        what = f"profile {signature[:60]!r}"
-        numbers = array(_filled(row, what, pointer), what, pointer, 2)
-        read[_name(signature, "signature", "/profiles")] = (
-            integer(numbers[0], f"{what}: cost_ns", pointer + "/0"),
-            integer(numbers[1], f"{what}: workspace_bytes", pointer + "/1"),
-        )
-    return _name(found["device"], "device", "/device"), read
-
-
-def _filled(row: object, what: str, pointer: str) -> object:
-    if isinstance(row, list) and len(row) != 2:
-        raise InvalidData(f"{what} must be [cost_ns, workspace_bytes]", pointer)
-    return row
-
-
-def _name(value: object, what: str, pointer: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidData(f"{what} must be a string, not {kind(value)}", pointer)
-    if not 0 < len(value) <= LONGEST_NAME:
-        raise InvalidData(f"{what} must have 1 to {LONGEST_NAME} characters", pointer)
-    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        raise InvalidData(f"{what} holds a character that can't be stored", pointer)
-    return value
+    found = UPLOAD.read(data)
+    return found["device"], found["profiles"]
 
 
 async def look_up(context: Context, caller: Caller, device: str, signatures: Sequence[str]) -> dict[str, list[int]]:

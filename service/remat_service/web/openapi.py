@@ -1,4 +1,4 @@
-"""The OpenAPI document: generated from the routes, completed with the schemas of bodies that routes read themselves."""
+"""The OpenAPI document: generated from the routes, completed with what is declared where it is read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Any
 import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 
-from . import schemas
+from remat_ir.answer import ANSWER
+from remat_ir.document import Document, OneOf, with_nested
 
-_BODIES: tuple[type[BaseModel], ...] = (
-    schemas.SolveRequest,
-    schemas.SweepRequest,
-    schemas.BatchRequest,
-    schemas.ValidateRequest,
-    schemas.ProfileLookup,
-    schemas.ProfileUpload,
-)
+from ..requests.groups import BATCH_REQUEST, SWEEP_REQUEST
+from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST
+from ..requests.profiles import LOOKUP, UPLOAD
+from .schemas import SOLVE_ROW
+
+_DECLARED: tuple[Document | OneOf, ...] = (
+    ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD
+)  # fmt: skip
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -32,13 +31,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
             description="Plans for training steps inside a memory budget: solved once, verified, kept and shared.",
             routes=app.routes,
         )
-        _, definitions = models_json_schema(
-            [(model, "validation") for model in _BODIES], ref_template="#/components/schemas/{model}"
-        )
         components = found.setdefault("components", {})
-        components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
-        components["schemas"].pop("HTTPValidationError", None)
-        components["schemas"].pop("ValidationError", None)
+        schemas = components.setdefault("schemas", {})
+        schemas.update({name: document.schema() for name, document in with_nested(_DECLARED).items()})
+        unused = ("HTTPValidationError", "ValidationError")
+        components["schemas"] = {name: schemas[name] for name in sorted(schemas) if name not in unused}
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}, {}]
         _only_problems(found)

@@ -1,149 +1,35 @@
-"""The documents of the wire as schemas, for OpenAPI: what a generator of clients, or a fuzzer, may rely on.
+"""What the service alone writes, as schemas for OpenAPI: what a generator of clients, or a fuzzer, may rely on.
 
-Bodies are read by the language's own readers, which say more than a schema can; a test holds the two together.
+Documents that are read, by the service or by its clients, are declared where they are read, with `remat_ir.document`;
+those among them that a route returns stand here under their names.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, RootModel
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Counts = list[Count]
-
-
-class Document(BaseModel):
-    """A JSON object without unknown members."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+from remat_ir.answer import ANSWER
+from remat_ir.document import Member
+from remat_ir.kinds import AnyInteger, Text
 
 
-class GraphDocument(Document):
-    """A `remat-graph/1`: the training step as columns of integers."""
-
-    format: Literal["remat-graph/1"]
-    fixed_bytes: Count = 0
-    op_cost_ns: Annotated[Counts, Field(min_length=1)]
-    op_workspace_bytes: Counts = []
-    op_inputs: list[Counts]
-    value_op: Counts
-    value_bytes: Counts
-    optional: Counts = []
-    once: Counts = []
-    keep: Counts = []
-    backward_from: Count | None = None
+class AnswerDocument(RootModel[dict[str, Any]]):
+    """The answer to a solve: `remat_ir.answer.ANSWER`."""
 
 
-class ChainDocument(Document):
-    """A `remat-chain/1`: stages 1 … L, the loss stage last."""
-
-    format: Literal["remat-chain/1"]
-    forward_ns: Annotated[Counts, Field(min_length=1)]
-    backward_ns: Counts
-    forward_workspace_bytes: Counts
-    backward_workspace_bytes: Counts
-    tape_bytes: Counts
-    activation_bytes: Counts
-    gradient_bytes: Counts
-    link_bytes_per_s: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    host_bytes: Count | None = None
+SOLVE_ROW = ANSWER.extended(
+    "SolveRow",
+    "An answer in a list, with the size of its problem and when it was asked for.",
+    ops=Member(AnyInteger(), nullable=True),
+    joined=Member(AnyInteger()),
+    created_at=Member(Text()),
+)
 
 
-class JoinDocument(Document):
-    """A `remat-join/1`: branches that meet at a turn."""
-
-    format: Literal["remat-join/1"]
-    lengths: Annotated[list[Annotated[int, Field(ge=0, le=100_000)]], Field(min_length=1, max_length=64)]
-    forward_ns: Count
-    backward_ns: Count
-    turn_ns: Count
-    slots: Count
-    slot_bytes: Annotated[int, Field(ge=1, le=2**53)] = 1
-
-
-class GraphProblem(Document):
-    """A graph and its budget."""
-
-    graph: GraphDocument
-    budget_bytes: Count
-
-
-class ChainProblem(Document):
-    """A chain and its budget."""
-
-    chain: ChainDocument
-    budget_bytes: Count
-
-
-class JoinProblem(Document):
-    """A join and its budget."""
-
-    join: JoinDocument
-    budget_bytes: Count
-
-
-ProblemDocument = GraphProblem | ChainProblem | JoinProblem
-
-
-class Limits(Document):
-    """How to look for a plan, and for how long."""
-
-    method: Annotated[str, Field(description="A name of `GET /v1/capabilities`.")] = "auto"
-    options: Annotated[dict[str, Any], Field(description="The method's own options.")] = {}
-    time_limit_s: Annotated[float, Field(gt=0, description="Seconds of solving, the queue not counted.")] = 60.0
-    max_gap: Annotated[float, Field(ge=0, lt=1, description="Stop once (cost − bound) / cost is no more.")] = 0.001
-    priority: Annotated[int, Field(ge=-100, le=100, description="Higher goes first.")] = 0
-    queue_limit_s: Annotated[float, Field(gt=0)] | None = None
-    start: Annotated[str | None, Field(description="Id of an ended solve whose plan to start from.")] = None
-    force: Annotated[bool, Field(description="Solve anew even where the store has an answer.")] = False
-
-
-class SolveRequest(Limits):
-    """A request for a plan."""
-
-    problem: ProblemDocument
-
-
-class PlanDocument(BaseModel):
-    """A `remat-plan/1`, `remat-chain-plan/1` or `remat-join-plan/1`."""
-
-    format: Literal["remat-plan/1", "remat-chain-plan/1", "remat-join-plan/1"]
-    steps: list[list[Any]]
-
-
-class AnswerDocument(BaseModel):
-    """The answer to a solve, in whatever state it is; `plan` is there when it has ended with one."""
-
-    id: str | None
-    status: Literal["queued", "running", "optimal", "feasible", "infeasible", "nothing_found", "cancelled", "failed"]
-    method: str
-    budget_bytes: int
-    cost_ns: int | None
-    bound_ns: int | None
-    overhead: float | None
-    gap: float | None
-    peak_bytes: int | None
-    seconds: float
-    limit: Literal["gap", "time", "cancel", "memory"] | None
-    restricted_to: list[str]
-    least_budget_bytes: int | None
-    least_budget_bound_bytes: int | None
-    digest: str
-    message: str
-    cache: Literal["hit", "near", "joined", "miss"] | None
-    claimed_bound_ns: int | None
-    claimed_by: str | None
-    plan: PlanDocument | None = None
-    proof: dict[str, Any] | None = None
-
-
-class SolveRow(AnswerDocument):
-    """An answer in a list, with the size of its problem and when it was asked for."""
-
-    ops: int | None
-    joined: int
-    created_at: str
+class SolveRow(RootModel[dict[str, Any]]):
+    """An answer in a list: `SOLVE_ROW`."""
 
 
 class SolveList(BaseModel):
@@ -199,48 +85,6 @@ class TimelineDocument(BaseModel):
     plan: Curve | None
 
 
-Budgets = Annotated[list[Count], Field(min_length=1, max_length=64)]
-
-
-class GraphSweep(Limits):
-    """A graph at many budgets: those named, or `points` of them over the whole curve."""
-
-    graph: GraphDocument
-    budgets_bytes: Budgets
-
-
-class GraphCurve(Limits):
-    """A graph's whole trade-off curve, from the least budget proved necessary to the plain peak."""
-
-    graph: GraphDocument
-    points: Annotated[int, Field(ge=2, le=64)]
-
-
-class ChainSweep(Limits):
-    """A chain at many budgets."""
-
-    chain: ChainDocument
-    budgets_bytes: Budgets
-
-
-class ChainCurve(Limits):
-    """A chain's whole trade-off curve."""
-
-    chain: ChainDocument
-    points: Annotated[int, Field(ge=2, le=64)]
-
-
-class JoinSweep(Limits):
-    """A join at many budgets."""
-
-    join: JoinDocument
-    budgets_bytes: Budgets
-
-
-class SweepRequest(RootModel[GraphSweep | GraphCurve | ChainSweep | ChainCurve | JoinSweep]):
-    """One step at many budgets."""
-
-
 class SweepDocument(BaseModel):
     """A group of solves; `ended` once all have."""
 
@@ -249,48 +93,11 @@ class SweepDocument(BaseModel):
     solves: list[AnswerDocument]
 
 
-class BatchRequest(Limits):
-    """A graph captured at one batch size, and the batch sizes to try within its budget."""
-
-    problem: GraphProblem
-    batch: Annotated[int, Field(ge=1, le=10**6, description="The batch size that the graph was captured at.")]
-    batches: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(min_length=1, max_length=64)]
-    batch_values: Annotated[Counts | None, Field(description="Values that grow with it; by default all but kept.")] = (
-        None
-    )
-    max_overhead: Annotated[float, Field(ge=0)] | None = None
-
-
 class BatchDocument(SweepDocument):
     """The solves of the batch sizes in order, and the largest that fits so far."""
 
     batches: list[int]
     best_batch: int | None
-
-
-class GraphCheck(Document):
-    """A graph to check; a budget may come with it."""
-
-    graph: GraphDocument
-    budget_bytes: Count = 0
-
-
-class ChainCheck(Document):
-    """A chain to check."""
-
-    chain: ChainDocument
-    budget_bytes: Count = 0
-
-
-class JoinCheck(Document):
-    """A join to check."""
-
-    join: JoinDocument
-    budget_bytes: Count = 0
-
-
-class ValidateRequest(RootModel[GraphCheck | ChainCheck | JoinCheck]):
-    """What to check."""
 
 
 class ValidateDocument(BaseModel):
@@ -314,26 +121,6 @@ class ExplainDocument(BaseModel):
     result: Literal["hit", "near", "miss"]
     digest: str
     reasons: list[str]
-
-
-Signature = Annotated[str, Field(min_length=1, max_length=500)]
-Device = Annotated[str, Field(min_length=1, max_length=500)]
-
-
-class ProfileLookup(Document):
-    """Which measured costs are wanted."""
-
-    device: Device
-    signatures: Annotated[list[Signature], Field(max_length=100_000)]
-
-
-class ProfileUpload(Document):
-    """Measured costs: signature → [ns, workspace bytes]. What already stands stays."""
-
-    device: Device
-    profiles: Annotated[
-        dict[Signature, Annotated[list[Count], Field(min_length=2, max_length=2)]], Field(max_length=100_000)
-    ]
 
 
 class ProfileTable(BaseModel):

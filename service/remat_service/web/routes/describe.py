@@ -7,16 +7,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from pydantic import BaseModel
+from remat_ir.document import COMPONENTS, Document, OneOf
 
 from ...errors import KINDS
 from ..schemas import Problem
 
 
-def body(model: type[BaseModel], example: Any = None) -> dict[str, Any]:
+def body(document: Document | OneOf, example: Any = None) -> dict[str, Any]:
     """`openapi_extra` for a JSON body that the route reads by itself."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content: dict[str, Any] = {"schema": schema}
+    content: dict[str, Any] = {"schema": {"$ref": COMPONENTS + document.name}}
     if example is not None:
         content["example"] = example
     return {"requestBody": {"required": True, "content": {"application/json": content}}}

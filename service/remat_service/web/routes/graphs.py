@@ -12,12 +12,12 @@ from remat_solver.bounds import least_need
 from ...context import Context
 from ...identity import Caller
 from ...requests.explain import explain
-from ...requests.parse import from_body, model_entries, read_ask, read_problem
+from ...requests.parse import CHECK_REQUEST, SOLVE_REQUEST, from_body, model_entries, read_ask, read_problem
 from ...settings import Settings
 from ...subjects import size_of
 from ..authentication import caller_with
 from ..body import Bodies
-from ..schemas import ExplainDocument, SolveRequest, ValidateDocument, ValidateRequest
+from ..schemas import ExplainDocument, ValidateDocument
 from .describe import body, examples, refusals
 
 router = APIRouter(tags=["graphs"])
@@ -28,7 +28,7 @@ router = APIRouter(tags=["graphs"])
     summary="Check a graph",
     response_model=ValidateDocument,
     responses=refusals(408, 413, 415),
-    openapi_extra=body(ValidateRequest, examples()["validate"]),
+    openapi_extra=body(CHECK_REQUEST, examples()["validate"]),
 )
 async def validate_graph(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Everything that a solve would refuse is refused here; nothing is stored."""
@@ -62,7 +62,7 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
     summary="Why a request would hit or miss",
     response_model=ExplainDocument,
     responses=refusals(408, 413, 415),
-    openapi_extra=body(SolveRequest, examples()["solve"]),
+    openapi_extra=body(SOLVE_REQUEST, examples()["solve"]),
 )
 async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""

@@ -16,7 +16,7 @@ from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import caller_with
 from ..body import Bodies
-from ..schemas import BatchDocument, BatchRequest, SweepDocument, SweepRequest
+from ..schemas import BatchDocument, SweepDocument
 from .describe import body, examples, link, refusals
 from .solves import Wait, preferred_wait
 
@@ -48,7 +48,7 @@ async def _started(request: Request, caller: Caller, reader: Callable[[Any, Sett
         202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
         **refusals(408, 409, 413, 415, 429),
     },
-    openapi_extra=body(SweepRequest, examples()["sweep"]),
+    openapi_extra=body(groups.SWEEP_REQUEST, examples()["sweep"]),
 )
 async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
@@ -80,7 +80,7 @@ async def get_sweep(
         202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
         **refusals(408, 409, 413, 415, 429),
     },
-    openapi_extra=body(BatchRequest, examples()["max_batch"]),
+    openapi_extra=body(groups.BATCH_REQUEST, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """The graph scaled to each batch size, planned within one budget; `best_batch` is the largest with a plan."""

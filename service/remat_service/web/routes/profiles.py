@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Request
 from ...context import Context
 from ...identity import Caller
 from ...requests.parse import from_body
-from ...requests.profiles import look_up, put, read_lookup, read_upload
+from ...requests.profiles import LOOKUP, UPLOAD, look_up, put, read_lookup, read_upload
 from ..authentication import caller_with
 from ..body import Bodies
-from ..schemas import ProfileLookup, ProfileTable, ProfileUpload
+from ..schemas import ProfileTable
 from .describe import body, examples, refusals
 
 router = APIRouter(tags=["profiles"])
@@ -23,7 +23,7 @@ router = APIRouter(tags=["profiles"])
     summary="Look measured costs up",
     response_model=ProfileTable,
     responses=refusals(408, 413, 415),
-    openapi_extra=body(ProfileLookup, examples()["profile_lookup"]),
+    openapi_extra=body(LOOKUP, examples()["profile_lookup"]),
 )
 async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("read"))]) -> Any:
     """Those of the signatures that are known for the device."""
@@ -39,7 +39,7 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
     summary="Share measured costs",
     response_model=ProfileTable,
     responses=refusals(408, 413, 415),
-    openapi_extra=body(ProfileUpload, examples()["profile_upload"]),
+    openapi_extra=body(UPLOAD, examples()["profile_upload"]),
 )
 async def put_profiles(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Any:
     """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""

@@ -16,12 +16,12 @@ from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
-from ...requests.parse import ParsedBodies
+from ...requests.parse import SOLVE_REQUEST, ParsedBodies
 from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import admit, caller_with
 from ..body import Bodies
-from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, SolveRequest, TimelineDocument
+from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, link, refusals
 
 EVENT = {
@@ -70,7 +70,7 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
         },
         **refusals(404, 408, 409, 413, 415, 429),
     },
-    openapi_extra=body(SolveRequest, examples()["solve"]),
+    openapi_extra=body(SOLVE_REQUEST, examples()["solve"]),
 )
 async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """A plan for a problem: at once when it is stored or done within `Prefer: wait=N` seconds, else under way.
