@@ -207,7 +207,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class Dictionary:
     """An object of at most `longest` members, whose keys are data too.
 
     Attributes:

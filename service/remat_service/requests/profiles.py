@@ -11,7 +11,7 @@ from sqlalchemy import Table, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir.document import Document, Member
-from remat_ir.kinds import Array, Row, Table, Text
+from remat_ir.kinds import Array, Dictionary, Row, Text
 
 from ..context import Context
 from ..identity import Caller
@@ -42,7 +42,7 @@ UPLOAD = Document(
     "Measured costs: signature → [ns, workspace bytes]. What already stands stays.",
     {
         "device": Member(_NAME),
-        "profiles": Member(Table(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
+        "profiles": Member(Dictionary(_NAME, Row(("cost_ns", "workspace_bytes")), MOST_ROWS, ("signature", "profile"))),
     },
 )
 
