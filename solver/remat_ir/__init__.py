@@ -10,6 +10,7 @@ from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
 from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
 from .join_replay import replay_join
+from .node_link import from_node_link, to_node_link
 from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plain_plan, plan_of, recomputed
 from .problem import Problem, budget_at, plain_peak
 from .proof import InvalidProof, Proof
@@ -54,6 +55,7 @@ __all__ = [
     "budget_at",
     "certificate_for",
     "certified",
+    "from_node_link",
     "gap_of",
     "graph_digest",
     "graph_of",
@@ -76,6 +78,7 @@ __all__ = [
     "replay_join",
     "structure_digest",
     "subject_kind",
+    "to_node_link",
     "verify",
     "verify_answer",
 ]

@@ -15,6 +15,7 @@ from .graph import GRAPH, Graph
 from .join import JOIN, Join, JoinPlan, plain_join_plan
 from .join import PLAN_FORMAT as JOIN_PLAN
 from .join_replay import replay_join
+from .node_link import NODE_LINK, from_node_link, is_node_link
 from .plan import FORMAT as GRAPH_PLAN
 from .plan import Plan, plain_plan, plan_document
 from .read import parse
@@ -23,8 +24,20 @@ from .replay import Moment, replay
 Subject: TypeAlias = Graph | Chain | Join
 AnyPlan: TypeAlias = Plan | ChainPlan | JoinPlan
 
+
+def read_graph(data: object) -> Graph:
+    """Read a `remat-graph/1`, or node-link data, which has no format; or the text of either.
+
+    Raises:
+        InvalidData: malformed in any way; the message names key and index.
+    """
+    if isinstance(data, (str, bytes)):
+        data = parse(data)
+    return from_node_link(data) if is_node_link(data) else Graph.from_json(data)
+
+
 SUBJECTS: dict[str, Nested] = {
-    "graph": Nested((GRAPH,), Graph.from_json),
+    "graph": Nested((GRAPH, NODE_LINK), read_graph),
     "chain": Nested((CHAIN,), Chain.from_json),
     "join": Nested((JOIN,), Join.from_json),
 }

@@ -73,6 +73,8 @@ def _schema(
 ) -> list[str]:
     """Differences of one schema; `sent` by the client, or received by it."""
     old, new = _resolved(old, before), _resolved(new, after)
+    if sent and "anyOf" in new and "anyOf" not in old:  # more is accepted, if what was accepted still is
+        return min((_schema(where, old, one, before, after, sent=True) for one in new["anyOf"]), key=len)
     found = []
     if "type" in old and old["type"] != new.get("type"):
         found.append(f"{where}: was {old['type']}, is {new.get('type')}")

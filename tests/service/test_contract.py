@@ -63,6 +63,12 @@ def _without(path: str, method: str) -> Callable[[dict[str, Any]], object]:
         (lambda d: d["components"]["schemas"]["AnswerDocument"]["properties"]["seconds"].update(type="string"), "was"),
         (lambda d: d["paths"]["/v1/solves"]["post"]["responses"].pop("202"), "response 202 is gone"),
         (lambda d: d["components"]["schemas"]["SolveRequest"]["properties"]["problem"]["anyOf"].pop(), "fewer"),
+        (
+            lambda d: d["components"]["schemas"]["GraphDocument"]["properties"].update(
+                value_op={"anyOf": [{"type": "string"}, {"type": "integer"}]}
+            ),
+            "was array",
+        ),
     ],
 )
 def test_a_break_is_seen(change: Callable[[dict[str, Any]], object], said: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remat_ir import Answer, Chain, Join, Problem, budget_at, plain_peak, verify
+from remat_ir import Answer, Chain, Graph, Join, Problem, budget_at, from_node_link, plain_peak, to_node_link, verify
 from remat_solver import METHODS
 from service.serving import Service, checked, training_graph
 
@@ -107,3 +107,31 @@ def test_validate_says_what_kind_it_is(service: Service) -> None:
     for kind, subject in (("chain", LINKED), ("join", JOIN)):
         data = service.http.post("/v1/graphs:validate", json={kind: subject.to_json()}).json()
         assert (data["kind"], data["plain_peak_bytes"]) == (kind, plain_peak(subject))
+
+
+def test_node_link_graphs_come_in_and_go_out(service: Service) -> None:
+    """The same problem as its `remat-graph/1`, answered from the store; what a node-link can't say is refused."""
+    graph = training_graph(4, cost=3011)
+    budget = plain_peak(graph)
+    _, first = service.post(Problem(graph, budget))
+    body = {"problem": {"graph": to_node_link(graph), "budget_bytes": budget}}
+    reply = service.http.post("/v1/solves", json=body, headers={"Prefer": "wait=20"})
+    assert (reply.status_code, reply.json()["cache"], reply.json()["digest"]) == (200, "hit", first["digest"])
+    route = f"/v1/solves/{reply.json()['id']}/problem"
+    out = service.http.get(route, params={"graph": "node-link"}).json()
+    assert from_node_link(out["graph"]) == graph
+    assert Problem.from_json(out) == Problem(graph, budget)
+    assert Problem.from_json(service.http.get(route).json()) == Problem(graph, budget)
+    body["problem"]["graph"]["links"].append({"source": 0, "target": 99})
+    refused = service.http.post("/v1/solves", json=body)
+    assert (refused.status_code, refused.json()["pointer"].startswith("/problem/graph/links/")) == (422, True)
+    assert service.http.post("/v1/graphs:validate", json={"graph": to_node_link(graph)}).json()["ops"] == graph.ops
+
+
+def test_what_node_link_data_cannot_say_is_refused_on_the_way_out(service: Service) -> None:
+    """An op of two values has no node; a chain is no graph."""
+    two = Graph(op_cost_ns=(3013, 1), op_inputs=((), (0,)), value_op=(0, 0), value_bytes=(1, 1))
+    for problem in (Problem(two, 10), Problem(CHAIN, 10**6)):
+        _, answer = service.post(problem)
+        reply = service.http.get(f"/v1/solves/{answer['id']}/problem", params={"graph": "node-link"})
+        assert reply.status_code == 422, reply.text

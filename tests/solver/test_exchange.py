@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 from drawn import graphs, linear_graphs
-from remat_ir import Graph, InvalidData, graph_of
-from remat_solver.exchange import from_networkx, from_node_link, to_networkx, to_node_link
+from remat_ir import Graph, InvalidData, from_node_link, graph_of, to_node_link
+from remat_solver.exchange import from_networkx, to_networkx
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remat_ir import Answer, AnyPlan, InvalidData, Subject, read_plan
+from remat_ir.node_link import is_node_link
 from remat_ir.read import parse
 from remat_ir.subject import SUBJECTS
 
@@ -20,7 +21,7 @@ FORMATS = {"remat-graph/1": "graph", "remat-chain/1": "chain", "remat-join/1": "
 
 
 def read_subject(path: Path) -> Subject:
-    """A graph, a chain or a join, told apart by `format`; "-" is standard input.
+    """A graph, a chain or a join, told apart by `format`; node-link data has none. "-" is standard input.
 
     Raises:
         InvalidData: unreadable or malformed; the message names the file and the place.
@@ -28,8 +29,9 @@ def read_subject(path: Path) -> Subject:
 
     def read(data: Any) -> Subject:
         form = data.get("format") if isinstance(data, dict) else None
-        if isinstance(data, dict) and form not in FORMATS:
-            raise InvalidData(f"format must be one of {', '.join(FORMATS)}, not {form!r}", "/format")
+        if isinstance(data, dict) and form not in FORMATS and not is_node_link(data):
+            forms = f"{', '.join(FORMATS)}, or absent from node-link data"
+            raise InvalidData(f"format must be one of {forms}, not {form!r}", "/format")
         subject: Subject = SUBJECTS[FORMATS.get(str(form), "graph")].make(data)
         return subject
 
@@ -60,7 +62,15 @@ def write_json(path: Path, data: object) -> None:
     Raises:
         InvalidData: the file cannot be written.
     """
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n"
+    write_text(path, json.dumps(data, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text so that no reader sees a part of it; "-" is standard output.
+
+    Raises:
+        InvalidData: the file cannot be written.
+    """
     if str(path) == "-":
         sys.stdout.write(text)
         return
@@ -85,12 +95,31 @@ def check_writable(path: Path | None) -> None:
         raise InvalidData(f"{path} cannot be written: it is a folder")
 
 
-def _reading(path: Path, read: Callable[[Any], T]) -> T:
-    name = "standard input" if str(path) == "-" else str(path)
+def read_text(path: Path) -> str:
+    """The text of a file; "-" is standard input.
+
+    Raises:
+        InvalidData: unreadable, or not UTF-8.
+    """
     try:
-        text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return _bytes_of(path).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{_name_of(path)} is not text: not UTF-8 at byte {error.start}") from None
+
+
+def _name_of(path: Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
-        raise InvalidData(f"{name} cannot be read: {error.strerror or error}") from None
+        raise InvalidData(f"{_name_of(path)} cannot be read: {error.strerror or error}") from None
+
+
+def _reading(path: Path, read: Callable[[Any], T]) -> T:
+    name, text = _name_of(path), _bytes_of(path)
     try:
         return read(parse(text))
     except InvalidData as error:

@@ -191,6 +191,9 @@ def check_size(graph: object, settings: Settings, pointer: str) -> None:
         ("op_inputs", settings.most_ops, "ops"),
         ("value_op", settings.most_values, "values"),
         ("value_bytes", settings.most_values, "values"),
+        ("nodes", settings.most_ops, "ops"),
+        ("links", settings.most_edges, "inputs in all"),
+        ("edges", settings.most_edges, "inputs in all"),
     ):
         column = graph.get(key)
         if isinstance(column, list) and len(column) > most:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from remat_ir import Problem, Verdict
+from remat_ir import Problem, Verdict, to_node_link
 
 from ..context import Context
 from ..errors import Gone, NotFound
@@ -164,12 +164,16 @@ async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budg
     return text
 
 
-async def problem_of(context: Context, caller: Caller, request_id: str) -> bytes:
+async def problem_of(context: Context, caller: Caller, request_id: str, node_link: bool = False) -> bytes:
     """The problem of a request as JSON text.
+
+    Args:
+        node_link: write a graph as node-link data.
 
     Raises:
         NotFound: there is no such request.
         Gone: its graph has been evicted.
+        InvalidData: node-link data can't say what the graph is.
     """
     row = await find_request(context, caller, request_id)
     async with context.database.read() as connection:
@@ -178,7 +182,10 @@ async def problem_of(context: Context, caller: Caller, request_id: str) -> bytes
     if subject is None:
         raise Gone("the graph of this solve is no longer stored")
     gross = gross_of(Problem(subject, row.budget_bytes), row.fixed_bytes)
-    return json.dumps(gross.to_json(), separators=(",", ":")).encode()
+    data = gross.to_json()
+    if node_link:
+        data["graph"] = to_node_link(gross.graph)
+    return json.dumps(data, separators=(",", ":")).encode()
 
 
 async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[str, Any]]:

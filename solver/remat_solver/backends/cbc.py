@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..interchange import mps, read_solution, solution_text
 from ..program import INFINITY, Floats, Program
 from .worker import Link
 
@@ -42,7 +44,8 @@ def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | 
 
 
 def _serve_in(folder: Path, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
-    (folder / "model.mps").write_text(mps(program))
+    # the offset stays outside: it is added to what CBC says
+    (folder / "model.mps").write_text(mps(replace(program, offset=0.0)))
     command = [_binary(), str(folder / "model.mps"), "-timeMode", "elapsed"]
     if members["time_limit_s"] is not None:
         # it looks at the clock once in a thousand nodes, and its only solution is the one that it writes at the end
@@ -55,7 +58,7 @@ def _serve_in(folder: Path, program: Program, members: dict[str, Any], start: Fl
     for name, value in sorted(members["options"].items()):
         command += [f"-{name}", str(value)]
     if start is not None and not np.isnan(start).any():
-        (folder / "start.sol").write_text(_solution_text(start))
+        (folder / "start.sol").write_text(solution_text(start))
         command += ["-mips", str(folder / "start.sol")]
     command += ["-branch", "-printingOptions", "all", "-solution", str(folder / "found.sol")]
     # its own end is tied to this process, and its words go nowhere but here
@@ -118,19 +121,15 @@ def _report(found: Path, code: int, bound: float, program: Program, members: dic
             said["bound"] = bound
         link.say("outcome" if stopped else "failed", said | {"status": "nothing_found"})
         return
-    with found.open() as lines:
-        head = next(lines, "").strip()
-        x = np.full(program.columns, np.nan)
-        for line in lines:
-            parts = line.replace("**", " ").split()
-            if parts[1].startswith("C"):  # rows are listed too
-                x[int(parts[1][1:])] = float(parts[2])
+    text = found.read_text()
+    head = text.partition("\n")[0].strip()
     words = head.lower()
     said = {"message": f"CBC: {head}"}
     if "infeasible" in words:
         link.say("outcome", said | {"status": "infeasible"})
         return
-    whole = ~np.isnan(x).any() and program.violation(x) < 1e-4
+    x = read_solution(text, [f"C{column}" for column in range(program.columns)]).x
+    whole = program.violation(x) < 1e-4
     whole = whole and bool(np.all(np.abs(x - np.round(x))[program.integer] < 1e-4))
     if words.startswith("optimal") and whole:
         objective = program.objective(x)
@@ -170,52 +169,3 @@ def _sweep() -> None:
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def mps(program: Program) -> str:
-    """A program as free-form MPS, with numbers that read back exactly; its offset stays outside."""
-    lower, upper = program.row_lower, program.row_upper
-    kinds = np.where(
-        lower == upper, "E", np.where(np.isfinite(upper), "L", np.where(np.isfinite(lower), "G", "N"))
-    ).tolist()
-    lines = ["NAME remat FREE", "ROWS", " N COST"]
-    lines += [f" {kind} R{row}" for row, kind in enumerate(kinds)]
-    lines.append("COLUMNS")
-    row_of = np.repeat(np.arange(program.rows), np.diff(program.row_start))
-    order = np.argsort(program.row_index, kind="stable")
-    by_column = np.searchsorted(program.row_index[order], np.arange(program.columns + 1)).tolist()
-    rows, values = row_of[order].tolist(), program.row_value[order].tolist()
-    integer, cost = program.integer.tolist(), program.cost.tolist()
-    marked = False
-    for column in range(program.columns):
-        if integer[column] != marked:
-            marked = integer[column]
-            lines.append(f" M{column} 'MARKER' '{'INTORG' if marked else 'INTEND'}'")
-        if cost[column] or by_column[column] == by_column[column + 1]:
-            lines.append(f" C{column} COST {cost[column]!r}")
-        lines += [f" C{column} R{rows[k]} {values[k]!r}" for k in range(by_column[column], by_column[column + 1])]
-    if marked:
-        lines.append(" MEND 'MARKER' 'INTEND'")
-    lines.append("RHS")
-    for row, kind in enumerate(kinds):
-        side = lower[row] if kind == "G" else upper[row]
-        if kind != "N" and side:
-            lines.append(f" RHS R{row} {float(side)!r}")
-    lines.append("RANGES")
-    for row in np.flatnonzero((lower != upper) & np.isfinite(lower) & np.isfinite(upper)).tolist():
-        lines.append(f" RANGE R{row} {float(upper[row] - lower[row])!r}")
-    lines.append("BOUNDS")
-    for column, (low, high) in enumerate(zip(program.lower.tolist(), program.upper.tolist(), strict=True)):
-        if low == high:
-            lines.append(f" FX BOUND C{column} {low!r}")
-            continue
-        lines.append(f" LO BOUND C{column} {low!r}" if low > -INFINITY else f" MI BOUND C{column}")
-        lines.append(f" UP BOUND C{column} {high!r}" if high < INFINITY else f" PL BOUND C{column}")
-    lines.append("ENDATA\n")
-    return "\n".join(lines)
-
-
-def _solution_text(start: Floats) -> str:
-    lines = ["Stopped on time - objective value 0"]
-    lines += [f"{column} C{column} {value!r} 0" for column, value in enumerate(start.tolist())]
-    return "\n".join(lines) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import InvalidPlan, Plan, Problem, verify
@@ -78,33 +77,31 @@ class TightOptions(MilpOptions):
 _SWITCHES = tuple(field.name for field in dataclasses.fields(Reductions))
 
 
+def formulation_of(method: str, view: ArrayView, options: MilpOptions) -> Formulation:
+    """The program that a method solves: "milp", "milp-tight" or "milp-forward"."""
+    if isinstance(options, TightOptions):
+        if method == "milp-forward":
+            return forward(view, reductions=options.reductions)
+        return tight(view, sweeps=options.recomputations, reductions=options.reductions)
+    return checkmate(view, options.recomputations)
+
+
+def program_bytes(view: ArrayView, options: MilpOptions) -> int:
+    """An estimate of the memory that an engine needs for the program of a method with these options."""
+    if isinstance(options, TightOptions):
+        first = collapsed_stages(view) if options.collapse else 0
+        return engine_bytes(view, sweeps=options.recomputations, first=first)
+    return engine_bytes(view, sweeps=options.recomputations, pairs=True)
+
+
 def run_milp(incumbent: Incumbent, options: MilpOptions) -> None:
     """Checkmate's program as in the paper, equations 1 to 8."""
-    view = view_of(incumbent.problem)
-    need = engine_bytes(view, sweeps=options.recomputations, pairs=True)
-    _solve(
-        incumbent,
-        options,
-        "milp",
-        (recomputations_per_stage(options.recomputations),),
-        view,
-        need,
-        lambda shortened: checkmate(shortened, options.recomputations),
-    )
+    _solve(incumbent, options, "milp", (recomputations_per_stage(options.recomputations),))
 
 
 def run_tight(incumbent: Incumbent, options: TightOptions) -> None:
     """The same space with disaggregated rows and exact reductions."""
-    view = view_of(incumbent.problem)
-    _solve(
-        incumbent,
-        options,
-        "milp-tight",
-        (recomputations_per_stage(options.recomputations),),
-        view,
-        _tight_bytes(view, options),
-        lambda shortened: tight(shortened, sweeps=options.recomputations, reductions=options.reductions),
-    )
+    _solve(incumbent, options, "milp-tight", (recomputations_per_stage(options.recomputations),))
 
 
 def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
@@ -116,38 +113,18 @@ def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
     if options.recomputations != 1:
         incumbent.ends_without_plan("milp-forward recomputes an op once per stage; use milp-tight for more.", within)
         return
-    view = view_of(incumbent.problem)
-    _solve(
-        incumbent,
-        options,
-        "milp-forward",
-        within,
-        view,
-        _tight_bytes(view, options),
-        lambda shortened: forward(shortened, reductions=options.reductions),
-    )
+    _solve(incumbent, options, "milp-forward", within)
 
 
-def _tight_bytes(view: ArrayView, options: TightOptions) -> int:
-    first = collapsed_stages(view) if options.collapse else 0
-    return engine_bytes(view, sweeps=options.recomputations, first=first)
-
-
-def _solve(
-    incumbent: Incumbent,
-    options: MilpOptions,
-    source: str,
-    within: tuple[str, ...],
-    view: ArrayView,
-    need_bytes: int,
-    formulated: Callable[[ArrayView], Formulation],
-) -> None:
+def _solve(incumbent: Incumbent, options: MilpOptions, source: str, within: tuple[str, ...]) -> None:
     """Solve a stage program; where its optimum misses the budget by an engine's tolerance, with a little less budget.
 
     Bounds come from the first program only: those of a smaller budget are none of this problem.
     """
     problem = incumbent.problem
+    view = view_of(problem)
     start = starting_plan(incumbent)
+    need_bytes = program_bytes(view, options)
     allowed = options.memory_bytes or free_memory()
     if need_bytes > allowed:
         incumbent.stop_for("memory")
@@ -156,7 +133,7 @@ def _solve(
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes
         for attempt in range(_MOST_TIGHTENINGS):
-            formulation = formulated(view.within(budget))
+            formulation = formulation_of(source, view.within(budget), options)
             listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
             outcome = engine.run(
                 formulation.program,

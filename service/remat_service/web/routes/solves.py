@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
@@ -158,10 +158,15 @@ async def cancel_solve(
     responses=refusals(404, 410),
 )
 async def get_problem(
-    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
+    request: Request,
+    solve_id: SolveId,
+    caller: Annotated[Caller, Depends(caller_with("read"))],
+    graph: Annotated[
+        Literal["remat-graph/1", "node-link"], Query(description="How to write a graph.")
+    ] = "remat-graph/1",
 ) -> Response:
-    """What was asked, as stored: no names."""
-    text = await read.problem_of(request.app.state.context, caller, solve_id)
+    """What was asked, as stored: no names. As node-link data where each op makes one value."""
+    text = await read.problem_of(request.app.state.context, caller, solve_id, graph == "node-link")
     return Response(text, media_type="application/json")
 
 
