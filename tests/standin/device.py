@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .build import library
 
@@ -37,7 +37,7 @@ def install() -> None:
     if "torch" in sys.modules:
         raise RuntimeError("the stand-in must be installed before torch is imported")
     _library = ctypes.CDLL(str(library()), ctypes.RTLD_GLOBAL)
-    _library.standin_stream.restype = ctypes.c_int64
+    _library.standin_stream.restype = _library.standin_blocks.restype = ctypes.c_int64
     _library.standin_allocate.restype = ctypes.c_void_p
     from . import module
 
@@ -62,6 +62,42 @@ def figures(device: int = 0) -> Figures:
 def forget_peaks(device: int = 0) -> None:
     """From now on the peaks are those of what follows."""
     _library.standin_forget_peaks(device)
+
+
+class Block(NamedTuple):
+    """A block of a segment: where both begin, bytes, what was asked for (None: it is free), and where it belongs."""
+
+    segment: int
+    address: int
+    size: int
+    requested: int | None
+    stream: int
+    small: bool
+    expandable: bool
+
+
+def blocks(device: int = 0) -> list[Block]:
+    """All blocks of a device, those of a segment in order."""
+    room = int(_library.standin_blocks(device, None, ctypes.c_int64(0)))
+    found = (ctypes.c_int64 * (8 * room))()
+    assert _library.standin_blocks(device, found, ctypes.c_int64(room)) == room
+    rows = [found[8 * i : 8 * i + 7] for i in range(room)]
+    return [Block(r[0], r[1], r[2], None if r[3] < 0 else r[3], r[4], bool(r[5]), bool(r[6])) for r in rows]
+
+
+def generator_is_fresh(device: int = 0) -> bool:
+    """Whether the device's generator was seeded or set since this was asked."""
+    return bool(_library.standin_generator_is_fresh(device))
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """The computing stream is being captured: whoever waits or sets a generator fails."""
+    _library.standin_capture(True)
+    try:
+        yield
+    finally:
+        _library.standin_capture(False)
 
 
 def empty_cache() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 DEVICES = 2
 TOTAL_BYTES = 80 * 2**30
+CONTEXT_BYTES = 300 * 2**20
+"""What a driver's context takes beside the allocator's segments."""
+L2_BYTES = 2**20
 
 
 def install(library: Any) -> None:
@@ -63,21 +67,41 @@ def _devices(torch: Any, library: Any) -> dict[str, Any]:
         "device_count": lambda: DEVICES,
         "current_device": lambda: int(library.standin_device()),
         "set_device": lambda device: library.standin_set_device(_index(torch, device)),
-        "synchronize": lambda device=None: library.standin_synchronize(),
+        "synchronize": lambda device=None: _synchronize(library),
         "get_device_name": lambda device=None: "stand-in",
         "get_device_capability": lambda device=None: (9, 0),
         "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: bool(library.standin_capturing()),
+        "get_device_properties": lambda device=None: _properties(_index(torch, device)),
         "mem_get_info": lambda device=None: _free_and_total(torch, device),
     }
 
 
+def _synchronize(library: Any) -> None:
+    if library.standin_capturing():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    library.standin_synchronize()
+
+
+def _properties(device: int) -> Any:
+    return SimpleNamespace(
+        name="stand-in",
+        total_memory=TOTAL_BYTES,
+        L2_cache_size=L2_BYTES,
+        uuid=f"0000000{device}",
+        major=9,
+        minor=0,
+        multi_processor_count=1,
+    )
+
+
 def _free_and_total(torch: Any, device: Any) -> tuple[int, int]:
-    return TOTAL_BYTES - torch.cuda.memory_stats(device)["reserved_bytes.all.current"], TOTAL_BYTES
+    reserved = torch.cuda.memory_stats(device)["reserved_bytes.all.current"]
+    return TOTAL_BYTES - CONTEXT_BYTES - reserved, TOTAL_BYTES
 
 
 def _memory(torch: Any, library: Any) -> dict[str, Any]:
-    from .device import empty_cache, figures
+    from .device import blocks, empty_cache, figures
 
     def stats(device: Any = None) -> dict[str, int]:
         found = figures(_index(torch, device))
@@ -85,8 +109,25 @@ def _memory(torch: Any, library: Any) -> dict[str, Any]:
         return {f"{kind}.all.{when}": found[2 * i + j] for i, kind in enumerate(kinds)
                 for j, when in enumerate(("current", "peak"))}  # fmt: skip
 
+    def snapshot() -> list[dict[str, Any]]:
+        segments: dict[tuple[int, int], dict[str, Any]] = {}
+        for index in range(DEVICES):
+            for block in blocks(index):
+                kind = {"segment_type": "small" if block.small else "large", "is_expandable": block.expandable}
+                empty = {"device": index, "address": block.segment, "stream": block.stream, "blocks": [], **kind}
+                segment = segments.setdefault((index, block.segment), empty)
+                state = "inactive" if block.requested is None else "active_allocated"
+                asked = block.requested or 0
+                segment["blocks"].append(
+                    {"address": block.address, "size": block.size, "requested_size": asked, "state": state}
+                )
+        for segment in segments.values():
+            segment["total_size"] = sum(block["size"] for block in segment["blocks"])
+        return list(segments.values())
+
     return {
         "empty_cache": empty_cache,
+        "memory_snapshot": snapshot,
         "memory_stats": stats,
         "memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.current"],
         "max_memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.peak"],

@@ -106,6 +106,20 @@ class CachingAllocator {
     block->pool->free.insert(block);
   }
 
+  // All blocks of all segments, each segment's in order; `see` is called with the first of its segment and the block.
+  template <typename See>
+  void each_block(See see) {
+    std::lock_guard guard(lock_);
+    std::set<const Block*> firsts;
+    auto add = [&](const Block* block) {
+      while (block->before) block = block->before;
+      firsts.insert(block);
+    };
+    for (auto& [start, block] : used_) add(block);
+    for (Pool* pool : {&small_, &large_}) for (Block* block : pool->free) add(block);
+    for (const Block* first : firsts) for (const Block* at = first; at; at = at->after) see(*first, *at);
+  }
+
   void empty_cache() {
     std::lock_guard guard(lock_);
     for (Pool* pool : {&small_, &large_}) give_back(*pool);

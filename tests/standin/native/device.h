@@ -135,12 +135,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 };
 
-// A seed and an offset, as a counter-based generator has them.
+inline bool capturing = false;  // whether the computing stream is being captured as a graph
+
+// A seed and an offset, as a counter-based generator has them. Whoever sets either makes it fresh: libraries that keep
+// states of their own seed them anew then (cuDNN's dropout between the layers of an RNN).
 struct Generator final : c10::GeneratorImpl {
   uint64_t seed_ = 0, offset_ = 0;
+  bool fresh_ = true;
   explicit Generator(DeviceIndex device = 0)
       : GeneratorImpl(Device(CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
-  void set_current_seed(uint64_t seed) override { seed_ = seed, offset_ = 0; }
+  void set_current_seed(uint64_t seed) override { seed_ = seed, offset_ = 0, fresh_ = true; }
   void set_offset(uint64_t offset) override { offset_ = offset; }
   uint64_t get_offset() const override { return offset_; }
   uint64_t current_seed() const override { return seed_; }
@@ -149,9 +153,10 @@ struct Generator final : c10::GeneratorImpl {
     return seed_;
   }
   void set_state(const c10::TensorImpl& state) override {
+    TORCH_CHECK(!capturing, "Cannot call CUDAGeneratorImpl::set_state during CUDA graph capture");
     TORCH_CHECK(state.numel() == 16, "a state of the stand-in's generator has 16 bytes");
     auto* words = static_cast<const uint64_t*>(state.data());
-    seed_ = words[0], offset_ = words[1];
+    seed_ = words[0], offset_ = words[1], fresh_ = true;
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto state = at::detail::empty_cpu({16}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);

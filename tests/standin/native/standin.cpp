@@ -60,6 +60,26 @@ void standin_poison(int on) {
 void standin_expandable(int on) {
   for (int device = 0; device < ALLOCATORS; device++) memory_of(device).expandable = on;
 }
+// [blocks][8]: segment, address, size, requested (-1: free), stream, small, expandable, 0; the number of blocks
+int64_t standin_blocks(int device, int64_t* into, int64_t room) {
+  int64_t count = 0;
+  memory_of(device).each_block([&](const Block& first, const Block& block) {
+    if (count++ >= room) return;
+    int64_t requested = block.used ? int64_t(block.requested) : -1;
+    for (int64_t n : {reinterpret_cast<int64_t>(first.start), reinterpret_cast<int64_t>(block.start), int64_t(block.size),
+             requested, block.stream, int64_t(block.pool->small), int64_t(block.expandable), int64_t(0)}) *into++ = n;
+  });
+  return count;
+}
+
+void standin_capture(int on) { capturing = on; }
+int standin_capturing() { return capturing; }
+// whether the generator was set since this was asked
+int standin_generator_is_fresh(int device) {
+  auto* own = static_cast<Generator*>(generator_of(static_cast<DeviceIndex>(device)).unsafeGetGeneratorImpl());
+  return std::exchange(own->fresh_, false);
+}
+
 void standin_lazy(int on) { streams().lazy = on; }
 void standin_cudnn(int on) { with_cudnn = on; }
 void standin_library_workspace(int64_t bytes) { library_workspace = bytes; }
