@@ -6,26 +6,32 @@ A device is the one that tensors name, never the current one of a thread. `torch
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _compat
+from .device_flags import flags, power_limit
 
 
 class Interval(NamedTuple):
-    """A part of what was watched: its highest and its last count of bytes, above the count when watching began."""
+    """A part of what was watched: its highest and its last count of bytes, above the count when watching began.
+
+    On an accelerator the two count what was asked for; `allocated_bytes`, the highest, counts whole blocks, whose size
+    is rounded and whose rest of up to 1 MiB is not always split off.
+    """
 
     label: str
     peak_bytes: int
     left_bytes: int
+    allocated_bytes: int
 
 
 class Watch(ABC):
@@ -66,12 +72,25 @@ class Device(ABC):
         """Makes it the current device of this thread, for code that names no device."""
 
     @abstractmethod
-    def elapsed_ns(self, run: Callable[[], Any]) -> float:
-        """How long the device is busy with what a function issues."""
+    def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
+        """How long the device is busy with what a function issues, when it has ended what `before` issues."""
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """The size of its last cache."""
+
+    def capturing(self) -> bool:
+        """Whether what this thread issues is recorded as a graph of kernels and not run."""
+        return False
 
     @abstractmethod
     def watch(self) -> Watch:
         """A new watch on its allocator."""
+
+    def requested_bytes(self) -> int:
+        """Bytes that are allocated now, where the allocator counts them; else 0."""
+        return 0
 
     @abstractmethod
     def generator_state(self) -> torch.Tensor:
@@ -97,12 +116,18 @@ class Host(Device):
         """Does nothing."""
         return nullcontext()
 
-    def elapsed_ns(self, run: Callable[[], Any]) -> float:
+    def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
         """By the thread's own clock where torch uses one thread: other work on the machine adds nothing to it."""
+        before()
         clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
         start = clock()
         run()
         return clock() - start
+
+    @property
+    def cache_bytes(self) -> int:
+        """The last cache level that a core has, as Linux tells."""
+        return _cpu_cache_bytes()
 
     def watch(self) -> Watch:
         """By the allocator's own events; none of them while a profiler is at work (`_compat.recording`)."""
@@ -123,10 +148,12 @@ class MemoryFigures(NamedTuple):
     Allocated are the blocks in use, reserved are the segments that they are cut from, requested is what was asked for.
     """
 
+    requested: int
+    peak_requested: int
     allocated: int
     peak_allocated: int
+    reserved: int
     peak_reserved: int
-    peak_requested: int
 
 
 class Accelerator(Device):
@@ -142,7 +169,13 @@ class Accelerator(Device):
         """Its name, the version of its libraries, and the settings by which they choose kernels."""
         version = torch.version.hip or torch.version.cuda or getattr(torch.version, "xpu", None)
         kind = self.device.type
-        return f"{kind} {self.module.get_device_name(self.device)} torch {torch.__version__} {kind} {version} {flags()}"
+        name, power = self.module.get_device_name(self.device), power_limit(self.properties)
+        return f"{kind} {name} torch {torch.__version__} {kind} {version} {flags()} power {power}"
+
+    @property
+    def properties(self) -> Any:
+        """What torch tells of the device: its size, its cache, the number by which its driver knows it."""
+        return self.module.get_device_properties(self.device)
 
     def synchronize(self) -> None:
         """Wait for all of its streams."""
@@ -152,29 +185,43 @@ class Accelerator(Device):
         """Makes it the current device; the one from before is current afterwards."""
         return self.module.device(self.device)  # type: ignore[no-any-return]
 
-    def elapsed_ns(self, run: Callable[[], Any]) -> float:
-        """Between two events in the computing stream."""
+    def elapsed_ns(self, run: Callable[[], Any], before: Callable[[], Any]) -> float:
+        """Between two events in the computing stream.
+
+        What `before` issues keeps the device at work while the host launches the rest: within a step launches are
+        issued ahead, so that their latency is no kernel's cost.
+        """
         stream = self.computing_stream()
         start, end = (self.module.Event(enable_timing=True) for _ in range(2))
+        before()
         start.record(stream)
         run()
         end.record(stream)
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e6
 
+    @property
+    def cache_bytes(self) -> int:
+        """Its second-level cache."""
+        return int(getattr(self.properties, "L2_cache_size", 0)) or USUAL_CACHE_BYTES
+
+    def capturing(self) -> bool:
+        """Whether the computing stream is being captured: nothing may wait then, nor set a generator."""
+        return bool(self.module.is_current_stream_capturing()) if self.device.type == "cuda" else False
+
     def watch(self) -> Watch:
         """By the allocator's figures, whose peak is reset at each cut."""
         return _AcceleratorWatch(self)
 
+    def requested_bytes(self) -> int:
+        """As its allocator was asked for them."""
+        return self.memory().requested
+
     def memory(self) -> MemoryFigures:
         """The allocator's figures."""
         found = self.module.memory_stats(self.device)
-        return MemoryFigures(
-            found.get("allocated_bytes.all.current", 0),
-            found.get("allocated_bytes.all.peak", 0),
-            found.get("reserved_bytes.all.peak", 0),
-            found.get("requested_bytes.all.peak", 0),
-        )
+        kinds = ("requested_bytes", "allocated_bytes", "reserved_bytes")
+        return MemoryFigures(*(found.get(f"{kind}.all.{when}", 0) for kind in kinds for when in ("current", "peak")))
 
     def reset_peaks(self) -> None:
         """From now on the peaks are those of what follows."""
@@ -204,6 +251,10 @@ class Accelerator(Device):
         """Bytes of the host's memory that copies to and from the device need not wait for."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
+    def pinned_bytes(self, size: int) -> int:
+        """What the host gives for them: blocks are powers of two (aten/src/ATen/core/CachingHostAllocator.h)."""
+        return 1 << max(0, size - 1).bit_length() if size else 0
+
 
 class _HostWatch(Watch):
     """One recording with marks in it: autograd gives each node of a backward pass the profiler of when it began."""
@@ -222,7 +273,7 @@ class _HostWatch(Watch):
                 now += event
                 worst = max(worst, now)
             else:
-                found.append(Interval(event, worst, now))
+                found.append(Interval(event, worst, now, worst))
                 worst = now
         return found
 
@@ -230,18 +281,19 @@ class _HostWatch(Watch):
 class _AcceleratorWatch(Watch):
     def __init__(self, device: Accelerator) -> None:
         self._device = device
-        self._before = 0
+        self._before = device.memory()
         self._found: list[Interval] = []
 
     def start(self) -> None:
         self._device.synchronize()
-        self._before, self._found = self._device.memory().allocated, []
+        self._before, self._found = self._device.memory(), []
         self._device.reset_peaks()
 
     def cut(self, label: str) -> None:
         self._device.synchronize()
-        now = self._device.memory()
-        self._found.append(Interval(label, now.peak_allocated - self._before, now.allocated - self._before))
+        now, before = self._device.memory(), self._before
+        peak, left = now.peak_requested - before.requested, now.requested - before.requested
+        self._found.append(Interval(label, peak, left, now.peak_allocated - before.allocated))
         self._device.reset_peaks()
 
     def stop(self, label: str = "") -> list[Interval]:
@@ -265,6 +317,11 @@ def storage_bytes(tensor: torch.Tensor, at_least: int = 0) -> int:
     return -(-max(int(tensor.untyped_storage().nbytes()), at_least) // granule) * granule
 
 
+def capturing() -> bool:
+    """Whether what this thread issues to some accelerator that this process has used is being captured."""
+    return any(device.capturing() for device in with_generators())
+
+
 def with_generators() -> list[Device]:
     """The host, and all accelerators that this process has used: no other generator has been drawn from."""
     found = [of("cpu")]
@@ -275,57 +332,16 @@ def with_generators() -> list[Device]:
     return found
 
 
+USUAL_CACHE_BYTES = 32 * 2**20
+"""Of a device that does not tell."""
+
+
 KINDS = ("cuda", "xpu")
 """Kinds of accelerators whose modules offer streams, events and an allocator's figures."""
 
 
 AUTOCAST_KINDS = ("cpu", *KINDS)
 """Kinds of devices for which autocast may be on or off."""
-
-
-def flags() -> str:
-    """Settings of this process that decide which kernels an accelerator's libraries choose, on one line.
-
-    Precisions are read as `fp32_precision`: `allow_tf32` raises where the process has set them by that name.
-    """
-    backends: Any = torch.backends
-    names = {
-        "cudnn": backends.cudnn.version(),
-        "benchmark": backends.cudnn.benchmark,
-        "deterministic": backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
-        "convolution": backends.cudnn.conv.fp32_precision,
-        "matmul": backends.cuda.matmul.fp32_precision,
-        "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default"),
-    }
-    return " ".join(f"{name} {value}" for name, value in names.items())
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or a library on it, got no memory.
-
-    The CPU's allocator and the libraries raise plain RuntimeErrors. cuDNN says that it finds no engine where none gets
-    the workspace that it asks for.
-    """
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _NO_MEMORY)
-
-
-_NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FAILED", "unable to find an engine")
-
-
-def device_failed(error: BaseException) -> bool:
-    """Whether an error is the device's or about memory, not about what a kernel was given."""
-    return isinstance(error, torch.AcceleratorError) or out_of_memory(error) or "CUDA error" in str(error)
-
-
-def of_messages(group: Any) -> torch.device:
-    """Where the messages of a process group have to lie: on the host where its backend takes them from there."""
-    import torch.distributed as dist
-
-    taken = dist.Backend.backend_capability.get(dist.get_backend(group), ["cpu"])
-    if "cpu" in taken:
-        return torch.device("cpu")
-    bound = getattr(group or dist.group.WORLD, "bound_device_id", None)
-    return bound or torch.device(taken[0])
 
 
 def _class_of(kind: str) -> type[Device]:
@@ -351,3 +367,13 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.machine()
+
+
+@cache
+def _cpu_cache_bytes() -> int:
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    try:
+        units = {"K": 2**10, "M": 2**20}
+        return max(int(text[:-1]) * units[text[-1]] for text in (path.read_text().strip() for path in sizes))
+    except (OSError, ValueError, KeyError, IndexError):
+        return USUAL_CACHE_BYTES

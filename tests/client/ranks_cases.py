@@ -301,7 +301,27 @@ def overlap() -> dict[str, Any]:
     }
 
 
+def on_accelerators_only() -> dict[str, Any]:
+    """A backend that takes messages from accelerators only, as NCCL does: here it takes none, and counts them."""
+    sent: list[str] = []
+
+    class Silent(dist.ProcessGroup):
+        def broadcast(self, *args: Any, **_: Any) -> Any:
+            sent.append("broadcast")
+            raise RuntimeError("no message on a device")
+
+        allreduce = broadcast
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.Backend.register_backend("silent", lambda *_: Silent(rank, size), devices=["cuda"])
+    group = dist.new_group(backend="silent")
+    planner = RankPlanner("greedy", group)
+    heard = planner.coordinator.share(lambda: {"rank": rank})
+    return {"heard": heard, "least": planner.coordinator.least([rank, 5 - rank]), "sent": sent}
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "on_accelerators_only": on_accelerators_only,
     "ddp": ddp,
     "static_graph": lambda: ddp(static_graph=True),
     "unused_parameters": lambda: ddp(find_unused_parameters=True),

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from remat import generators
 from remat.chains.transfer import UnderWay, bandwidth
-from remat.device import Host, device_failed, of, of_messages, out_of_memory, storage_bytes
+from remat.device import Host, of, storage_bytes
+from remat.device_flags import (
+    ATOMICS,
+    BENCHMARK,
+    device_failed,
+    driver_says,
+    flags,
+    out_of_memory,
+    power_limit,
+    risks,
+)
 from remat.profiling.measure import Outcome, differences
 
 
@@ -24,7 +35,7 @@ def test_a_watch_tells_peak_and_rest_of_each_interval() -> None:
     third = torch.empty(4000, dtype=torch.uint8)
     del third, first
     found = watch.stop("two")
-    assert found == [("one", 1500, 1000), ("two", 5000, 0)]
+    assert found == [("one", 1500, 1000, 1500), ("two", 5000, 0, 5000)]
 
 
 def test_generators_are_kept_where_an_error_comes_out() -> None:
@@ -55,7 +66,7 @@ def test_the_host_rounds_nothing_and_is_described() -> None:
     assert isinstance(of("cpu"), Host)
     assert isinstance(of("meta"), Host)
     assert of("cpu").describe().endswith(f"threads {torch.get_num_threads()}")
-    assert of("cpu").elapsed_ns(lambda: torch.rand(10_000)) > 0
+    assert of("cpu").elapsed_ns(lambda: torch.rand(10_000), lambda: None) > 0
     assert bandwidth(torch.device("cpu"), sizes=(2**16,)) > 0
 
 
@@ -98,9 +109,28 @@ def test_a_transfer_that_nobody_waits_for_is_waited_for_before_its_memory_is_fre
     assert len(other.waited) == len(computing.waited) == 1
 
 
-def test_messages_of_gloo_lie_on_the_host(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+def test_a_driver_tells_the_power_that_a_device_may_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in\n*power.limit*GPU-one) echo "700.00 W" ;;\n*) exit 6 ;;\nesac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    driver_says.cache_clear()
+    assert power_limit(SimpleNamespace(uuid="one")) == "700.00 W"
+    assert power_limit(SimpleNamespace(uuid="other")) == power_limit(SimpleNamespace()) == "unknown"
+
+
+def test_settings_that_choose_kernels_are_in_the_shared_key_and_risky_ones_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = flags()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert "benchmark True" in flags() != before
+    assert "cublas :4096:8" in flags()
+    assert risks() == [BENCHMARK, ATOMICS]
+    torch.use_deterministic_algorithms(True)
     try:
-        assert of_messages(None) == torch.device("cpu")
+        assert "deterministic True" in flags()
+        assert risks() == [BENCHMARK]
     finally:
-        dist.destroy_process_group()
+        torch.use_deterministic_algorithms(False)

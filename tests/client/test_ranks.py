@@ -47,6 +47,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     names = ("ddp", "chain_in_ddp", "join_in_ddp", "join_refused", "refused", "later", "while_tracing")
+    names += ("on_accelerators_only",)
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -54,6 +55,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_ranks_train_as_plain_ones_do(found: list[dict[str, Any]], name: str) -> None:
     """A planned module and planned stages in DDP, every other step under `no_sync`; branches that meet in a head."""
     same(found, name)
+
+
+def test_ranks_speak_on_the_host_where_their_backend_does_not(found: list[dict[str, Any]]) -> None:
+    """Else each step would wait for all that was issued on the device, until the plan is there."""
+    for rank in found:
+        assert rank["on_accelerators_only"] == {"heard": {"rank": 0}, "least": [0, 4], "sent": []}
 
 
 def test_ranks_agree_on_the_costs_of_a_join(found: list[dict[str, Any]]) -> None:

@@ -83,7 +83,7 @@ def test_readme_commands_are_targets() -> None:
 
 
 CLIENT = ROOT / "client" / "remat"
-ADAPTER = CLIENT / "device.py"
+ADAPTERS = {CLIENT / "device.py", CLIENT / "device_flags.py"}
 ACCELERATORS = {"accelerator", "cuda", "mps", "xpu"}
 
 
@@ -109,11 +109,9 @@ def accelerator_names(source: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "path", sorted(set(CLIENT.rglob("*.py")) - {ADAPTER}), ids=lambda p: str(p.relative_to(CLIENT))
-)
+@pytest.mark.parametrize("path", sorted(set(CLIENT.rglob("*.py")) - ADAPTERS), ids=lambda p: str(p.relative_to(CLIENT)))
 def test_accelerators_are_named_in_one_module(path: Path) -> None:
-    """What depends on the kind of device goes through `remat.device`."""
+    """What depends on the kind of device goes through `remat.device`, and settings of it through `device_flags`."""
     assert accelerator_names(path.read_text()) == [], f"{path}: ask remat.device"
 
 
@@ -135,7 +133,7 @@ def test_accelerators_are_named_in_one_module(path: Path) -> None:
 def test_a_planted_accelerator_is_found(line: str) -> None:
     """The search sees each way to write it, and lets prose be."""
     assert accelerator_names(f'"""cuda"""\nimport torch\n{line}\n') == [3]
-    assert accelerator_names(ADAPTER.read_text())
+    assert all(accelerator_names(adapter.read_text()) for adapter in ADAPTERS)
 
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

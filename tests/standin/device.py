@@ -152,7 +152,7 @@ def expandable_segments() -> Iterator[None]:
 
 @contextlib.contextmanager
 def library_workspace(size: int) -> Iterator[None]:
-    """Each thread that multiplies matrices from now on takes so many bytes for good, as a library's handle does."""
+    """Each thread that multiplies matrices takes so many bytes until this ends, as a library's handle does for good."""
     _library.standin_library_workspace(ctypes.c_int64(size))
     try:
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-OLDEST = (2, 11)
+OLDEST = (2, 13)
 
 
 def version() -> tuple[int, int]:

@@ -157,12 +157,15 @@ def _tried(
         candidate = search.largest(floor, ceiling)
         if candidate == floor and floor:
             break
+        if search.full:  # the device ends before the budget, and no graph says where
+            candidate = min(candidate, (floor + ceiling) // 2)
         found, answer = search.train(max(1, candidate) * unit)
         tries.append(found)
         log.info("batch %d: %s", found.batch, found.why or "trains inside the budget")
         if on_try is not None:
             on_try(found)
         if found.fits:
+            assert answer is not None
             best = found, answer
         else:
             ceiling = max(1, candidate)
@@ -197,5 +200,4 @@ def _nothing(search: BatchSearch, tried: Try) -> Exception:
             return type(error)(message, search.last)
         except Exception as error:
             return error
-    assert search.last is not None
-    return NothingFound(message, search.last)
+    return torch.OutOfMemoryError(message) if search.last is None else NothingFound(message, search.last)

@@ -16,7 +16,8 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, verify
 
-from ..device import out_of_memory
+from ..device import of
+from ..device_flags import out_of_memory
 from ..errors import CaptureError
 from ..planning.budget import Budget, budget_bytes, readable
 from ..planning.greedy import greedy_answer
@@ -85,10 +86,15 @@ class BatchSearch:
         self.model, self.make_batch, self.budget, self.max_overhead = model, make_batch, budget, max_overhead
         self.planner, self.asking, self.unit = planner, asking, multiple_of
         self.optimizer_bytes, self.loss, self.precision = optimizer_bytes, loss, precision
+        self.device = of(next((p.device for p in model.parameters()), torch.device("cpu")))
         self.steps: dict[int, TrainingStep] = {}
         self.plans: list[Plan] = []
         self.unseen = 0.0
         """Bytes a sample that a real step needed beyond the prediction: a loss outside of the module, for one."""
+        self.kept = 0
+        """Bytes that libraries allocate for good, whatever the batch: a workspace in each thread that uses them."""
+        self.full = False
+        """Whether the device ran out of memory at some batch."""
         self.solves = 0
         self.last: Answer | None = None
 
@@ -112,17 +118,25 @@ class BatchSearch:
                 ceiling, stride = here, max(1, (here - low) // 2)
         return low
 
-    def train(self, batch: int) -> tuple[Try, Answer]:
-        """Capture, plan and run a real step at a batch."""
+    def train(self, batch: int) -> tuple[Try, Answer | None]:
+        """Capture, plan and run a real step at a batch; no answer where its kernels do not fit by themselves."""
         start = time.perf_counter()
 
         def ended(
-            why: str, answer: Answer, predicted: int | None = None, measured: int | None = None
-        ) -> tuple[Try, Answer]:
+            why: str, answer: Answer | None, predicted: int | None = None, measured: int | None = None
+        ) -> tuple[Try, Answer | None]:
             seconds = time.perf_counter() - start
-            return Try(batch, whole, not why, answer.overhead, predicted, measured, why, seconds), answer
+            overhead = None if answer is None else answer.overhead
+            return Try(batch, whole, not why, overhead, predicted, measured, why, seconds), answer
 
-        step = self._step(batch)
+        try:
+            step = self._step(batch)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            self.full = True
+            whole = budget_bytes(self.budget, self._fitted(batch), self.asking.slack)
+            return ended(f"the device ran out of memory while kernels were measured: {error}", None)
         whole = budget_bytes(self.budget, step.graph, self.asking.slack)
         problem = self._problem(step.graph, batch)
         answer = self._ask(problem)
@@ -140,27 +154,33 @@ class BatchSearch:
             )
         measured = self._measure(planned, batch)
         if measured is None:
+            self.full = True
             return ended("the device ran out of memory", answer, planned.predicted_bytes)
-        self.unseen = max(self.unseen, (measured - planned.predicted_bytes) / batch)
+        self.unseen = max(self.unseen, (measured - self.kept - planned.predicted_bytes) / batch)
         if measured > whole:
             over = f"the measured peak of {readable(measured)} is over the budget of {readable(whole)}"
             return ended(over, answer, planned.predicted_bytes, measured)
         return ended("", answer, planned.predicted_bytes, measured)
 
     def _measure(self, planned: Planned, batch: int) -> int | None:
+        """The peak of a second step with what the first one left for good; None: out of memory."""
         args, kwargs = self._arguments(batch)
-        module = Rematerialized(self.model, lambda *_: planned)
+        module = Rematerialized(self.model, lambda *_: planned, self_check=False)  # the step is watched here
         module.zero_grad(set_to_none=True)
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        run = forward_backward(module, args, kwargs, self.loss)
         try:
-            peak = peak_memory(forward_backward(module, args, kwargs, self.loss), device).peak_bytes
+            before = self.device.requested_bytes()
+            run()
+            module.zero_grad(set_to_none=True)
+            self.kept += max(0, self.device.requested_bytes() - before)
+            peak = peak_memory(run, self.device.device).peak_bytes
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
             return None
         finally:
             module.zero_grad(set_to_none=True)
-        return planned.step.graph.fixed_bytes + peak
+        return planned.step.graph.fixed_bytes + self.kept + peak
 
     def _promised(self, units: int) -> bool:
         """Whether the fitted graph has a plan inside budget and overhead: an old one, a greedy one, or a solved one."""
@@ -194,7 +214,7 @@ class BatchSearch:
 
     def _problem(self, graph: Graph, batch: int) -> Problem:
         whole = budget_bytes(self.budget, graph, self.asking.slack)
-        return Problem(graph, max(0, whole - int(max(0.0, self.unseen) * batch)))
+        return Problem(graph, max(0, whole - self.kept - int(max(0.0, self.unseen) * batch)))
 
     def _fitted(self, batch: int) -> Graph:
         """The graph at a batch, by the two nearest that were captured."""
@@ -216,8 +236,9 @@ class BatchSearch:
             like = next(iter(self.steps.values()), None)
             args, kwargs = self._arguments(batch)
             extra, table = {"optimizer state": self.optimizer_bytes}, self.planner.profiles
-            functional = self.asking.functional_ops
+            functional, before = self.asking.functional_ops, self.device.requested_bytes()
             step = training_step(self.model, args, kwargs, table=table, extra=extra, like=like, functional=functional)
+            self.kept += max(0, self.device.requested_bytes() - before)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:
                     raise CaptureError(

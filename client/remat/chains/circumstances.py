@@ -12,12 +12,28 @@ from .. import generators
 from .._compat import buffers_of
 
 
+def draws_apart(module: nn.Module, device: torch.device) -> bool:
+    """Whether a module's dropout has a state of its own on a device: cuDNN's RNNs, between their layers.
+
+    cuDNN's state is seeded from the generator once that has been set, and moves on by itself from then on
+    (aten/src/ATen/native/cudnn/RNN.cpp, get_dropout_state).
+    """
+    rnns = (m for m in module.modules() if isinstance(m, nn.RNNBase))
+    return device.type != "cpu" and any(m.training and m.dropout > 0 and m.num_layers > 1 for m in rnns)
+
+
 class Circumstances:
-    """The generators' states and the buffers before a stage first runs."""
+    """The generators' states and the buffers before a stage first runs.
+
+    Where its dropout has a state of its own, the first run seeds that from the generator, as every later one does: the
+    masks of all runs are the same, and other ones than without a plan.
+    """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.device = device
         self.generators = generators.noted(device)
+        if draws_apart(module, device):
+            self.generators.restore()
         self.buffers = [(m, n, b.clone()) for m in module.modules() for n, b in buffers_of(m).items() if b is not None]
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from .chained import ChainedModule
 from .profile import ProfiledChain, chain_of
-from .transfer import bandwidth
+from .transfer import bandwidth, storable
 
 
 def optimize_chain(
@@ -60,7 +60,9 @@ def optimize_chain(
     if not modules:
         raise CaptureError("there is no stage to train")
     link = bandwidth(x.device) if offload else None
-    measured = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes if offload else None)
+    measured = chain_of(
+        modules, x, link_bytes_per_s=link, host_bytes=storable(x.device, host_bytes) if offload else None
+    )
     chain, graded = agreed_chain(measured, asked.coordinator)
     problem = Problem(chain, activation_budget(size, chain, modules, optimizer_bytes))
     answer = plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))

@@ -13,7 +13,7 @@ from ..profiling.timing import rounded
 
 
 class Copies(NamedTuple):
-    """Copies on the host of some storages, in order."""
+    """Copies on the host of some storages, in order, and the bytes that the host gives for them."""
 
     hosts: tuple[torch.Tensor, ...]
     size_bytes: int
@@ -74,7 +74,7 @@ class StreamLink:
         """Copy on the outward stream, behind what has been issued on it."""
         hosts = [self.device.pinned(storage.nbytes()) for storage in storages]
         token = self._copy(self._outward, hosts, [as_bytes(storage) for storage in storages], storages)
-        return Copies(tuple(hosts), sum(storage.nbytes() for storage in storages)), token
+        return Copies(tuple(hosts), sum(self.device.pinned_bytes(storage.nbytes()) for storage in storages)), token
 
     def back(self, copies: Copies) -> tuple[list[torch.UntypedStorage], UnderWay]:
         """Copy on the homeward stream, into memory that the computing stream allocates."""
@@ -134,6 +134,11 @@ def link_of(device: torch.device) -> Link:
     """The link of a device to its host."""
     there = of(device)
     return StreamLink(there) if isinstance(there, Accelerator) else CopyingLink()
+
+
+def storable(device: torch.device, host_bytes: int | None) -> int | None:
+    """What may be stored in so many bytes of the host, or None without a limit: pinned blocks take up to twice that."""
+    return host_bytes if host_bytes is None or not isinstance(of(device), Accelerator) else host_bytes // 2
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from remat_ir import Answer, Problem, RematError, problem_digest
 
-from ..device import of_messages
 from ..planning.check import checked
 from ..planning.planner import CoordinatedPlanner, Planner, planner_for
 from ..planning.profiles import Profile, ProfileTable
@@ -67,12 +66,18 @@ class RankPlanner(CoordinatedPlanner):
 
 
 class Ranks:
-    """The coordinator of the ranks of a process group: the first one measures and asks, all verify."""
+    """The coordinator of the ranks of a process group: the first one measures and asks, all verify.
+
+    What they say lies on the host, in a group of its own where the backend takes messages from accelerators only: a
+    message on a device would be read only after all that was issued there, in each step until the plan has come.
+    """
 
     in_step = True
 
     def __init__(self, group: Any = None) -> None:
-        self.group = group
+        taken = dist.Backend.backend_capability.get(dist.get_backend(group), ["cpu"])
+        ranks = dist.get_process_group_ranks(group)
+        self.group = group if "cpu" in taken else dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         self.first = dist.get_rank(group) == 0
 
     def table(self, own: ProfileTable) -> RankProfiles:
@@ -131,7 +136,7 @@ class Ranks:
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
     def _reduced(self, numbers: Sequence[int], how: Any) -> list[int]:
-        found = torch.tensor(list(numbers), device=of_messages(self.group))
+        found = torch.tensor(list(numbers))
         dist.all_reduce(found, how, group=self.group)
         return [int(number) for number in found.tolist()]
 
@@ -158,15 +163,14 @@ class Ranks:
 
     def _broadcast(self, text: bytes) -> bytes:
         """The first rank's text."""
-        device = of_messages(self.group)
-        size = torch.tensor([len(text)], device=device)
+        size = torch.tensor([len(text)])
         source = dist.get_global_rank(self.group, 0) if self.group is not None else 0
         dist.broadcast(size, source, group=self.group)
-        data = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+        data = torch.empty(int(size.item()), dtype=torch.uint8)
         if self.first:
             data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         dist.broadcast(data, source, group=self.group)
-        return bytes(data.cpu().tolist())
+        return bytes(data.tolist())
 
 
 class RankLater(Generic[T]):

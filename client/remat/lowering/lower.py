@@ -43,8 +43,17 @@ def save_state(device: str) -> torch.Tensor:
 
 
 def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run a random operator as it ran when the state was saved, and leave the generator as it is now."""
+    """Run a random operator as it ran when the state was saved, and leave the generator as it is now.
+
+    Raises:
+        RuntimeError: the device's work is being captured, and what is captured cannot set a generator.
+    """
     there = of(device)
+    if there.capturing():
+        raise RuntimeError(
+            f"the plan computes {target} again, and no generator can be set while {device} is being captured as a "
+            "graph of kernels: train without such graphs, without dropout, or inside a budget that needs no plan"
+        )
     now = there.generator_state()
     there.set_generator_state(state)
     try:

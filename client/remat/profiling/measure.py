@@ -15,10 +15,14 @@ from ..generators import Generators, noted
 
 
 class Peak(NamedTuple):
-    """The most bytes that were allocated above the start, and how many were left in the end."""
+    """The most bytes that were asked for above the start, how many were left in the end, and the most in whole blocks.
+
+    On the CPU a block is as large as what was asked for.
+    """
 
     peak_bytes: int
     left_bytes: int
+    allocated_bytes: int
 
 
 class Outcome(NamedTuple):
@@ -46,7 +50,8 @@ class Window:
     def close(self) -> Peak:
         """Until now: the peak and what is left, in bytes above the beginning."""
         found = self._watch.stop()
-        return Peak(max(part.peak_bytes for part in found), found[-1].left_bytes)
+        most = max(part.allocated_bytes for part in found)
+        return Peak(max(part.peak_bytes for part in found), found[-1].left_bytes, most)
 
 
 def peak_memory(run: Callable[[], Any], device: str | torch.device = "cpu") -> Peak:

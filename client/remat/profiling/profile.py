@@ -17,7 +17,8 @@ from torch import fx
 from .. import _compat, generators
 from ..capture.dataflow import is_unknown, tensors
 from ..capture.operations import Measured, custom_name
-from ..device import Device, device_failed, of, out_of_memory
+from ..device import Accelerator, Device, of
+from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
 from .collectives import modelled_collective
 from .fitted import Costs, elements, fitted_cost, same_kernels
@@ -90,6 +91,7 @@ def profile_kernels(
 
     Raises:
         CaptureError: no kernel could be measured.
+        torch.OutOfMemoryError: a kernel does not fit into the device's memory by itself.
     """
     start = time.perf_counter()
     kernels = list(kernels)
@@ -101,6 +103,8 @@ def profile_kernels(
     device = device_kind(by_signature.values())
     if device.startswith("meta "):
         log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
+    if isinstance(device_of_values(by_signature.values()), Accelerator) and BENCHMARK in risks():
+        log.warning(BENCHMARK)
     known = {s: modelled_collective(n) for s, n in by_signature.items() if _compat.is_collective(n.target)}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
@@ -226,6 +230,12 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
             except (RuntimeError, ValueError, IndexError) as error:
                 if device_failed(error) and not (depth and out_of_memory(error)):
                     why = str(error).partition("\n")[0]
+                    if out_of_memory(error):
+                        raise torch.OutOfMemoryError(
+                            f"{node.name} ({node.target}) does not fit into what is left of {devices[text].device}, "
+                            f"where it is measured by itself on tensors of its own: {why}; give it smaller inputs, or "
+                            "plan while less lives on the device"
+                        ) from error
                     text = f"{node.name} ({node.target}) cannot be measured: {why}"
                     raise CaptureError(text, stages_may_do=True) from error
                 refused = refused or str(error).partition("\n")[0]

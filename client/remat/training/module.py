@@ -16,7 +16,8 @@ from ..capture.call import CacheSwitch
 from ..capture.guards import Call, Kind, shared_with_state, what_changed
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
-from ..device import device_failed
+from ..device import capturing
+from ..device_flags import device_failed
 from ..errors import CaptureError
 from ..planning.options import DEFAULT, OnFailure
 from .kinds import Kinds
@@ -104,7 +105,7 @@ class Rematerialized(nn.Module):
         if shared:
             self._refuse(f"{shared}, and the step overwrites it")
             return run(*args, **given)
-        if check is None or not check.due or made not in check.due:
+        if check is None or not check.due or made not in check.due or capturing():
             return made.run(tensors, args, kwargs)
         before = generators.noted()
         try:

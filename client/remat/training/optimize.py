@@ -22,7 +22,7 @@ from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
 from ..chains.training import optimize_chain, stages_budget
 from ..errors import CaptureError
-from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable
 from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
 from ..planning.phases import Phases
@@ -30,7 +30,7 @@ from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
-from ..profiling.optimizers import check_optimizer, optimizer_state
+from ..profiling.optimizers import check_optimizer, optimizer_state, step_bytes, trained_by
 from .module import MakePlan, Rematerialized
 from .planned import Planned
 from .sizes import plan_of_another_size
@@ -145,6 +145,7 @@ def planning(
         with Phases(on_progress) as phases:
             made = plan_step(call, bytes_there, asked, options, extra=extra, known=known, phases=phases)
             seconds = time.monotonic() - began
+            _warn_of_the_optimizer(optimizer, made)
             phases.end(headline(made.step.graph, made.answer, peak_bytes=made.predicted_bytes, seconds=seconds))
         return made
 
@@ -176,6 +177,21 @@ def planning(
             return chain(call)
 
     return make_plan
+
+
+def _warn_of_the_optimizer(optimizer: Any, made: Planned) -> None:
+    """Say so where the optimizer's own step needs more than the budget, whatever the plan."""
+    beside, fixed = step_bytes(optimizer), made.step.fixed
+    gradients = sum(p.numel() * p.element_size() for p in trained_by(optimizer))
+    peak = made.step.graph.fixed_bytes - fixed["gradients"] + max(gradients, fixed["gradients"]) + beside
+    if beside and peak > made.answer.budget_bytes:
+        log.warning(
+            "the optimizer's own step needs %s, over the budget of %s: it copies what it works on (%s); fused=True, or "
+            "else foreach=False, needs less",
+            readable(peak),
+            readable(made.answer.budget_bytes),
+            readable(beside),
+        )
 
 
 def _is_chain(call: Call) -> bool:

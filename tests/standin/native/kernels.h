@@ -98,13 +98,30 @@ inline int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::
   return at::globalContext().userEnabledMemEfficientSDP() ? EFFICIENT : MATH;
 }
 
-inline size_t library_workspace = 0;
-
-// A library's handle takes a workspace when a thread first uses it, and keeps it.
+// A library's handle takes a workspace when a thread first uses it, and keeps it until there is another library.
+struct Library {
+  std::mutex lock;
+  size_t workspace = 0;
+  int64_t number = 0;
+  std::vector<c10::DataPtr> held;
+  void replace(size_t bytes) {
+    std::lock_guard guard(lock);
+    held.clear();
+    workspace = bytes;
+    number++;
+  }
+};
+inline Library& library() {
+  static auto* made = new Library;
+  return *made;
+}
 inline void take_library_workspace(const std::string& name) {
   static const std::set<std::string> users{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-  static thread_local c10::DataPtr* held = nullptr;
-  if (library_workspace && !held && users.count(name)) held = new c10::DataPtr(allocator().allocate(library_workspace));
+  static thread_local int64_t mine = 0;
+  std::lock_guard guard(library().lock);
+  if (!library().workspace || mine == library().number || !users.count(name)) return;
+  mine = library().number;
+  library().held.push_back(allocator().allocate(library().workspace));
 }
 
 // Random numbers of the CPU's kernels, from the seed and offset of the device's generator, which move on.

@@ -82,7 +82,7 @@ int standin_generator_is_fresh(int device) {
 
 void standin_lazy(int on) { streams().lazy = on; }
 void standin_cudnn(int on) { with_cudnn = on; }
-void standin_library_workspace(int64_t bytes) { library_workspace = bytes; }
+void standin_library_workspace(int64_t bytes) { library().replace(bytes); }
 
 // the allocator alone, for its own tests
 void* standin_allocate(int device, int64_t bytes) {
