@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from .commands import store
+from .commands.groups import groups_app
 from .commands.tenants import keys_app, tenants_app
 from .errors import ServiceError
 from .settings import Settings
@@ -142,7 +144,20 @@ def audit(
         raise typer.Exit(1)
 
 
+@app.command()
+def history(
+    limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100,
+) -> None:
+    """Who has changed tenants, keys, groups or the store: one JSON object a line, oldest first."""
+    from .commands.transaction import in_database
+    from .tenants.administration import acts
+
+    for row in in_database(lambda connection: acts(connection, limit)):
+        typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
+
+
 app.add_typer(store.store_app, name="store")
+app.add_typer(groups_app, name="groups")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
 

@@ -8,18 +8,20 @@ import os
 import time
 from dataclasses import dataclass
 
-ALL_SCOPES = ("solve", "read", "admin")
+ALL_SCOPES = ("solve", "read")
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: a tenant, the scope whose salt keys its entries, and what its API key allows."""
+    """Who asks: a tenant, the scope whose salt keys its entries, what it may do, and the group that it shares with."""
 
     tenant_id: str
     scope_id: str
     salt: bytes
     epoch: int
     allowed: tuple[str, ...] = ALL_SCOPES
+    tenant: str = ""
+    group: str | None = None
 
     def key(self, digest: str) -> str:
         """A digest as this caller's scope stores it."""

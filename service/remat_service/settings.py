@@ -30,6 +30,11 @@ class Settings(BaseSettings):
         default_factory=list, description="Host headers to accept besides loopback names and `host` (JSON array)."
     )
 
+    oidc_issuer: str | None = Field(
+        default=None, description="URL of an OpenID Connect provider whose tokens are taken next to API keys."
+    )
+    oidc_audience: str = Field(default="remat", description="Audience that such a token must be made for.")
+    oidc_groups_claim: str = Field(default="groups", description="Claim of a token that lists its subject's groups.")
     metrics_key: SecretStr | None = Field(
         default=None, description="Bearer key without which `/metrics` is refused; none is needed where it is not set."
     )

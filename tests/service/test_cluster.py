@@ -107,7 +107,7 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
     from remat_service.requests.parse import Ask
     from remat_service.requests.read import find_request
     from remat_service.requests.submit import Submission
-    from remat_service.solving.claim import caller_of
+    from remat_service.tenants.keys import caller_of
 
     context.enqueue = Queue(context).enqueue
     async with context.database.write() as connection:

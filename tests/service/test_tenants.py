@@ -212,8 +212,9 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
 
 def test_sharing_group_is_opt_in(locked: Service) -> None:
     """Members of a group share stored answers, not requests."""
+    cli(locked, "groups", "create", "lab")
     for name in ("emil", "fred"):
-        cli(locked, "tenants", "add", name, "--sharing-group", "lab")
+        cli(locked, "tenants", "add", name, "--group", "lab")
     emil, fred = (Tenant(locked, cli(locked, "keys", "create", name)) for name in ("emil", "fred"))
     problem = Problem(training_graph(12), plain_peak(training_graph(12)))
     mine = emil.post(problem).json()
@@ -321,8 +322,9 @@ def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
     """A first report of nothing stands until three members have reported; then the middle, which one cannot move."""
     with serving(tmp_path, workers=1, require_keys="true") as own:
         members = []
+        cli(own, "groups", "create", "group")
         for name in ("first", "second", "third", "fourth"):
-            cli(own, "tenants", "add", name, "--sharing-group", "group")
+            cli(own, "tenants", "add", name, "--group", "group")
             members.append(Tenant(own, cli(own, "keys", "create", name)))
 
         def report(member: int, cost_ns: int, workspace_bytes: int = 0) -> list[int]:

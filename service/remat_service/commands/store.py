@@ -56,7 +56,7 @@ def purge(
             found.append(f"{name} {done.rowcount}")
         return found
 
-    typer.echo("  ".join(in_database(work)))
+    typer.echo("  ".join(in_database(work, "store purge", solver=solver)))
 
 
 def backup(target: Path) -> None:

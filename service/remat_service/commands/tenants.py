@@ -23,7 +23,7 @@ tenants_app = typer.Typer(no_args_is_help=True, help="Tenants, their quotas and 
 def create(
     tenant: Annotated[str, typer.Argument(help="The tenant it speaks for; made if there is none.")],
     label: Annotated[str, typer.Option(help="For people.")] = "",
-    scope: Annotated[list[str] | None, typer.Option(help="solve, read or admin; again for more.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="solve or read; again for more.")] = None,
     days: Annotated[float | None, typer.Option(help="Days until it expires.")] = None,
 ) -> None:
     """Make a key and print it: the only time that it can be seen."""
@@ -34,7 +34,7 @@ def create(
         expires_at = None if days is None else now() + timedelta(days=days)
         return await keys.add_key(connection, tenant, label, scope or ["solve", "read"], expires_at)
 
-    key_id, key = in_database(work)
+    key_id, key = in_database(work, "keys create", tenant=tenant, label=label, scopes=scope or ["solve", "read"])
     typer.echo(f"key {key_id} for {tenant}", err=True)
     typer.echo(key)
 
@@ -72,7 +72,8 @@ def rotate(
     overlap_hours: Annotated[float, typer.Option(help="Hours for which the old key goes on working.")] = 24.0,
 ) -> None:
     """Make a key like another, which ends after the overlap."""
-    fresh_id, key = in_database(lambda c: keys.rotate_key(c, key_id, timedelta(hours=overlap_hours)))
+    overlap = timedelta(hours=overlap_hours)
+    fresh_id, key = in_database(lambda c: keys.rotate_key(c, key_id, overlap), "keys rotate", key=key_id)
     typer.echo(f"key {fresh_id} in place of {key_id}", err=True)
     typer.echo(key)
 
@@ -80,17 +81,29 @@ def rotate(
 @keys_app.command("revoke")
 def revoke(key_id: Annotated[str, typer.Argument(help="Id of the key.")]) -> None:
     """End a key; servers notice within two seconds."""
-    in_database(lambda c: keys.revoke_key(c, key_id))
+    in_database(lambda c: keys.revoke_key(c, key_id), "keys revoke", key=key_id)
 
 
 @tenants_app.command("add")
 def add(
     name: str,
-    sharing_group: Annotated[str | None, typer.Option(help="Share stored answers with this group.")] = None,
+    group: Annotated[str | None, typer.Option(help="The sharing group that it joins; see `groups`.")] = None,
     weight: Annotated[float, typer.Option(min=0.01, help="Share of the workers, against other tenants.")] = 1.0,
+    identity_group: Annotated[
+        str | None,
+        typer.Option(help="The identity provider's group whose members speak for it; see REMAT_OIDC_ISSUER."),
+    ] = None,
 ) -> None:
     """Make a tenant."""
-    typer.echo(in_database(lambda c: keys.add_tenant(c, name, sharing_group, weight)))
+    typer.echo(
+        in_database(
+            lambda c: keys.add_tenant(c, name, group, weight, identity_group),
+            "tenants add",
+            name=name,
+            group=group,
+            identity_group=identity_group,
+        )
+    )
 
 
 @tenants_app.command("quota")
@@ -104,24 +117,21 @@ def quota(
     profiles: Annotated[int | None, typer.Option(min=0, help="Most profiles kept.")] = None,
 ) -> None:
     """Set a tenant's quotas; what is not named has no limit."""
+    limits = {
+        "most_running": running,
+        "most_queued": queued,
+        "most_solver_seconds": solver_seconds,
+        "most_stored_bytes": stored_bytes,
+        "most_requests": requests,
+        "most_profiles": profiles,
+    }
 
     async def work(connection: AsyncConnection) -> None:
-        done = await connection.execute(
-            update(tenants)
-            .where(tenants.c.name == name)
-            .values(
-                most_running=running,
-                most_queued=queued,
-                most_solver_seconds=solver_seconds,
-                most_stored_bytes=stored_bytes,
-                most_requests=requests,
-                most_profiles=profiles,
-            )
-        )
+        done = await connection.execute(update(tenants).where(tenants.c.name == name).values(limits))
         if done.rowcount != 1:
             raise NotFound(f"there is no tenant {name!r}")
 
-    in_database(work)
+    in_database(work, "tenants quota", name=name, **limits)
 
 
 @tenants_app.command("disown")
@@ -137,7 +147,7 @@ def disown(name: str) -> None:
             raise NotFound(f"there is no tenant {name!r}")
         await raise_epoch(connection, scope_id)
 
-    in_database(work)
+    in_database(work, "tenants disown", name=name)
 
 
 @tenants_app.command("disable")
@@ -151,7 +161,7 @@ def disable(name: str, again: Annotated[bool, typer.Option("--enable", help="Let
         if done.rowcount != 1:
             raise NotFound(f"there is no tenant {name!r}")
 
-    in_database(work)
+    in_database(work, "tenants enable" if again else "tenants disable", name=name)
 
 
 @tenants_app.command("list")

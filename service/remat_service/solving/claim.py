@@ -17,7 +17,8 @@ from ..context import Context
 from ..identity import Caller
 from ..requests.completion import end_request
 from ..storage.cache_key import Keys
-from ..storage.tables import now, requests, scopes, solves, tenants
+from ..storage.tables import now, requests, solves
+from ..tenants.keys import caller_of
 
 
 class LostClaim(Exception):
@@ -78,18 +79,6 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
         return None
     keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
     return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys)
-
-
-async def caller_of(connection: AsyncConnection, tenant_id: str) -> Caller:
-    """The tenant as the one who asks."""
-    row = (
-        await connection.execute(
-            select(tenants.c.id, scopes.c.id.label("scope_id"), scopes.c.salt, scopes.c.epoch)
-            .join(scopes, scopes.c.id == tenants.c.scope_id)
-            .where(tenants.c.id == tenant_id)
-        )
-    ).one()
-    return Caller(row.id, row.scope_id, row.salt, row.epoch)
 
 
 async def _fail(context: Context, row: Any, message: str) -> None:

@@ -7,6 +7,7 @@ efforts                       version
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
 requests, groups              one row a POST: its own id, limits and answer; sweeps of several
 profiles, profile_reports     the costs that stand, and what each tenant has measured
+administration                who has changed tenants, keys, groups or the store
 probes                        the row that a look at readiness writes
 """
 
@@ -80,6 +81,7 @@ scopes = Table(
     Column("name", String(100), nullable=False, unique=True),
     Column("salt", LargeBinary, nullable=False),
     Column("epoch", Integer, nullable=False, server_default="0"),
+    Column("everyone", Boolean, nullable=False, server_default=text("false")),
     Column("created_at", Utc, nullable=False),
 )
 
@@ -97,6 +99,7 @@ tenants = Table(
     Column("most_requests", Integer),
     Column("most_profiles", Integer),
     Column("disabled", Boolean, nullable=False, server_default=text("false")),
+    Column("identity_group", String(200), unique=True),
     Column("created_at", Utc, nullable=False),
 )
 
@@ -331,4 +334,14 @@ profile_reports = Table(
     Column("workspace_bytes", BigInteger, nullable=False),
     Column("created_at", Utc, nullable=False),
     PrimaryKeyConstraint("scope_id", "device", "signature", "tenant_id"),
+)
+
+administration = Table(
+    "administration",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("at", Utc, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("act", String(100), nullable=False),
+    Column("about", JSON, nullable=False),
 )

@@ -11,13 +11,15 @@ import hashlib
 import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..errors import Invalid, NotFound, Unauthorized
+from ..errors import Forbidden, Invalid, NotFound, Unauthorized
 from ..identity import ALL_SCOPES, Caller, new_id
 from ..storage.tables import api_keys, now, scopes, tenants
+from .groups import group_of, scope_for_new
 
 PREFIX = "remat_"
 DEFAULT_TENANT = "default"
@@ -48,26 +50,33 @@ def hashed(key: str) -> str:
 
 
 async def add_tenant(
-    connection: AsyncConnection, name: str, sharing_group: str | None = None, weight: float = 1.0
+    connection: AsyncConnection,
+    name: str,
+    group: str | None = None,
+    weight: float = 1.0,
+    identity_group: str | None = None,
 ) -> str:
     """A tenant with a scope, and so a salt, of its own; or in a sharing group, whose members share one.
 
+    Args:
+        identity_group: the group of an identity provider whose members speak for it.
+
     Raises:
         Invalid: the name is taken.
+        NotFound: there is no such group.
     """
     if await connection.scalar(select(tenants.c.id).where(tenants.c.name == name)) is not None:
         raise Invalid(f"there is a tenant {name!r} already")
-    scope_name = f"group:{sharing_group}" if sharing_group is not None else f"tenant:{name}"
-    scope_id = await connection.scalar(select(scopes.c.id).where(scopes.c.name == scope_name))
-    if scope_id is None:
-        scope_id = new_id()
-        await connection.execute(
-            scopes.insert().values(id=scope_id, name=scope_name, salt=os.urandom(32), epoch=0, created_at=now())
-        )
     tenant_id = new_id()
     await connection.execute(
         tenants.insert().values(
-            id=tenant_id, name=name, scope_id=scope_id, weight=weight, disabled=False, created_at=now()
+            id=tenant_id,
+            name=name,
+            scope_id=await scope_for_new(connection, name, group),
+            weight=weight,
+            identity_group=identity_group,
+            disabled=False,
+            created_at=now(),
         )
     )
     return tenant_id
@@ -169,38 +178,59 @@ async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
     """
     row = None
     if well_formed(key):
-        row = (
-            await connection.execute(
-                select(
-                    tenants.c.id,
-                    tenants.c.disabled,
-                    scopes.c.id.label("scope_id"),
-                    scopes.c.salt,
-                    scopes.c.epoch,
-                    api_keys.c.scopes,
-                    api_keys.c.expires_at,
-                    api_keys.c.revoked_at,
-                )
-                .join(tenants, tenants.c.id == api_keys.c.tenant_id)
-                .join(scopes, scopes.c.id == tenants.c.scope_id)
-                .where(api_keys.c.secret_hash == hashed(key))
-            )
-        ).first()
+        query = (
+            _CALLERS.add_columns(api_keys.c.scopes, api_keys.c.expires_at, api_keys.c.revoked_at)
+            .join(api_keys, tenants.c.id == api_keys.c.tenant_id)
+            .where(api_keys.c.secret_hash == hashed(key))
+        )
+        row = (await connection.execute(query)).first()
     dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now())
     if row is None or dead or row.disabled:
         raise Unauthorized("this API key is not valid")
-    return Caller(row.id, row.scope_id, row.salt, row.epoch, tuple(row.scopes.split()))
+    return _caller(row, tuple(row.scopes.split()))
+
+
+async def caller_by_groups(connection: AsyncConnection, identity_groups: Sequence[str], wanted: str | None) -> Caller:
+    """Who a member of an identity provider's groups speaks for; `wanted` names the tenant where there are several.
+
+    Raises:
+        Forbidden: no tenant belongs to these groups, or several do, or the one that is wanted does not.
+    """
+    query = _CALLERS.where(tenants.c.identity_group.in_(identity_groups)).order_by(tenants.c.name)
+    rows = [row for row in await connection.execute(query) if not row.disabled and wanted in (None, row.name)]
+    if not rows:
+        raise Forbidden("no tenant belongs to the groups in this token" if wanted is None else f"not of {wanted!r}")
+    if len(rows) > 1:
+        names = ", ".join(row.name for row in rows)
+        raise Forbidden(f"this token speaks for several tenants; name one in the header Remat-Tenant: {names}")
+    return _caller(rows[0])
+
+
+async def caller_of(connection: AsyncConnection, tenant_id: str) -> Caller:
+    """The caller that a tenant is, whatever its keys allow."""
+    return _caller((await connection.execute(_CALLERS.where(tenants.c.id == tenant_id))).one())
+
+
+_CALLERS = select(
+    tenants.c.id,
+    tenants.c.name,
+    tenants.c.disabled,
+    scopes.c.id.label("scope_id"),
+    scopes.c.name.label("scope"),
+    scopes.c.salt,
+    scopes.c.epoch,
+).join(scopes, scopes.c.id == tenants.c.scope_id)
+
+
+def _caller(row: Any, allowed: tuple[str, ...] = ALL_SCOPES) -> Caller:
+    return Caller(row.id, row.scope_id, row.salt, row.epoch, allowed, row.name, group_of(row.scope))
 
 
 async def default_caller(connection: AsyncConnection) -> Caller:
     """The tenant that speaks where no key is asked for; made at first need."""
-    query = (
-        select(tenants.c.id, scopes.c.id.label("scope_id"), scopes.c.salt, scopes.c.epoch)
-        .join(scopes, scopes.c.id == tenants.c.scope_id)
-        .where(tenants.c.name == DEFAULT_TENANT)
-    )
+    query = _CALLERS.where(tenants.c.name == DEFAULT_TENANT)
     row = (await connection.execute(query)).first()
     if row is None:
         await add_tenant(connection, DEFAULT_TENANT)
         row = (await connection.execute(query)).one()
-    return Caller(row.id, row.scope_id, row.salt, row.epoch)
+    return _caller(row)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..errors import TooMany
+from ..errors import Conflict, TooMany
 from ..identity import Caller
 from ..storage.tables import graphs, now, plans, profile_reports, requests, solves, tenants
 
@@ -115,7 +115,10 @@ async def stored_bytes(connection: AsyncConnection, tenant_id: str) -> int:
 async def _limits(connection: AsyncConnection, caller: Caller) -> Any:
     """The tenant's row, locked to the end of the transaction: what one tenant asks for is counted in turn."""
     mine = select(tenants).where(tenants.c.id == caller.tenant_id)
-    return (await connection.execute(mine.with_for_update(key_share=True))).one()
+    row = (await connection.execute(mine.with_for_update(key_share=True))).one()
+    if row.scope_id != caller.scope_id:
+        raise Conflict("this tenant has just joined or left a sharing group; ask again", retry_after_s=2)
+    return row
 
 
 async def _count(connection: AsyncConnection, query: Any) -> int:

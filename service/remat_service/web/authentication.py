@@ -11,8 +11,9 @@ from fastapi import Request
 from ..context import Context
 from ..errors import Forbidden, Unauthorized
 from ..identity import Caller
-from ..tenants.keys import caller_by_key, default_caller
+from ..tenants.keys import caller_by_groups, caller_by_key, default_caller
 from .admission import Admission
+from .tokens import Tokens
 
 ADMITTED = "remat.admitted"
 """Where a request's scope holds what ends its being counted; the outermost layer calls each."""
@@ -25,35 +26,48 @@ class Callers:
     """Looks tenants up, with a short memory."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
-        self._known: dict[str, tuple[float, Caller]] = {}
+        self._context, self._tokens = context, Tokens(context.settings)
+        self._known: dict[tuple[str, str | None], tuple[float, Caller]] = {}
 
-    async def of(self, authorization: str | None) -> Caller:
+    async def of(self, authorization: str | None, tenant: str | None = None) -> Caller:
         """The caller behind an Authorization header, or the default tenant where no key is needed.
+
+        Args:
+            tenant: which of its tenants a token speaks for; an API key has one only.
 
         Raises:
             Unauthorized: no key where one is needed, or not a valid one.
+            Forbidden: a token that speaks for no tenant, or for several.
         """
         key = _bearer(authorization)
         if key is None and self._context.settings.require_keys:
             raise Unauthorized("this service needs an API key: Authorization: Bearer …")
-        caller = self._remembered(key)
+        name = (key or "", tenant)
+        caller = self._remembered(name)
         if caller is not None:
             return caller
-        async with self._context.locks.of(f"caller {key}"):  # of a burst, one asks the database
-            caller = self._remembered(key)
+        async with self._context.locks.of(f"caller {name}"):  # of a burst, one asks the database
+            caller = self._remembered(name)
             if caller is not None:
                 return caller
             moment = time.monotonic()
-            async with self._context.database.read() as connection:
-                caller = await (default_caller(connection) if key is None else caller_by_key(connection, key))
+            caller = await self._look_up(key, tenant)
             if len(self._known) > 10_000:
                 self._known.clear()
-            self._known[key or ""] = (moment + _MEMORY_S, caller)
+            self._known[name] = (moment + _MEMORY_S, caller)
             return caller
 
-    def _remembered(self, key: str | None) -> Caller | None:
-        found = self._known.get(key or "")
+    async def _look_up(self, key: str | None, tenant: str | None) -> Caller:
+        bearer = await self._tokens.verify(key) if key is not None and self._tokens.takes(key) else None
+        async with self._context.database.read() as connection:
+            if key is None:
+                return await default_caller(connection)
+            if bearer is None:
+                return await caller_by_key(connection, key)
+            return await caller_by_groups(connection, bearer.groups, tenant)
+
+    def _remembered(self, name: tuple[str, str | None]) -> Caller | None:
+        found = self._known.get(name)
         return found[1] if found is not None and found[0] > time.monotonic() else None
 
 
@@ -71,13 +85,18 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
 
     async def dependency(request: Request) -> Caller:
         callers: Callers = request.app.state.callers
-        caller = await callers.of(request.headers.get("authorization"))
+        caller = await callers.of(*credentials(request))
         if scope not in caller.allowed:
             raise Forbidden(f"this API key lacks the scope {scope!r}")
         admit(request, request.app.state.admission, caller)
         return caller
 
     return dependency
+
+
+def credentials(request: Request) -> tuple[str | None, str | None]:
+    """What a request says of its caller: `Authorization`, and `Remat-Tenant` where a token speaks for several."""
+    return request.headers.get("authorization"), request.headers.get("remat-tenant")
 
 
 def admit(request: Request, admission: Admission, caller: Caller) -> None:

@@ -140,9 +140,11 @@ class MethodDocument(BaseModel):
 
 
 class Capabilities(BaseModel):
-    """What this service does, and its limits."""
+    """What this service does, its limits, and who asks: the tenant, and the group that shares with it."""
 
     version: str
+    tenant: str
+    group: str | None
     formats: list[str]
     methods: list[MethodDocument]
     limits: dict[str, float]

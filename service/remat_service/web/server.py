@@ -54,7 +54,7 @@ def check_exposure(settings: Settings) -> None:
             f"{settings.host} is reachable from other machines: set REMAT_REQUIRE_KEYS=true and make a key with "
             "`remat-service keys create TENANT`, or listen on 127.0.0.1"
         )
-    if not asyncio.run(_any_key(settings)):
+    if settings.oidc_issuer is None and not asyncio.run(_any_key(settings)):
         raise ServiceError("keys are required and there are none; make one with `remat-service keys create TENANT`")
 
 

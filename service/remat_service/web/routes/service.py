@@ -71,6 +71,8 @@ async def capabilities(request: Request, caller: Annotated[Caller, Depends(calle
     settings = request.app.state.context.settings
     return {
         "version": SOLVER,
+        "tenant": caller.tenant,
+        "group": caller.group,
         "formats": ["remat-graph/1", "remat-chain/1", "remat-join/1"],
         "methods": [
             {

@@ -19,7 +19,7 @@ from ...requests.cancel import cancel
 from ...requests.parse import SOLVE_REQUEST, ParsedBodies
 from ...requests.submit import Submission
 from .. import event_stream
-from ..authentication import admit, caller_with
+from ..authentication import admit, caller_with, credentials
 from ..body import Bodies
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, link, refusals
@@ -219,7 +219,7 @@ async def get_events(
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""
     context: Context = request.app.state.context
     await read.find_request(context, caller, solve_id)  # refused here, before the stream begins
-    who = partial(request.app.state.callers.of, request.headers.get("authorization"))
+    who = partial(request.app.state.callers.of, *credentials(request))
     admit(request, request.app.state.streams, caller)
     stream = event_stream.stream(context, who, solve_id, last_event_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -1,0 +1,131 @@
+"""Sharing groups: made, joined, left, listed; what is shared then, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from remat_ir import Problem, budget_at, plain_peak
+from remat_service.cli import app
+from service.serving import Service, eventually, hard_graph, serving, training_graph
+from service.test_tenants import Tenant, cli
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that needs keys."""
+    with serving(tmp_path_factory.mktemp("sharing"), workers=1, require_keys="true") as running:
+        yield running
+
+
+def tenant(service: Service, name: str) -> Tenant:
+    """A new tenant."""
+    return Tenant(service, cli(service, "keys", "create", name))
+
+
+def moved() -> None:
+    """Servers notice within two seconds."""
+    time.sleep(2.2)
+
+
+def refused(service: Service, *arguments: str) -> str:
+    """Run a command that fails: what it says."""
+    done = CliRunner().invoke(app, list(arguments), env={"REMAT_DATABASE_URL": service.database_url})
+    assert done.exception is not None
+    return str(done.exception)
+
+
+def test_a_tenant_joins_and_leaves(own: Service) -> None:
+    """Members share what they store in the group: not what they had before, and not after they have left."""
+    anna, bert = tenant(own, "anna"), tenant(own, "bert")
+    before, together, after = (Problem(g, plain_peak(g)) for g in map(training_graph, (3, 4, 5)))
+    mine = anna.post(before).json()
+    assert mine["cache"] == "miss"
+    cli(own, "groups", "create", "lab")
+    for name in ("anna", "bert"):
+        cli(own, "groups", "join", "lab", name)
+    moved()
+    assert "lab: anna, bert" in cli(own, "groups", "list")
+    assert bert.http.get("/v1/capabilities").json()["group"] == "lab"
+    assert bert.post(before).json()["cache"] == "miss"  # what was anna's alone stays so
+
+    theirs = anna.post(together).json()
+    assert (theirs["cache"], bert.post(together).json()["cache"]) == ("miss", "hit")
+    assert bert.http.get(f"/v1/solves/{theirs['id']}").status_code == 404  # requests are not shared
+    anna.http.post("/v1/profiles", json={"device": "d", "profiles": {"s": [7, 0]}})
+    asked = {"device": "d", "signatures": ["s"]}
+    assert bert.http.post("/v1/profiles:lookup", json=asked).json() == {"profiles": {"s": [7, 0]}}
+
+    cli(own, "groups", "leave", "bert")
+    moved()
+    assert anna.post(after).json()["cache"] == "miss"
+    assert [bert.post(problem).json()["cache"] for problem in (together, after)] == ["miss", "miss"]
+    assert bert.http.post("/v1/profiles:lookup", json=asked).json() == {"profiles": {}}
+    cli(own, "groups", "leave", "anna")
+    moved()
+    assert anna.post(before).json()["cache"] == "hit"  # its own, found again
+    assert anna.http.get(f"/v1/solves/{mine['id']}").status_code == 200
+    cli(own, "groups", "delete", "lab")
+    assert cli(own, "groups", "list") == ""
+
+
+def test_nobody_moves_with_solves_under_way(own: Service) -> None:
+    """A result belongs where it was asked for."""
+    carl = tenant(own, "carl")
+    cli(own, "groups", "create", "busy")
+    graph = hard_graph(60, 5)
+    posted = carl.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)
+    assert "1 solves of carl are under way" in refused(own, "groups", "join", "busy", "carl")
+    carl.http.post(f"/v1/solves/{posted.json()['id']}/cancel", json={})
+
+    def joins() -> bool:
+        done = CliRunner().invoke(app, ["groups", "join", "busy", "carl"], env={"REMAT_DATABASE_URL": own.database_url})
+        return done.exit_code == 0
+
+    eventually(joins)
+
+
+def test_what_is_refused(own: Service) -> None:
+    """Each by a sentence that names what is missing or in the way."""
+    tenant(own, "dora")
+    assert "no group 'nowhere'" in refused(own, "groups", "join", "nowhere", "dora")
+    assert "no group 'nowhere'" in refused(own, "tenants", "add", "emil", "--group", "nowhere")
+    cli(own, "groups", "create", "somewhere")
+    assert "already" in refused(own, "groups", "create", "somewhere")
+    assert "no tenant 'nobody'" in refused(own, "groups", "join", "somewhere", "nobody")
+    cli(own, "groups", "join", "somewhere", "dora")
+    assert "has members, who have to leave first: dora" in refused(own, "groups", "delete", "somewhere")
+
+
+def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One group for all who are in none: those that are there, and those that come later."""
+    with serving(tmp_path_factory.mktemp("everyone"), workers=1, require_keys="true") as own:
+        fred = tenant(own, "fred")
+        apart = tenant(own, "gina")
+        cli(own, "groups", "create", "apart")
+        cli(own, "groups", "join", "apart", "gina")
+        cli(own, "groups", "create", "all", "--everyone")
+        hugo = tenant(own, "hugo")
+        moved()
+        assert "all  everyone's: default, fred, hugo" in cli(own, "groups", "list")
+        assert "everyone's already" in refused(own, "groups", "create", "more", "--everyone")
+        problem = Problem(training_graph(6), plain_peak(training_graph(6)))
+        assert [each.post(problem).json()["cache"] for each in (fred, hugo, apart)] == ["miss", "hit", "miss"]
+
+
+def test_administration_is_written_down(own: Service) -> None:
+    """Who did what, in order; never a secret; nothing of what was refused."""
+    key = cli(own, "keys", "create", "ines", "--label", "laptop")
+    refused(own, "tenants", "disable", "nobody")
+    cli(own, "tenants", "quota", "ines", "--queued", "3")
+    cli(own, "tenants", "disown", "ines")
+    text = cli(own, "history", "--limit", "3")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["act"] for line in lines] == ["keys create", "tenants quota", "tenants disown"]
+    assert lines[1]["most_queued"] == 3
+    assert all("@" in line["actor"] for line in lines)
+    assert key not in text
