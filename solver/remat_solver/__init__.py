@@ -1,6 +1,8 @@
 """From a problem to an answer: bounds, incumbents, programs, engines, and the methods that combine them."""
 
-from .batch import LargestBatch, max_batch
+from remat_ir.batch import LargestBatch
+
+from .batch import max_batch
 from .least import least_budget
 from .methods import METHODS
 from .solve import solve

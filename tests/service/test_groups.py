@@ -7,7 +7,8 @@ import json
 import pytest
 
 from remat_ir import Graph, InvalidData, Problem, budget_at, graph_digest, plain_peak
-from remat_service.requests.groups import curve, scaled
+from remat_ir.batch import BatchFamily
+from remat_service.requests.groups import curve
 from service.serving import Service, eventually, example, training_graph
 
 
@@ -47,9 +48,9 @@ def test_max_batch(service: Service) -> None:
     }
     reply = service.http.post("/v1/max-batch", json=body, headers={"Prefer": "wait=30"})
     assert (reply.status_code, reply.json()["best_batch"]) == (200, 8)
-    assert plain_peak(scaled(graph, 4, 8)) == 2 * plain_peak(graph)
+    assert plain_peak(BatchFamily(graph, 1, 4).scaled(8)) == 2 * plain_peak(graph)
     with pytest.raises(InvalidData, match="2\\^53"):
-        scaled(graph, 1, 2**45)
+        BatchFamily(graph, 1).scaled(2**45)
 
 
 def test_validate(service: Service) -> None:

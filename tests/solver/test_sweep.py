@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from benchmarks.graphs.architectures import ARCHITECTURES, training_graph
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from drawn import graphs, linear_graphs
 from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
-from remat_solver.batch import max_batch, one_forward_pass_more, scaled
+from remat_ir.batch import BatchFamily, one_forward_pass_more
+from remat_solver.batch import max_batch
 from remat_solver.bounds import least_need
 from remat_solver.sweep import Curve, sweep
 from solver.brute import optimum
@@ -141,32 +144,42 @@ def test_out_of_time_is_answered_from_neighbours() -> None:
     graph=graphs(least_ops=3, most_ops=5, most_values=2, fixed=True),
     budget=st.integers(10, 120),
     most=st.none() | st.integers(0, 60),
+    batch=st.sampled_from([1, 1, 2, 3]),
+    whole=st.booleans(),
 )
-def test_largest_batch_against_all_batches(graph: Graph, budget: int, most: int | None) -> None:
-    """By trying each batch with the exact optimum: floor ≤ truth ≤ ceiling."""
+def test_largest_batch_against_all_batches(
+    graph: Graph, budget: int, most: int | None, batch: int, whole: bool
+) -> None:
+    """By trying each batch with the exact optimum: floor ≤ truth ≤ ceiling; at any capture, all growing or not."""
+    values = tuple(range(graph.values)) if whole else None
     if graph.backward_from is None and most is None:
         with pytest.raises(InvalidData, match="no backward pass"):
-            max_batch(graph, budget)
+            max_batch(graph, budget, batch=batch, values=values)
         return
+    family = BatchFamily(graph, budget, batch, values)
     limit = one_forward_pass_more(graph) if most is None else most
-    if least_need(graph)[0] == graph.fixed_bytes:
-        with pytest.raises(InvalidData, match="nothing in the graph grows"):
-            max_batch(graph, budget, most_cost_ns=most)
+    told: dict[str, Any] = {"batch": batch, "values": values, "most_cost_ns": most}
+    try:
+        family.ceiling(lambda one: least_need(one)[0])
+    except InvalidData:
+        assert least_need(replace(family.scaled(100 * batch), fixed_bytes=0))[0] < 100
+        with pytest.raises(InvalidData, match="nothing in the graph"):
+            max_batch(graph, budget, **told)
         return
-    found = max_batch(graph, budget, most_cost_ns=most, time_limit_s=1, total_s=4)
+    found = max_batch(graph, budget, **told, time_limit_s=1, total_s=4)
     truth = 0
-    for batch in range(1, budget + 1):
-        cost = optimum(Problem(scaled(graph, batch), budget)).cost_ns
-        if cost is None or cost > limit * batch:
+    for size in range(1, budget * batch + 1):
+        cost = optimum(family.at(size)).cost_ns
+        if cost is None or cost > limit:
             break
-        truth = batch
+        truth = size
     assert found.batch <= truth <= found.bound
     if found.batch:
         assert found.answer is not None
         assert found.answer.plan is not None
         assert found.answer.cost_ns is not None
-        verify(Problem(scaled(graph, found.batch), budget), found.answer.plan)
-        assert found.answer.cost_ns <= found.batch * limit
+        verify(Problem(family.scaled(found.batch), budget), found.answer.plan)
+        assert verify(family.at(found.batch), found.answer.plan).cost_ns <= limit
 
 
 def test_the_input_grows_too() -> None:
@@ -174,7 +187,7 @@ def test_the_input_grows_too() -> None:
     with_input = max_batch(CHAIN, 100, batch_bytes=6, method="linearized-greedy")
     without = max_batch(CHAIN, 100, method="linearized-greedy")
     assert with_input.batch <= without.batch
-    assert scaled(CHAIN, 3, 6).fixed_bytes == 22
+    assert BatchFamily(CHAIN, 100, batch_bytes=6).scaled(3).fixed_bytes == 22
     assert with_input.answer is not None
     assert with_input.answer.budget_bytes == 100
 

@@ -6,22 +6,23 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, plain_peak
+from remat_ir.batch import BatchFamily, LargestBatch
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked
+from ..planning.largest_batch import largest_batch
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
-from ..planning.sources import LocalPlanner, solver_door
+from ..planning.sources import LocalPlanner, ServicePlanner, solver_door
 from .app import (
     NOTHING_FOUND,
     FileArgument,
@@ -34,7 +35,7 @@ from .app import (
     UrlOption,
     app,
 )
-from .files import check_writable, read_subject
+from .files import check_writable, read_subject, write_json
 from .plot import check_picture, curve_chart, curve_picture
 from .show import STYLES, duration, percent
 from .solve import asked_planner, budget_in, options_of, solve_options_of
@@ -110,12 +111,18 @@ def max_batch(
     input_bytes: Annotated[
         str, typer.Option("--input-bytes", help="How many of the fixed bytes are the batch's input, at that batch.")
     ] = "0",
+    all_grow: Annotated[
+        bool, typer.Option("--all-grow", help="Kept values grow as well; by default gradients of parameters stay.")
+    ] = False,
     method: MethodOption = "auto",
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
     ] = 20.0,
     total: Annotated[float, typer.Option("--total", metavar="S", help="Seconds in all.")] = 300.0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
     option: MethodOptions = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -125,28 +132,40 @@ def max_batch(
         raise InvalidData(f"{file}: a batch is searched for graphs only")
     if at_batch < 1:
         raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
-    solve_options_of(method, time_limit, 0.0)
-    one = _at_batch_one(subject, at_batch)
+    asking = solve_options_of(method, time_limit, 0.0)
+    values = tuple(range(subject.values)) if all_grow else None
+    family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
+    planner = asked_planner(base_url, local, options_of(option))
 
-    def tell(found: Any) -> None:
+    def tell(found: LargestBatch) -> None:
         if not quiet:
             print(f"batch {found.batch} reached, none above {found.bound}", file=sys.stderr, flush=True)
 
-    found = solver_door("max_batch")(
-        one,
-        bytes_of(budget),
-        batch_bytes=-(-bytes_of(input_bytes) // at_batch),
-        method=method,
-        time_limit_s=time_limit,
-        total_s=total,
-        options=options_of(option) or None,
-        on_step=tell,
-    )
-    if as_json:
-        print(json.dumps({"batch": found.batch, "bound": found.bound, "budget_bytes": bytes_of(budget)}))
+    if isinstance(planner, ServicePlanner):
+        found = largest_batch(planner, family, asking, total_s=total, on_step=tell)
     else:
-        proved = "and no larger one does" if found.batch == found.bound else f"and none above {found.bound} does"
+        found = solver_door("max_batch")(
+            subject,
+            family.budget_bytes,
+            batch=at_batch,
+            values=values,
+            batch_bytes=family.batch_bytes,
+            method=method,
+            time_limit_s=time_limit,
+            total_s=total,
+            options=options_of(option) or None,
+            on_step=tell,
+        )
+    if output is not None and found.answer is not None and found.answer.plan is not None:
+        write_json(output, found.answer.plan.to_json())
+    if as_json:
+        told = {"batch": found.batch, "bound": found.bound, "budget_bytes": family.budget_bytes}
+        print(json.dumps(told | {"proved": found.proved, "most_cost_ns": found.most_cost_ns, "seconds": found.seconds}))
+    elif found.batch or found.bound:
+        proved = "and no larger one does" if found.proved else f"and none above {found.bound} does"
         print(f"a batch of {found.batch} trains within {budget} at the cost of one more forward pass, {proved}")
+    else:
+        print(f"no batch trains within {budget} at the cost of one more forward pass")
     return 0 if found.batch else NOTHING_FOUND
 
 
@@ -178,16 +197,6 @@ def _one_by_one(
         answers.append(planner.plan(Problem(subject, budget), asking))
         tell(answers[-1])
     return sorted(answers, key=lambda answer: answer.budget_bytes)
-
-
-def _at_batch_one(graph: Graph, batch: int) -> Graph:
-    """Sizes and costs of one sample, rounded up so that what fits there fits in truth."""
-    return replace(
-        graph,
-        op_cost_ns=tuple(-(-cost // batch) for cost in graph.op_cost_ns),
-        value_bytes=tuple(-(-size // batch) for size in graph.value_bytes),
-        op_workspace_bytes=tuple(-(-size // batch) for size in graph.op_workspace_bytes),
-    )
 
 
 def _outcome(answer: Answer) -> str:

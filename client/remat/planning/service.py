@@ -47,6 +47,25 @@ def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> An
     return _answer(http.call("POST", f"/v1/solves/{_segment(solve_id)}/cancel", give_up_at=give_up_at), "cancel")
 
 
+def start_max_batch(http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf")) -> dict[str, Any]:
+    """POST a search for the largest batch: its document, under way."""
+    return _search(http.call("POST", "/v1/max-batch", body=body, give_up_at=give_up_at))
+
+
+def poll_max_batch(
+    http: Http, search_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")
+) -> dict[str, Any]:
+    """GET a search, held by the service for up to `wait_s` seconds until it ends."""
+    params = {"wait": f"{wait_s:g}"} if wait_s else {}
+    route = f"/v1/max-batch/{_segment(search_id)}"
+    return _search(http.call("GET", route, params=params, wait_s=wait_s, give_up_at=give_up_at))
+
+
+def cancel_max_batch(http: Http, search_id: str, *, give_up_at: float = float("inf")) -> dict[str, Any]:
+    """End a search with what it has found and proved."""
+    return _search(http.call("POST", f"/v1/max-batch/{_segment(search_id)}/cancel", give_up_at=give_up_at))
+
+
 def solves(http: Http, most: int) -> list[dict[str, Any]]:
     """The newest solves without their plans, page after page."""
     rows: list[dict[str, Any]] = []
@@ -98,6 +117,15 @@ def _answer(reply: Reply, what: str) -> Answer:
         return Answer.from_json(reply.data)
     except (InvalidData, TypeError) as error:
         raise BadAnswer(f"the service's reply to a {what} is not an answer: {error}") from None
+
+
+def _search(reply: Reply) -> dict[str, Any]:
+    data = reply.data
+    numbers = ("best_batch", "bound", "most_cost_ns")
+    fine = isinstance(data, dict) and isinstance(data.get("id"), str) and isinstance(data.get("ended"), bool)
+    if not fine or any(type(data.get(name)) not in (int, type(None)) for name in numbers):
+        raise BadAnswer("the service's reply to a search for the largest batch is none")
+    return dict(data)
 
 
 def _profiles(reply: Reply, asked: set[str]) -> dict[str, tuple[int, int]]:

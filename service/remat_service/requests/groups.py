@@ -1,24 +1,23 @@
-"""Several requests under one id: a sweep over budgets, or over batch sizes; each is an ordinary request of its own."""
+"""Several requests under one id, as a sweep over budgets; each is an ordinary request of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, select
 
-from remat_ir import Graph, InvalidData, Problem, Subject, plain_peak
+from remat_ir import InvalidData, Problem, Subject, plain_peak
 from remat_ir.document import Document, Member, Nested, OneOf
-from remat_ir.kinds import Array, Column, Integer, Number
-from remat_ir.problem import PROBLEMS
+from remat_ir.kinds import Array, Integer
 from remat_ir.read import kind
 from remat_ir.subject import SUBJECTS
 from remat_solver.bounds import least_need
 
 from ..context import Context
-from ..errors import Invalid, NotFound, ServiceError
+from ..errors import NotFound, ServiceError
 from ..identity import Caller, new_id
 from ..settings import Settings
 from ..storage.epochs import of_epoch
@@ -29,7 +28,6 @@ from .parse import LIMITS, Ask, read_limits, read_problem
 from .submit import Submission
 
 _MOST = 64
-_BATCH_SIZE = Integer(1, 10**6)
 _BUDGETS, _POINTS = Member(Array(Integer(), 1, _MOST)), Member(Integer(2, _MOST))
 
 
@@ -46,17 +44,8 @@ SWEEP_REQUEST = OneOf(
     "One step at many budgets: those named, or `points` of them over the whole curve.",
     tuple(document for key in SUBJECTS for document in (_SWEEPS[key], _CURVES[key])),
 )
-BATCH_REQUEST = LIMITS.extended(
-    "BatchRequest",
-    "A graph captured at one batch size, and the batch sizes to try within its budget.",
-    problem=Member(Nested((PROBLEMS["graph"],))),
-    batch=Member(_BATCH_SIZE, about="The batch size that the graph was captured at."),
-    batches=Member(Array(_BATCH_SIZE, 1, _MOST)),
-    batch_values=Member(Column(), None, "Values that grow with it; by default all but kept.", nullable=True),
-    max_overhead=Member(Number(least=0), None, nullable=True),
-)
 
-_SWEEP, _BATCH = "sweep", "max-batch"
+_SWEEP = "sweep"
 
 
 @dataclass(frozen=True)
@@ -92,13 +81,18 @@ def read_sweep(data: object, settings: Settings) -> Group:
         budgets = curve(subject, found["points"])
     else:
         budgets = list(found["budgets_bytes"])
-        _few(budgets, "budgets_bytes", most)
+        few(budgets, "budgets_bytes", most)
     limits = read_limits(found, settings)
     asks = tuple(Ask(problem=Problem(subject, budget), **limits) for budget in budgets)
     return Group(_SWEEP, asks, {"budgets_bytes": budgets})
 
 
-def _few(entries: Sequence[int], what: str, most: int) -> None:
+def few(entries: Sequence[int], what: str, most: int) -> None:
+    """Refuse an array with more entries than the service takes.
+
+    Raises:
+        InvalidData: it has more.
+    """
     if len(entries) > most:
         raise InvalidData(f"{what} has {len(entries)} entries, more than the {most} allowed", "/" + what)
 
@@ -111,53 +105,6 @@ def curve(subject: Subject, points: int) -> list[int]:
     least, most = least_need(subject)[0], plain_peak(subject)
     spread = max(0, most - least)
     return sorted({least + spread * i // (points - 1) for i in range(points)}, reverse=True)
-
-
-def read_batches(data: object, settings: Settings) -> Group:
-    """Read `POST /v1/max-batch`: a graph captured at one batch size, and the batch sizes to try within one budget.
-
-    Costs, workspaces and `batch_values` (by default every value that is not kept to the end: gradients of parameters
-    don't grow) are scaled in proportion, rounded up.
-
-    Raises:
-        InvalidData, TooLarge, Invalid: as for a single solve.
-    """
-    found = BATCH_REQUEST.read(data)
-    problem = read_problem(found["problem"], settings)
-    if not isinstance(problem.subject, Graph):
-        raise InvalidData("max-batch scales graphs only", "/problem")
-    batch, batches, values = found["batch"], found["batches"], found.get("batch_values")
-    _few(batches, "batches", settings.most_sweep)
-    _few(values or (), "batch_values", settings.most_values)
-    for i, value in enumerate(values or ()):
-        if not 0 <= value < problem.subject.values:
-            raise InvalidData(f"batch_values[{i}]: there is no value {value}", f"/batch_values/{i}")
-    limits = read_limits(found, settings)
-    asks = []
-    for i, size in enumerate(batches):
-        try:
-            graph = scaled(problem.subject, batch, size, values)
-        except InvalidData as error:
-            raise Invalid(f"at batch {size}: {error}", f"/batches/{i}") from None
-        asks.append(Ask(problem=Problem(graph, problem.budget_bytes), **limits))
-    return Group(_BATCH, tuple(asks), {"batches": list(batches), "max_overhead": found.get("max_overhead")})
-
-
-def scaled(graph: Graph, batch: int, size: int, values: tuple[int, ...] | None = None) -> Graph:
-    """The graph at another batch size: what grows with it, in proportion and rounded up."""
-    growing = frozenset(range(graph.values)) - frozenset(graph.keep) if values is None else frozenset(values)
-
-    def grow(number: int) -> int:
-        return -(-number * size // batch)
-
-    return replace(
-        graph,
-        op_cost_ns=tuple(map(grow, graph.op_cost_ns)),
-        op_workspace_bytes=tuple(map(grow, graph.op_workspace_bytes)),
-        value_bytes=tuple(grow(b) if v in growing else b for v, b in enumerate(graph.value_bytes)),
-        op_names=None,
-        value_names=None,
-    )
 
 
 async def start(context: Context, caller: Caller, group: Group) -> str:
@@ -215,17 +162,19 @@ async def status(
         answers.append(row.answer if row.ended else await read.current_answer(context, row))
         ended = ended and bool(row.ended)
     data: dict[str, Any] = {"id": group_id, "ended": ended, "solves": answers}
-    if kind_name == _BATCH:
+    if "batches" in group.about:
         data |= _best_batch(group.about, answers)
     return data, ended
 
 
 def _best_batch(about: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The largest batch with a plan, and within the overhead where one was named."""
+    """The largest batch with a plan, and within the overhead where one was named; of the others nothing is claimed."""
     fitting = [
-        batch
+        (batch, answer["id"])
         for batch, answer in zip(about["batches"], answers, strict=False)
         if answer["overhead"] is not None
         and (about["max_overhead"] is None or answer["overhead"] <= about["max_overhead"])
     ]
-    return {"batches": about["batches"], "best_batch": max(fitting, default=None)}
+    best, solve = max(fitting, default=(None, None))
+    unsearched = {"bound": None, "most_cost_ns": None, "message": "Only the sizes that were named are tried."}
+    return {"batches": about["batches"], "best_batch": best, "best_solve": solve, **unsearched}

@@ -19,6 +19,7 @@ from remat_ir import InvalidData, InvalidPlan
 
 from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
+from ..requests.batches import BatchSearches
 from ..requests.housekeeping import housekeeping
 from ..requests.parse import ParsedBodies
 from ..requests.poller import poll
@@ -46,6 +47,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.context, app.state.callers = context, Callers(context)
     app.state.admission = Admission(settings.most_requests_per_tenant)
     app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
+    app.state.batch_searches = BatchSearches(context)
     app.state.bodies, app.state.parsed_bodies = Bodies(settings), ParsedBodies()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
@@ -77,6 +79,7 @@ def _lifespan(context: Context) -> Any:
             finally:
                 context.stopping = True
                 context.notifier.notify_all()
+                await app.state.batch_searches.stop()
                 for keeper in keepers:
                     keeper.cancel()
                 await asyncio.wait_for(dispatcher.stop(), context.settings.drain_s + 10.0)

@@ -11,7 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from remat_ir.answer import ANSWER
 from remat_ir.document import Document, OneOf, with_nested
 
-from ..requests.groups import BATCH_REQUEST, SWEEP_REQUEST
+from ..requests.batches import BATCH_REQUEST
+from ..requests.groups import SWEEP_REQUEST
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST
 from ..requests.profiles import LOOKUP, UPLOAD
 from .schemas import SOLVE_ROW

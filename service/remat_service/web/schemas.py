@@ -94,10 +94,17 @@ class SweepDocument(BaseModel):
 
 
 class BatchDocument(SweepDocument):
-    """The solves of the batch sizes in order, and the largest that fits so far."""
+    """The batches tried in order, and the largest with a plan so far; a search has a bound above which there is none.
+
+    `best_solve` is the solve whose plan it is, `most_cost_ns` what a plan may cost at the batch of the capture.
+    """
 
     batches: list[int]
     best_batch: int | None
+    bound: int | None
+    best_solve: str | None
+    most_cost_ns: int | None
+    message: str
 
 
 class ValidateDocument(BaseModel):

@@ -1,4 +1,4 @@
-"""`/v1/sweeps` and `/v1/max-batch`: many budgets, or many batch sizes, in one request."""
+"""`/v1/sweeps` and `/v1/max-batch`: many budgets in one request, and the largest batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
 from ...context import Context
+from ...errors import NotFound
 from ...identity import Caller
-from ...requests import groups
+from ...requests import batches, groups
 from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import caller_with
@@ -36,7 +37,21 @@ async def _started(request: Request, caller: Caller, reader: Callable[[Any, Sett
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as raw:
-        return await groups.start(context, caller, await from_body(raw, reader, context.settings))
+        group = await from_body(raw, reader, context.settings)
+        if not group.asks:
+            searches: batches.BatchSearches = request.app.state.batch_searches
+            return await searches.start(caller, group)
+        return await groups.start(context, caller, group)
+
+
+async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: float) -> Response:
+    """A search, or the sizes that a caller named."""
+    context: Context = request.app.state.context
+    try:
+        found = await batches.status(context, request.app.state.batch_searches, caller, group_id, wait_s)
+    except NotFound:
+        found = await groups.status(context, caller, batches.KIND, group_id, wait_s)
+    return _response("/v1/max-batch", *found)
 
 
 @router.post(
@@ -80,15 +95,15 @@ async def get_sweep(
         202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
         **refusals(408, 409, 413, 415, 429),
     },
-    openapi_extra=body(groups.BATCH_REQUEST, examples()["max_batch"]),
+    openapi_extra=body(batches.BATCH_REQUEST, examples()["max_batch"]),
 )
 async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
-    """The graph scaled to each batch size, planned within one budget; `best_batch` is the largest with a plan."""
-    context: Context = request.app.state.context
-    group_id = await _started(request, caller, groups.read_batches)
-    return _response(
-        "/v1/max-batch", *await groups.status(context, caller, "max-batch", group_id, preferred_wait(request))
-    )
+    """A search for the largest batch whose plan costs at most one more forward pass (equation 9), and a bound.
+
+    With `batches`, each of these sizes is a solve, and `best_batch` the largest with a plan.
+    """
+    group_id = await _started(request, caller, batches.read_batches)
+    return await _of_batch(request, caller, group_id, preferred_wait(request))
 
 
 @router.get(
@@ -101,7 +116,22 @@ async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_
 async def get_batch(
     request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
 ) -> Response:
-    """The answers so far, without plans."""
-    return _response(
-        "/v1/max-batch", *await groups.status(request.app.state.context, caller, "max-batch", group_id, wait)
-    )
+    """The batches tried so far, the largest with a plan, and the bound above which there is none."""
+    return await _of_batch(request, caller, group_id, wait)
+
+
+@router.post(
+    "/v1/max-batch/{group_id}/cancel",
+    summary="Give a search for the largest batch up",
+    response_model=BatchDocument,
+    responses=refusals(404, 408, 413, 415),
+)
+async def cancel_batch(
+    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """The search ends with what it has found and proved."""
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request):  # none is needed; one that a form in a browser could send is refused
+        pass
+    await batches.give_up(request.app.state.context, caller, group_id)
+    return await _of_batch(request, caller, group_id, 0.0)

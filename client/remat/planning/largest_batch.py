@@ -1,0 +1,82 @@
+"""The largest batch inside a budget, asked of a service: its plan is replayed here before it is believed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, verify
+from remat_ir.batch import BatchFamily, LargestBatch
+
+from ..errors import BadAnswer
+from . import service
+from .options import SolveOptions
+from .sources import ServicePlanner
+
+_POLL_S = 2.0
+_PATIENCE_S = 60.0
+
+
+def largest_batch(
+    planner: ServicePlanner,
+    family: BatchFamily,
+    options: SolveOptions,
+    *,
+    total_s: float = 600.0,
+    on_step: Callable[[LargestBatch], None] | None = None,
+) -> LargestBatch:
+    """The largest batch with a plan that costs at most one more forward pass (Checkmate, equation 9).
+
+    The plan is verified at the batch that is claimed. The bound is the service's word.
+
+    Args:
+        options: of each solve.
+        total_s: seconds for the whole search; beyond it and a minute the search is given up, with what it has found.
+        on_step: called with what is known, at every poll that brings something new; without a plan.
+
+    Raises:
+        ServiceError: unreachable, refused, or an answer that is not what it claims to be.
+    """
+    started = time.monotonic()
+    give_up_at = started + total_s + _PATIENCE_S
+    body: dict[str, Any] = {"problem": Problem(family.graph, family.budget_bytes).to_json(), "batch": family.batch}
+    body |= {"batch_bytes": family.batch_bytes, "total_s": total_s, "options": planner.options}
+    body |= {"batch_values": None if family.values is None else list(family.values)}
+    body |= {name: getattr(options, name) for name in ("method", "time_limit_s")}
+    found = service.start_max_batch(planner.http, body, give_up_at=give_up_at)
+    search_id, seen = found["id"], None
+    while not found["ended"]:
+        known = _known(found, None, started)
+        if on_step is not None and (known.batch, known.bound) != seen:
+            seen = (known.batch, known.bound)
+            on_step(known)
+        if time.monotonic() > give_up_at:
+            found = service.cancel_max_batch(planner.http, search_id, give_up_at=time.monotonic() + 5.0)
+            break
+        found = service.poll_max_batch(planner.http, search_id, wait_s=_POLL_S, give_up_at=give_up_at)
+    return _known(found, _plan(planner, family, found), started)
+
+
+def _known(found: dict[str, Any], answer: Answer | None, started: float) -> LargestBatch:
+    if found["bound"] is None or found["most_cost_ns"] is None or (found["best_batch"] or 0) > found["bound"]:
+        raise BadAnswer("the service's search for the largest batch has no bound, or one below its own batch")
+    seconds = round(time.monotonic() - started, 6)
+    return LargestBatch(found["best_batch"] or 0, found["bound"], found["most_cost_ns"], answer, seconds)
+
+
+def _plan(planner: ServicePlanner, family: BatchFamily, found: dict[str, Any]) -> Answer | None:
+    """The answer at the batch that is claimed, its plan replayed there."""
+    if not found["best_batch"]:
+        return None
+    solved = service.poll(planner.http, str(found.get("best_solve")))
+    plan = solved.plan
+    if not isinstance(plan, Plan):
+        raise BadAnswer(f"the service claims a batch of {found['best_batch']} and has no plan for it")
+    try:
+        if verify(family.at(found["best_batch"]), plan).cost_ns > found["most_cost_ns"]:
+            raise BadAnswer(f"the service's plan for a batch of {found['best_batch']} costs more than it may")
+        problem = Problem(family.scaled(found["best_batch"]), family.budget_bytes)
+        return Answer.of_plan(problem, plan, method=solved.method)
+    except (InvalidPlan, InvalidData) as error:
+        raise BadAnswer(f"the service's plan for a batch of {found['best_batch']} is wrong: {error}") from None

@@ -1,0 +1,347 @@
+"""The largest batch inside a budget: sizes that the caller names, or a search, one ordinary solve after another.
+
+A search's state is in its row, and each of its solves has an idempotency key made of the search, the round and the
+batch: a process that takes a search up again, after a restart or next to another, asks for the same solves and comes to
+the same end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+from sqlalchemy import select, update
+
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Status
+from remat_ir.batch import LARGEST_BATCH, BatchFamily
+from remat_ir.document import Member, Nested
+from remat_ir.kinds import Array, Column, Integer, Number
+from remat_ir.problem import PROBLEMS
+from remat_solver.batch import BatchSearch
+from remat_solver.bounds import least_need
+
+from ..context import Context
+from ..errors import Gone, Invalid, NotFound, ServiceError, TooMany, Unavailable
+from ..identity import Caller, Retry, new_id
+from ..settings import Settings
+from ..storage.tables import groups, now
+from . import read
+from .cancel import cancel
+from .groups import Group, few
+from .parse import LIMITS, Ask, read_limits, read_problem
+from .submit import Submission
+
+log = structlog.get_logger("remat_service.requests.batches")
+
+KIND = "max-batch"
+_BATCH_SIZE = Integer(1, LARGEST_BATCH)
+_LOOK_S = 1.0
+_POLL_S = 5.0
+
+BATCH_REQUEST = LIMITS.extended(
+    "BatchRequest",
+    "A graph captured at one batch size. Without `batches`, the largest batch is searched for, with a bound.",
+    problem=Member(Nested((PROBLEMS["graph"],))),
+    batch=Member(_BATCH_SIZE, 1, "The batch size that the graph was captured at."),
+    batches=Member(Array(_BATCH_SIZE, 1, 64), None, "Try these and no others.", nullable=True),
+    batch_values=Member(Column(), None, "Values that grow with it; by default all but kept.", nullable=True),
+    batch_bytes=Member(Integer(), 0, "How many of the fixed bytes are the input batch."),
+    max_overhead=Member(
+        Number(least=0),
+        None,
+        "Over the cost of each op once; a search without it allows one more forward pass (Checkmate, equation 9).",
+        nullable=True,
+    ),
+    total_s=Member(Number(above=0), 600.0, "Seconds for the whole search; `time_limit_s` is for its first solves."),
+)
+
+
+def read_batches(data: object, settings: Settings) -> Group:
+    """Read `POST /v1/max-batch`: the sizes to try as asks, or no asks and what a search needs to know.
+
+    Raises:
+        InvalidData, TooLarge, Invalid: as for a single solve; nothing in the graph grows; there is no backward pass.
+    """
+    found = BATCH_REQUEST.read(data)
+    problem = read_problem(found["problem"], settings)
+    if not isinstance(problem.subject, Graph):
+        raise InvalidData("max-batch scales graphs only", "/problem")
+    few(found.get("batches") or (), "batches", settings.most_sweep)
+    few(found.get("batch_values") or (), "batch_values", settings.most_values)
+    about = {key: found.get(key) for key in ("batch_values", "max_overhead")}
+    about |= {"batch": found.get("batch", 1), "batch_bytes": found.get("batch_bytes", 0)}
+    family = _family(about, problem)
+    limits = read_limits(found, settings)
+    if found.get("batches") is None:
+        return Group(KIND, (), about | _search(family, found, limits))
+    asks = []
+    for i, size in enumerate(found["batches"]):
+        try:
+            asks.append(Ask(problem=Problem(family.scaled(size), problem.budget_bytes), **limits))
+        except InvalidData as error:
+            raise Invalid(f"at batch {size}: {error}", f"/batches/{i}") from None
+    return Group(KIND, tuple(asks), {"batches": list(found["batches"]), "max_overhead": about["max_overhead"]})
+
+
+def _family(about: dict[str, Any], problem: Problem) -> BatchFamily:
+    values = None if about["batch_values"] is None else tuple(about["batch_values"])
+    return BatchFamily(problem.graph, problem.budget_bytes, about["batch"], values, about["batch_bytes"])
+
+
+def _search(family: BatchFamily, found: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+    """What a search keeps in its row."""
+    total, overhead = family.graph.total_cost_ns, found.get("max_overhead")
+    most = family.most_cost_ns() if overhead is None else int(total * (1 + overhead))
+    ceiling = family.ceiling(lambda graph: least_need(graph)[0])
+    search = BatchSearch(0, ceiling if most >= total else 0)
+    return {
+        "problem": Problem(family.graph, family.budget_bytes).to_json(),
+        "limits": limits,
+        "most_cost_ns": most,
+        "total_s": found.get("total_s", 600.0),
+        "state": _state(search),
+        "tried": [],
+        "best_solve": None,
+        "ended": None,
+    }
+
+
+def _state(search: BatchSearch) -> dict[str, Any]:
+    return asdict(search) | {"unclear": sorted(search.unclear)}
+
+
+class BatchSearches:
+    """The searches that this process drives, each in a task of its own."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, caller: Caller, group: Group) -> str:
+        """Take a search in and submit its first solve; returns its id.
+
+        Raises:
+            ServiceError: as for a single solve.
+        """
+        group_id = new_id()
+        async with self._context.database.write() as connection:
+            await connection.execute(
+                groups.insert().values(
+                    id=group_id, tenant_id=caller.tenant_id, kind=group.kind, about=group.about, created_at=now()
+                )
+            )
+        step = _Step(self._context, caller, group_id, group.about, 0.0)
+        try:
+            await step.submit()
+        except ServiceError:
+            async with self._context.database.write() as connection:
+                await connection.execute(groups.delete().where(groups.c.id == group_id))
+            raise
+        self.drive(caller, group_id)
+        return group_id
+
+    def drive(self, caller: Caller, group_id: str) -> None:
+        """See a search to its end, unless this process does already."""
+        if group_id not in self._tasks and not self._context.stopping:
+            self._tasks[group_id] = task = asyncio.create_task(self._drive(caller, group_id))
+            task.add_done_callback(lambda _: self._tasks.pop(group_id, None))
+
+    async def stop(self) -> None:
+        """Leave the searches where they are; who polls one takes it up again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _drive(self, caller: Caller, group_id: str) -> None:
+        context = self._context
+        while not context.stopping:
+            row = await _row(context, caller, group_id)
+            if row is None or row.about["ended"] is not None:
+                return
+            elapsed = (now() - row.created_at).total_seconds()
+            try:
+                await _Step(context, caller, group_id, row.about, elapsed).run()
+            except (TooMany, Unavailable) as error:
+                await asyncio.sleep(min(30.0, error.retry_after_s or _LOOK_S))
+            except ServiceError as error:
+                await _save(context, group_id, row.about | {"ended": str(error)})
+            except Exception:
+                log.exception("a search for the largest batch broke off; the next poll takes it up", group=group_id)
+                return
+            context.notifier.notify(group_id)
+
+
+class _Step:
+    """One batch of a search: its solve, until it is decided or out of time, and what follows from it."""
+
+    def __init__(
+        self, context: Context, caller: Caller, group_id: str, about: dict[str, Any], elapsed_s: float
+    ) -> None:
+        self.context, self.caller, self.group_id = context, caller, group_id
+        self.about = about
+        self.family = _family(about, Problem.from_json(about["problem"]))
+        state = about["state"]
+        self.search = BatchSearch(**state | {"unclear": set(state["unclear"])})
+        self.batch = self.search.next_batch()
+        self.deadline = time.monotonic() + about["total_s"] - elapsed_s
+
+    async def submit(self) -> str | None:
+        """Ask for the solve of the next batch; its request's id, or None where there is nothing more to try."""
+        if self.batch is None:
+            return None
+        limits = dict(self.about["limits"])
+        longest = self.context.settings.most_time_limit_s
+        limits["time_limit_s"] = min(longest, self.search.factor * limits.get("time_limit_s", Ask.time_limit_s))
+        problem = await asyncio.to_thread(self.family.at, self.batch)
+        retry = Retry(f"{self.group_id}-{self.search.factor}-{self.batch}", "")
+        request_id = await Submission(self.context, self.caller, Ask(problem, **limits), retry, self.group_id).submit()
+        self.about["state"] = _state(self.search)
+        if [self.batch, request_id] not in self.about["tried"]:
+            self.about["tried"].append([self.batch, request_id])
+        await _save(self.context, self.group_id, self.about)
+        return request_id
+
+    async def run(self) -> None:
+        """See the next batch to its end, and write down what it says about the others."""
+        request_id = await self.submit() if time.monotonic() < self.deadline else None
+        if request_id is None or self.batch is None:
+            proved = self.search.floor == self.search.ceiling
+            ended = "proved" if proved else "time" if self.search.again or self.batch is not None else "unclear"
+            await _save(self.context, self.group_id, self.about | {"ended": ended})
+            return
+        row = await self._decided(request_id)
+        if row is None:
+            return
+        await self._conclude(row)
+        row = await _row(self.context, self.caller, self.group_id)
+        if row is not None and row.about["ended"] is None:  # nobody has given it up meanwhile
+            await _save(self.context, self.group_id, self.about | {"state": _state(self.search)})
+
+    async def _decided(self, request_id: str) -> Any:
+        """The row of the request, ended: by itself, or because its plan is cheap enough or its bound too high."""
+        context, most = self.context, self.about["most_cost_ns"]
+        while True:
+            row = await read.wait(context, self.caller, request_id, time.monotonic() + _LOOK_S)
+            if row.ended:
+                return row
+            if context.stopping:
+                return None
+            known = Answer.from_json(await read.current_answer(context, row))
+            if _cheap(known, most) or _hopeless(known, most) or time.monotonic() > self.deadline:
+                await cancel(context, self.caller, request_id)
+
+    async def _conclude(self, row: Any) -> None:
+        most, batch = self.about["most_cost_ns"], self.batch
+        assert batch is not None
+        answer = Answer.from_json(row.answer)
+        if _cheap(answer, most):
+            try:
+                whole = Answer.from_json((await read.body_of(self.context, self.caller, row))[0])
+            except Gone:  # evicted between two looks: the batch itself was reached all the same
+                whole = answer
+            plan, reach = whole.plan, batch
+            if isinstance(plan, Plan):
+                reach = max(batch, await asyncio.to_thread(self.family.largest, plan))
+            if reach > self.search.floor:
+                self.about["best_solve"] = row.id
+            self.search.reached(reach)
+        elif _hopeless(answer, most):
+            self.search.impossible(batch)
+        else:
+            self.search.tried(batch, answer.limit in ("time", "cancel"))
+
+
+def _cheap(answer: Answer, most_ns: int) -> bool:
+    return answer.cost_ns is not None and answer.cost_ns <= most_ns
+
+
+def _hopeless(answer: Answer, most_ns: int) -> bool:
+    """Whether no plan at all fits, or none that is cheap enough: of the whole space only."""
+    if answer.restricted_to:
+        return False
+    return answer.status is Status.INFEASIBLE or (answer.bound_ns is not None and answer.bound_ns > most_ns)
+
+
+async def _row(context: Context, caller: Caller, group_id: str) -> Any:
+    async with context.database.read() as connection:
+        query = select(groups).where(
+            groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id, groups.c.kind == KIND
+        )
+        return (await connection.execute(query)).first()
+
+
+async def _save(context: Context, group_id: str, about: dict[str, Any]) -> None:
+    if about["ended"] is not None:
+        about = about | {"problem": None}  # nothing more is scaled
+    async with context.database.write() as connection:
+        await connection.execute(update(groups).where(groups.c.id == group_id).values(about=about))
+
+
+async def status(
+    context: Context, searches: BatchSearches, caller: Caller, group_id: str, wait_s: float
+) -> tuple[dict[str, Any], bool]:
+    """A search's document and whether it has ended; waits for that for up to `wait_s`.
+
+    Raises:
+        NotFound: this tenant has no such search.
+    """
+    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    with context.notifier.subscribe(group_id) as changes:
+        while True:
+            changes.reset()
+            row = await _row(context, caller, group_id)
+            if row is None or "state" not in row.about:
+                raise NotFound(f"there is no {KIND} with this id")
+            ended = row.about["ended"] is not None
+            left = until - time.monotonic()
+            if ended or left <= 0 or context.stopping:
+                return await _document(context, caller, row), ended
+            searches.drive(caller, group_id)
+            await changes.wait(min(left, _POLL_S))
+
+
+async def _document(context: Context, caller: Caller, row: Any) -> dict[str, Any]:
+    about = row.about
+    solves = []
+    for _, request_id in about["tried"]:
+        one = await read.find_request(context, caller, request_id)
+        solves.append(one.answer if one.ended else await read.current_answer(context, one))
+    return {
+        "id": row.id,
+        "ended": about["ended"] is not None,
+        "solves": solves,
+        "batches": [batch for batch, _ in about["tried"]],
+        "best_batch": about["state"]["floor"] or None,
+        "bound": about["state"]["ceiling"],
+        "best_solve": about["best_solve"],
+        "most_cost_ns": about["most_cost_ns"],
+        "message": _MESSAGES.get(about["ended"] or "", about["ended"] or "Searching."),
+    }
+
+
+_MESSAGES = {
+    "proved": "No larger batch has a plan within the budget and the cost.",
+    "time": "The time was up: whether batches between best_batch and bound have a plan is open.",
+    "unclear": "No method decides the batches between best_batch and bound.",
+    "cancelled": "The search was given up.",
+}
+
+
+async def give_up(context: Context, caller: Caller, group_id: str) -> None:
+    """End a search, and the solve that it waits for.
+
+    Raises:
+        NotFound: this tenant has no such search.
+    """
+    row = await _row(context, caller, group_id)
+    if row is None or "state" not in row.about:
+        raise NotFound(f"there is no {KIND} with this id")
+    if row.about["ended"] is None:
+        await _save(context, group_id, row.about | {"ended": "cancelled"})
+        for _, request_id in row.about["tried"]:
+            await cancel(context, caller, request_id)
+    context.notifier.notify(group_id)

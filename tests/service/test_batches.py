@@ -1,0 +1,155 @@
+"""The search for the largest batch over HTTP: equation 9, proof and bound, restarts, refusals, the client's check."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.liar import Said, in_turn, lying
+from remat.errors import BadAnswer
+from remat.planning.largest_batch import largest_batch
+from remat.planning.options import SolveOptions
+from remat.planning.sources import ServicePlanner
+from remat_ir import Graph, Plan, Problem, plain_peak, verify
+from remat_ir.batch import BatchFamily
+from remat_solver import max_batch
+from service.serving import Service, example, serving, training_graph
+from solver.brute import optimum
+
+GRAPH = Graph(
+    op_cost_ns=(120, 80, 200, 150, 90),
+    op_inputs=((), (0,), (1,), (1, 2), (0, 3)),
+    value_op=(0, 1, 2, 3, 4),
+    value_bytes=(10, 7, 3, 6, 4),
+    keep=(4,),
+    backward_from=3,
+    fixed_bytes=12,
+)
+
+
+def finished(service: Service, reply: Any) -> dict[str, Any]:
+    data: dict[str, Any] = reply.json()
+    assert reply.status_code in (200, 202), data
+    while not data["ended"]:
+        data = service.http.get(f"/v1/max-batch/{data['id']}", params={"wait": 10}).json()
+    return data
+
+
+@pytest.mark.parametrize(
+    ("budget", "more"),
+    [(100, {}), (100, {"batch": 3}), (140, {"batch_bytes": 5}), (90, {"batch_values": [0, 1, 2, 3, 4]}), (13, {})],
+)
+def test_the_largest_batch_is_brute_forces(service: Service, budget: int, more: dict[str, Any]) -> None:
+    """By trying each batch with the exact optimum; the bound is the batch itself: that is the proof."""
+    body = {"problem": Problem(GRAPH, budget).to_json(), "time_limit_s": 5, **more}
+    data = finished(service, service.http.post("/v1/max-batch", json=body))
+    values = more.get("batch_values")
+    family = BatchFamily(
+        GRAPH, budget, more.get("batch", 1), None if values is None else tuple(values), more.get("batch_bytes", 0)
+    )
+    assert data["most_cost_ns"] == family.most_cost_ns() == 640 + 400
+    truth = 0
+    while (cost := optimum(family.at(truth + 1)).cost_ns) is not None and cost <= data["most_cost_ns"]:
+        truth += 1
+    assert (data["best_batch"], data["bound"]) == (truth or None, truth), data
+    assert data["message"] == "No larger batch has a plan within the budget and the cost."
+    assert len(data["batches"]) == len(data["solves"]) == len(set(data["batches"]))
+
+
+def test_a_limit_of_ones_own(service: Service) -> None:
+    """Without recomputation allowed the largest batch is equation 10's."""
+    graph = training_graph(6, cost=83)
+    budget = 5 * plain_peak(graph)
+    body = {"problem": Problem(graph, budget).to_json(), "max_overhead": 0, "time_limit_s": 5}
+    data = finished(service, service.http.post("/v1/max-batch", json=body))
+    assert data["best_batch"] == max_batch(graph, budget, most_cost_ns=graph.total_cost_ns).batch
+    assert data["best_batch"] == data["bound"]
+
+
+def test_refused(service: Service) -> None:
+    plain = {"problem": Problem(GRAPH, 100).to_json()}
+    for change, pointer in (
+        ({"batch": 0}, "/batch"),
+        ({"batch_bytes": 13}, "/batch_bytes"),
+        ({"batch_values": [9]}, "/batch_values/0"),
+        ({"total_s": 0}, "/total_s"),
+        ({"max_overhead": -1}, "/max_overhead"),
+        ({"problem": {"graph": GRAPH.to_json() | {"backward_from": None}, "budget_bytes": 100}}, "/backward_from"),
+    ):
+        reply = service.http.post("/v1/max-batch", json=plain | change)
+        assert (reply.status_code, reply.json()["pointer"]) == (422, pointer), reply.text
+    nothing = service.http.post("/v1/max-batch", json=plain | {"batch_values": [], "batch": 2})
+    assert nothing.status_code == 422
+    assert "nothing in the graph" in nothing.json()["detail"]
+    assert service.http.get(f"/v1/max-batch/{'0' * 32}").status_code == 404
+
+
+def test_a_search_can_be_given_up(service: Service) -> None:
+    """It ends with what it has, and nothing of it stays in the queue."""
+    graph = training_graph(60, cost=89)
+    body = {"problem": Problem(graph, 2 * plain_peak(graph)).to_json(), "time_limit_s": 30, "batch_values": None}
+    posted = service.http.post("/v1/max-batch", json=body).json()
+    given_up = service.http.post(f"/v1/max-batch/{posted['id']}/cancel").json()
+    assert given_up["ended"]
+    assert all(solve["status"] not in ("queued", "running") for solve in given_up["solves"])
+    assert service.http.get(f"/v1/max-batch/{posted['id']}").json()["message"] == given_up["message"]
+
+
+def test_a_search_survives_its_process(tmp_path: Path) -> None:
+    """Killed in the middle: the next process goes on at the next poll, with the batches tried before."""
+    graph = training_graph(40, cost=97)
+    body = {"problem": Problem(graph, 3 * plain_peak(graph)).to_json(), "time_limit_s": 2, "total_s": 60}
+    with serving(tmp_path, workers=1) as first:
+        posted = first.http.post("/v1/max-batch", json=body).json()
+        time.sleep(1.0)
+        first.stop(9)
+    with serving(tmp_path, workers=1) as second:
+        data = finished(second, second.http.get(f"/v1/max-batch/{posted['id']}"))
+    assert data["batches"][: len(posted["batches"])] == posted["batches"]
+    assert data["best_batch"] >= 3, "three times the plain peak holds three batches without a plan"
+    assert data["best_batch"] <= data["bound"]
+
+
+def test_the_client_replays_the_plan(service: Service) -> None:
+    family = BatchFamily(GRAPH, 140, 2, None, 5)
+    steps: list[Any] = []
+    found = largest_batch(
+        ServicePlanner(service.url), family, SolveOptions(time_limit_s=5), total_s=60, on_step=steps.append
+    )
+    assert found.proved
+    assert found.answer is not None
+    assert isinstance(found.answer.plan, Plan)
+    assert verify(family.at(found.batch), found.answer.plan).cost_ns <= found.most_cost_ns
+    assert all(step.batch <= found.batch <= found.bound <= step.bound for step in steps)
+
+
+def test_the_client_believes_no_claim(service: Service) -> None:
+    """A batch above what the plan holds, a cost above the limit, no bound, a bound below: each is refused."""
+    family = BatchFamily(GRAPH, 100)
+    body = {"problem": Problem(GRAPH, 100).to_json(), "time_limit_s": 5}
+    true = finished(service, service.http.post("/v1/max-batch", json=body))
+    answer = service.get(true["best_solve"])[1]
+    for change, says in (
+        ({"best_batch": true["best_batch"] + 1, "bound": true["bound"] + 1}, "is wrong"),
+        ({"most_cost_ns": GRAPH.total_cost_ns - 1}, "costs more than it may"),
+        ({"bound": None}, "no bound"),
+        ({"bound": true["best_batch"] - 1}, "below its own batch"),
+        ({"bound": "9"}, "is none"),
+    ):
+        told = in_turn(Said(202, true | change), Said(200, answer))
+        with lying(told) as server, pytest.raises(BadAnswer, match=says):
+            largest_batch(ServicePlanner(server.url), family, SolveOptions())
+    told = in_turn(Said(202, true), Said(200, {key: part for key, part in answer.items() if key != "plan"}))
+    with lying(told) as server, pytest.raises(BadAnswer, match="has no plan for it"):
+        largest_batch(ServicePlanner(server.url), family, SolveOptions())
+
+
+def test_the_example_of_named_sizes(service: Service) -> None:
+    """As before there were searches: the sizes that were named and no bound."""
+    data = finished(service, service.http.post("/v1/max-batch", json=example("max_batch")))
+    assert data["batches"] == [1, 2, 3, 4]
+    assert data["bound"] is None
+    assert data["best_solve"] in {solve["id"] for solve in data["solves"]}
