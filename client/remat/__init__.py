@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         RematError,
         ServiceError,
     )
+    from .planning.async_client import AsyncRemat
     from .planning.budget import ActivationBytes, Fraction, UnitBytes
     from .planning.coordinator import Coordinator, OneProcess
     from .planning.options import SolveOptions
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from .units.units import optimize_units
 
 _HOMES = {
+    "AsyncRemat": "planning.async_client",
     "BudgetTooSmall": "errors",
     "CaptureError": "errors",
     "NothingFound": "errors",
@@ -88,6 +90,7 @@ A public name must not be that of a module here: importing the module would hide
 __all__ = [
     "ActivationBytes",
     "Answer",
+    "AsyncRemat",
     "Buckets",
     "BudgetTooSmall",
     "CaptureError",

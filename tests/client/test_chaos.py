@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from remat.errors import ServiceError, Unreachable
 from remat.planning import service
-from remat.planning.http import Timeouts
+from remat.planning.call import Timeouts
 from remat.planning.options import SolveOptions
 from remat.planning.planner import CoordinatedPlanner, FallbackPlanner, planner_for
 from remat.planning.profiles import Profile
@@ -131,7 +131,9 @@ def test_the_profile_table_is_shared(served: Service, tmp_path: Path) -> None:
 def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: Path) -> None:
     asked = hard()
     planner = ServicePlanner(served.url, timeouts=QUICK)
-    answer = service.submit(planner.http, asked, SolveOptions(time_limit_s=120, max_gap=0.0))
+    answer = service.answer_of(
+        planner.http.call(**service.submission(asked, SolveOptions(time_limit_s=120, max_gap=0.0)))
+    )
     assert not answer.status.ended
     seen: list[Progress] = []
     box: list[Answer] = []

@@ -13,7 +13,8 @@ import pytest
 from backports import zstd
 
 from remat.errors import BadAnswer, Unreachable
-from remat.planning.http import Http, Timeouts
+from remat.planning.call import Timeouts
+from remat.planning.http import Http
 
 
 @contextmanager

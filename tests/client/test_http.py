@@ -13,7 +13,8 @@ from backports import zstd
 from client.liar import Said, in_turn, lying
 from remat.errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceFailed, TooMany, Unreachable
 from remat.planning import encoding
-from remat.planning.http import Http, Timeouts
+from remat.planning.call import Timeouts
+from remat.planning.http import Http
 from remat.settings import Settings, settings
 from remat_ir import InvalidData
 

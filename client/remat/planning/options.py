@@ -89,12 +89,17 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=())
         _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
 
 
-class PlanFields(TypedDict, total=False):
-    """The fields of `SolveOptions` that concern the plan."""
+class SolveFields(TypedDict, total=False):
+    """The fields of `SolveOptions` that concern the solve of a problem, whose budget is what it is."""
 
     method: str
     time_limit_s: float
     max_gap: float
+
+
+class PlanFields(SolveFields, total=False):
+    """The fields of `SolveOptions` that concern the plan."""
+
     slack: float
 
 
@@ -119,7 +124,7 @@ DEFAULT = SolveOptions()
 
 def solve_options(
     what: Callable[..., Any],
-    takes: type[PlanFields],
+    takes: type[SolveFields],
     options: SolveOptions | None,
     given: Mapping[str, Any],
     *,

@@ -20,9 +20,9 @@ from remat_ir.working_set import working_set
 
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
+from .call import Timeouts
 from .check import checked
 from .coordinator import Coordinator, OneProcess
-from .http import Timeouts
 from .memo import Memo
 from .options import DEFAULT, SolveOptions
 from .profiles import DiskProfiles, ProfileTable, SharedProfiles

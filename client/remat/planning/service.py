@@ -9,42 +9,54 @@ from typing import Any
 from remat_ir import Answer, InvalidData, Problem
 
 from ..errors import BadAnswer
-from .http import Http, Reply
+from .call import Reply
+from .http import Http
 from .options import SolveOptions
 
 
-def submit(
-    http: Http,
-    problem: Problem,
-    options: SolveOptions,
-    *,
-    method_options: Mapping[str, object] | None = None,
-    wait_s: float = 0.0,
-    give_up_at: float = float("inf"),
-) -> Answer:
-    """POST a problem: the answer at once where it is known or done within `wait_s`, else one that is under way."""
+def submission(
+    problem: Problem, options: SolveOptions, method_options: Mapping[str, object] | None = None, wait_s: float = 0.0
+) -> dict[str, Any]:
+    """The call that POSTs a problem: its answer is there at once where it is known or done within `wait_s`."""
     body: dict[str, Any] = {"problem": problem.to_json()}
     body |= {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
     if method_options:
         body["options"] = dict(method_options)
     headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
-    return _answer(
-        http.call("POST", "/v1/solves", body=body, headers=headers, wait_s=wait_s, give_up_at=give_up_at), "solve"
-    )
+    return {"method": "POST", "path": "/v1/solves", "body": body, "headers": headers, "wait_s": wait_s}
+
+
+def polling(solve_id: str, wait_s: float = 0.0) -> dict[str, Any]:
+    """The call that GETs a solve, held by the service for up to `wait_s` seconds until it ends."""
+    params = {"wait": f"{wait_s:g}"} if wait_s else {}
+    return {"method": "GET", "path": f"/v1/solves/{_segment(solve_id)}", "params": params, "wait_s": wait_s}
+
+
+def cancellation(solve_id: str) -> dict[str, Any]:
+    """The call that stops a solve, or leaves it to its other subscribers: its answer is the best incumbent so far."""
+    return {"method": "POST", "path": f"/v1/solves/{_segment(solve_id)}/cancel"}
+
+
+def answer_of(reply: Reply) -> Answer:
+    """The answer in a reply to one of these calls.
+
+    Raises:
+        BadAnswer: it is none.
+    """
+    try:
+        return Answer.from_json(reply.data)
+    except (InvalidData, TypeError) as error:
+        raise BadAnswer(f"the service's reply about a solve is not an answer: {error}") from None
 
 
 def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")) -> Answer:
-    """GET a solve, held by the service for up to `wait_s` seconds until it ends."""
-    params = {"wait": f"{wait_s:g}"} if wait_s else {}
-    return _answer(
-        http.call("GET", f"/v1/solves/{_segment(solve_id)}", params=params, wait_s=wait_s, give_up_at=give_up_at),
-        "solve",
-    )
+    """What a solve's answer is by now, or by the end of `wait_s` seconds."""
+    return answer_of(http.call(**polling(solve_id, wait_s), give_up_at=give_up_at))
 
 
 def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:
     """Stop a solve, or leave it to its other subscribers: the best incumbent so far."""
-    return _answer(http.call("POST", f"/v1/solves/{_segment(solve_id)}/cancel", give_up_at=give_up_at), "cancel")
+    return answer_of(http.call(**cancellation(solve_id), give_up_at=give_up_at))
 
 
 def start_max_batch(http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf")) -> dict[str, Any]:
@@ -90,7 +102,7 @@ def lookup_profiles(http: Http, device: str, signatures: list[str]) -> dict[str,
 
 
 def put_profiles(http: Http, device: str, profiles: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-    """Offer measured profiles to the shared table: what now stands, which the first writer decides."""
+    """Offer measured profiles to the shared table: what now stands."""
     body = {"device": device, "profiles": {key: list(value) for key, value in sorted(profiles.items())}}
     return _profiles(http.call("POST", "/v1/profiles", body=body), set(profiles))
 
@@ -110,13 +122,6 @@ def _segment(solve_id: str) -> str:
     if not solve_id or len(solve_id) > 100 or not all(c.isalnum() or c in "-_" for c in solve_id):
         raise InvalidData(f"{solve_id[:40]!r} is not the id of a solve")
     return solve_id
-
-
-def _answer(reply: Reply, what: str) -> Answer:
-    try:
-        return Answer.from_json(reply.data)
-    except (InvalidData, TypeError) as error:
-        raise BadAnswer(f"the service's reply to a {what} is not an answer: {error}") from None
 
 
 def _search(reply: Reply) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from remat_ir import Answer, InvalidData, Problem, Progress
 from ..errors import BadAnswer, Unreachable
 from ..settings import checked_url
 from . import service
+from .call import Timeouts
 from .check import checked
 from .greedy import greedy_answer
-from .http import Http, Timeouts
+from .http import Http
 from .options import DEFAULT, SolveOptions
 
 LONGEST_POLL_S = 20.0
@@ -118,7 +119,8 @@ class ServicePlanner:
         """
         start = time.monotonic()
         give_up_at = start + options.time_limit_s + self.patience_s
-        answer = service.submit(self.http, problem, options, method_options=self.options, give_up_at=give_up_at)
+        call = service.submission(problem, options, self.options)
+        answer = service.answer_of(self.http.call(**call, give_up_at=give_up_at))
         if not answer.status.ended:
             if answer.id is None:
                 raise BadAnswer(f"{self.http.base_url} is solving the problem but does not say under which id")

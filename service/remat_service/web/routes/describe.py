@@ -21,6 +21,14 @@ def body(document: Document | OneOf, example: Any = None) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
+def headers(**described: tuple[dict[str, Any], str]) -> list[dict[str, Any]]:
+    """The `parameters` of `openapi_extra` for headers that the route reads by itself: a schema and a sentence each."""
+    return [
+        {"name": name.replace("_", "-"), "in": "header", "required": False, "schema": schema, "description": what}
+        for name, (schema, what) in described.items()
+    ]
+
+
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """`responses` for the refusals of a route, each with an example."""
     common = (400, 401, 403, 406, 422, 500, 503)

@@ -22,7 +22,7 @@ from .. import event_stream
 from ..authentication import admit, caller_with, credentials
 from ..body import Bodies
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
-from .describe import body, examples, link, refusals
+from .describe import body, examples, headers, link, refusals
 
 EVENT = {
     "type": "object",
@@ -70,7 +70,16 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
         },
         **refusals(404, 408, 409, 413, 415, 429),
     },
-    openapi_extra=body(SOLVE_REQUEST, examples()["solve"]),
+    openapi_extra={
+        **body(SOLVE_REQUEST, examples()["solve"]),
+        "parameters": headers(
+            Prefer=({"type": "string", "example": "wait=10"}, "`wait=N`: seconds to hold the reply until the end."),
+            Idempotency_Key=(
+                {"type": "string", "minLength": 1, "maxLength": 200},
+                "Makes a repeated POST of the same body the same request.",
+            ),
+        ),
+    },
 )
 async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
     """A plan for a problem: at once when it is stored or done within `Prefer: wait=N` seconds, else under way.

@@ -1,0 +1,206 @@
+"""One logical call to the service: what is sent, how long each attempt may take, what a reply means, when to try again.
+
+Two retries from half a second with full jitter, on 408, 409, 429, 5xx and connection errors; Retry-After is honoured;
+one idempotency key per logical call, the same on every retry; replies are read up to a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import httpx2
+
+from remat_ir import InvalidData
+from remat_ir.read import parse
+
+from ..errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceError, ServiceFailed, TooMany, Unreachable
+from . import encoding
+
+RETRIED = frozenset({408, 409, 429})
+RETRIES = 2
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+MOST_PATIENCE_S = 60.0
+"""A Retry-After beyond this is passed on to the caller rather than slept through."""
+
+
+class Timeouts(NamedTuple):
+    """Seconds for each part of a call; a long poll adds its own wait to `read`."""
+
+    connect: float = 5.0
+    read: float = 15.0
+    write: float = 60.0
+
+
+class Reply(NamedTuple):
+    """A reply that was not an error: its status, headers, and the JSON value of its body."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: Any
+
+
+def common_headers(api_key: str | None) -> dict[str, str]:
+    """What every request carries."""
+    headers = {"Accept": "application/json", "Accept-Encoding": encoding.ACCEPTED, "User-Agent": "remat"}
+    return headers if api_key is None else {**headers, "Authorization": f"Bearer {api_key}"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One logical call, whoever carries it.
+
+    Attributes:
+        wait_s: seconds that the service was asked to hold the reply.
+        give_up_at: the moment of `time.monotonic()` after which no attempt starts, and none goes on.
+    """
+
+    base_url: str
+    timeouts: Timeouts
+    method: str
+    path: str
+    content: bytes | None
+    params: Mapping[str, str]
+    headers: Mapping[str, str]
+    wait_s: float
+    give_up_at: float
+
+    @staticmethod
+    def of(
+        base_url: str,
+        timeouts: Timeouts,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+        give_up_at: float = float("inf"),
+    ) -> Call:
+        """A call that sends a JSON value, or nothing where it is not a POST."""
+        sent = dict(headers or {})
+        content: bytes | None = None
+        if method == "POST":
+            sent["Idempotency-Key"] = uuid.uuid4().hex
+            content = json.dumps({} if body is None else body, separators=(",", ":")).encode()
+            sent["Content-Type"] = "application/json"
+            content, how = encoding.compressed(content)
+            if how is not None:
+                sent["Content-Encoding"] = how
+        return Call(base_url, timeouts, method, path, content, dict(params or {}), sent, wait_s, give_up_at)
+
+    @property
+    def name(self) -> str:
+        """The call in a message."""
+        return f"{self.method} {self.path}"
+
+    def limits(self) -> tuple[httpx2.Timeout, float]:
+        """Seconds for the parts of an attempt that begins now, and for all of it."""
+        left = max(0.05, self.give_up_at - time.monotonic())
+        parts = httpx2.Timeout(
+            connect=min(self.timeouts.connect, left),
+            read=min(self.timeouts.read + self.wait_s, left),
+            write=min(self.timeouts.write, left),
+            pool=min(self.timeouts.connect, left),
+        )
+        return parts, min(left, self.timeouts.write + self.timeouts.read + self.wait_s)
+
+    def failed(self, error: Exception, late: bool) -> ServiceError:
+        """The error for an attempt that brought no reply; `late` where it was cut for its time."""
+        if late or isinstance(error, (httpx2.TimeoutException, TimeoutError)):
+            return Unreachable(f"{self.base_url} did not answer {self.name} in time")
+        if isinstance(error, (encoding.TooLarge, encoding.Garbled, httpx2.DecodingError)):
+            return BadAnswer(f"{self.base_url} answered {self.name} with a body of no use: {error}")
+        what = str(error) or type(error).__name__
+        return Unreachable(f"{self.base_url} could not be reached for {self.name}: {what}")
+
+    def read(self, reply: httpx2.Response, raw: bytes) -> Reply:
+        """What a reply with this body says.
+
+        Raises:
+            ServiceError: one of its kinds, with the service's request id where it gave one.
+        """
+        if not 200 <= reply.status_code < 300:
+            raise _refusal(self.base_url, reply, raw, self.name)
+        try:
+            data = parse(raw) if raw else None
+        except InvalidData as error:
+            raise BadAnswer(
+                f"{self.base_url} answered {self.name} with nonsense: {error}", request_id=_request_id(reply, None)
+            ) from None
+        return Reply(reply.status_code, reply.headers, data)
+
+    def pause(self, error: ServiceError, attempt: int, jitter: float) -> float | None:
+        """Seconds to wait before the next attempt, or None where another could not help, or would come too late.
+
+        Args:
+            jitter: in [0, 1).
+        """
+        advised: float | None = None
+        if isinstance(error, (TooMany, ServiceFailed)):
+            advised = error.retry_after_s
+            if advised is not None and advised > MOST_PATIENCE_S:
+                return None
+        elif isinstance(error, Refused):
+            if error.status not in RETRIED:
+                return None
+        elif isinstance(error, BadAnswer):
+            return None
+        jittered = jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
+        # the advice is a floor; the jitter above it keeps many ranks from coming back in one instant
+        pause = jittered if advised is None else advised + jittered
+        return None if time.monotonic() + pause > self.give_up_at else pause
+
+
+NO_REPLY = (httpx2.TransportError, httpx2.DecodingError, encoding.TooLarge, encoding.Garbled, TimeoutError)
+"""What an attempt without a reply raises."""
+
+
+def _request_id(reply: httpx2.Response, data: object) -> str | None:
+    found = reply.headers.get("X-Request-ID")
+    if found is None and isinstance(data, dict):
+        found = data.get("request_id")
+    return None if found is None else str(found)[:100]
+
+
+def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> ServiceError:
+    """The error for a reply that is not a success (RFC 9457 problem details where the service gives them)."""
+    try:
+        data = parse(raw)
+    except InvalidData:
+        data = None
+    status, request_id = reply.status_code, _request_id(reply, data)
+    said = ""
+    if isinstance(data, dict):
+        said = str(data.get("detail") or data.get("title") or "")[:500]
+    message = f"{base_url} answered {call} with {status}" + (f": {said}" if said else "")
+    pointer = str(data.get("pointer") or "") if isinstance(data, dict) else ""
+    if status >= 500:
+        return ServiceFailed(message, request_id=request_id, retry_after_s=_retry_after(reply))
+    if status == 429:
+        return TooMany(message, request_id=request_id, retry_after_s=_retry_after(reply))
+    if status in (401, 403):
+        return NotAllowed(message, status=status, request_id=request_id)
+    if status in (404, 410):
+        return NotThere(message, status=status, request_id=request_id)
+    if status >= 400:
+        return Refused(message, status=status, pointer=pointer, request_id=request_id)
+    return BadAnswer(f"{message}, which remat does not expect", request_id=request_id)
+
+
+def _retry_after(reply: httpx2.Response) -> float | None:
+    """Retry-After in seconds, from either of its forms (RFC 9110, Section 10.2.3)."""
+    text = reply.headers.get("Retry-After", "").strip()
+    if text.isdigit():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
