@@ -5,7 +5,7 @@ from .chain import Chain
 from .chain_lift import lifted_plan, lowered_plan
 from .chain_plan import ChainPlan, ChainStep, Verb, plain_chain_plan
 from .chain_replay import replay_chain
-from .digest import graph_digest, problem_digest, structure_digest
+from .digest import Digests, digests_of, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
 from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
@@ -28,6 +28,7 @@ __all__ = [
     "ChainPlan",
     "ChainStep",
     "Compute",
+    "Digests",
     "Drop",
     "Free",
     "Graph",
@@ -55,6 +56,7 @@ __all__ = [
     "budget_at",
     "certificate_for",
     "certified",
+    "digests_of",
     "from_node_link",
     "gap_of",
     "graph_digest",

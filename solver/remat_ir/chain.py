@@ -86,6 +86,9 @@ class Chain:
             integer(self.host_bytes, "host_bytes", "/host_bytes")
             if self.link_bytes_per_s is None:
                 raise InvalidData("host_bytes needs link_bytes_per_s: no link, no host", "/host_bytes")
+        for key in (*_PER_STAGE, *_PER_CUT):  # what was read in columns, now that it is right
+            if not isinstance(getattr(self, key), tuple):
+                object.__setattr__(self, key, tuple(getattr(self, key)))
 
     @property
     def stages(self) -> int:

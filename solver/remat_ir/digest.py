@@ -10,30 +10,43 @@ Not in it:
     op_names, value_names, fixed_bytes    they change nothing about which plans are valid or what they cost
     ranks, device indices                 equal steps on two devices are one problem
     time limit, gap, threads, seed        they say how long to look, not what for; a stored answer says what it reached
-    solver version                        a verified plan outlives its solver; bounds carry the version beside them
+    solver version                        a verified plan outlives its solver; bounds carry the version next to them
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-from .chain import Chain
+from .chain import CHAIN, Chain
+from .graph import GRAPH, Graph
 from .problem import Problem
 from .subject import Subject, subject_kind
 
 
+class Digests(NamedTuple):
+    """The digests of a problem, of its subject, and of its subject without costs."""
+
+    problem: str
+    graph: str
+    structure: str
+
+
+def digests_of(problem: Problem) -> Digests:
+    """All three, with each array written down once."""
+    parts = _parts(problem.subject)
+    return Digests(_problem(parts, problem), _sha256(parts), _sha256(_without_costs(parts, problem.subject)))
+
+
 def problem_digest(problem: Problem) -> str:
     """The problem key: 64 hexadecimal digits of SHA-256."""
-    data = _canonical(problem.subject)
-    data["budget_bytes"] = problem.budget_bytes - problem.subject.fixed_bytes
-    return _sha256(data)
+    return _problem(_parts(problem.subject), problem)
 
 
 def graph_digest(subject: Subject) -> str:
     """The graph, chain or join alone: what problems at different budgets share."""
-    return _sha256(_canonical(subject))
+    return _sha256(_parts(subject))
 
 
 def structure_digest(subject: Subject) -> str:
@@ -41,11 +54,7 @@ def structure_digest(subject: Subject) -> str:
 
     A chain with a link keeps its costs: they decide what a transfer hides behind.
     """
-    data = _canonical(subject)
-    for key in _COSTS[subject_kind(subject)]:
-        if "link_bytes_per_s" not in data:
-            del data[key]
-    return _sha256(data)
+    return _sha256(_without_costs(_parts(subject), subject))
 
 
 _COSTS = {
@@ -54,15 +63,43 @@ _COSTS = {
     "join": ("forward_ns", "backward_ns", "turn_ns"),
 }
 
+_Parts = dict[str, bytes]  # the members of the canonical JSON object, each with its key
 
-def _canonical(subject: Subject) -> dict[str, Any]:
-    data = subject.to_json()
+
+def _parts(subject: Subject) -> _Parts:
+    if isinstance(subject, Graph):
+        names = [name for name, member in GRAPH.members.items() if not member.local and name != "fixed_bytes"]
+        return _written({"format": GRAPH.formats[0]} | {name: getattr(subject, name) for name in names})
     if isinstance(subject, Chain):
-        data["activation_bytes"][0] = 0
-    data.pop("fixed_bytes", None)
-    return data
+        known = {name: getattr(subject, name) for name in CHAIN.members}
+        known |= {"format": CHAIN.formats[0], "activation_bytes": (0, *subject.activation_bytes[1:])}
+        return _written({name: value for name, value in known.items() if value is not None})
+    return _written(subject.to_json())
 
 
-def _sha256(data: dict[str, Any]) -> str:
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _written(data: dict[str, Any]) -> _Parts:
+    return {key: f"{_json(key)}:{_json(value)}".encode() for key, value in data.items()}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=True)
+
+
+def _problem(parts: _Parts, problem: Problem) -> str:
+    budget = problem.budget_bytes - problem.subject.fixed_bytes
+    return _sha256(parts | {"budget_bytes": f'"budget_bytes":{budget}'.encode()})
+
+
+def _without_costs(parts: _Parts, subject: Subject) -> _Parts:
+    left = () if "link_bytes_per_s" in parts else _COSTS[subject_kind(subject)]
+    return {key: part for key, part in parts.items() if key not in left}
+
+
+def _sha256(parts: _Parts) -> str:
+    """Of the object with its members in order, without spaces."""
+    digest, before = hashlib.sha256(b"{"), b""
+    for key in sorted(parts):
+        digest.update(before + parts[key])
+        before = b","
+    digest.update(b"}")
+    return digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array as packed
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,14 +10,15 @@ from typing import Any
 
 from .document import Document, Member
 from .errors import InvalidData
-from .kinds import Array, Column, Integer, Text
-from .read import LARGEST_INTEGER, integer
+from .kinds import Array, Column, ColumnOfRows, Integer, Text
+from .read import LARGEST_INTEGER, Rows, integer, length_of_rows
 
 FORMAT = "remat-graph/1"
 MOST_OPS = 1_000_000
 MOST_VALUES = 4_000_000
 MOST_INPUTS = 10_000_000
 
+_COLUMNS = ("op_cost_ns", "op_workspace_bytes", "value_op", "value_bytes", "optional", "once", "keep")
 _OPS, _VALUES = Column(cap=MOST_OPS), Column(cap=MOST_VALUES)
 GRAPH = Document(
     "GraphDocument",
@@ -26,7 +28,7 @@ GRAPH = Document(
         "fixed_bytes": Member(Integer(), 0),
         "op_cost_ns": Member(Column(shortest=1, cap=MOST_OPS)),
         "op_workspace_bytes": Member(_OPS, ()),
-        "op_inputs": Member(Array(_VALUES, cap=MOST_OPS)),
+        "op_inputs": Member(ColumnOfRows(_VALUES, cap=MOST_OPS)),
         "value_op": Member(_VALUES),
         "value_bytes": Member(_VALUES),
         "optional": Member(_VALUES, ()),
@@ -84,6 +86,12 @@ class Graph:
         _check_numbers(self)
         _check_edges(self)
         _check_sets(self)
+        for key in _COLUMNS:  # what was read in columns, now that it is right
+            if not isinstance(getattr(self, key), tuple):
+                object.__setattr__(self, key, tuple(getattr(self, key)))
+        rows: object = self.op_inputs
+        if isinstance(rows, Rows):
+            object.__setattr__(self, "op_inputs", tuple(map(tuple, rows)))
 
     @property
     def ops(self) -> int:
@@ -163,7 +171,7 @@ class Graph:
         ops = len(found["op_cost_ns"])
         if len(found.get("op_workspace_bytes", found["op_cost_ns"])) != ops:
             raise _length("op_workspace_bytes", len(found["op_workspace_bytes"]), "op_cost_ns", ops)
-        if sum(map(len, found["op_inputs"])) > MOST_INPUTS:
+        if length_of_rows(found["op_inputs"]) > MOST_INPUTS:
             raise InvalidData(f"op_inputs has more than {MOST_INPUTS} entries in all", "/op_inputs")
         return cls(**found)
 
@@ -197,8 +205,13 @@ def _check_numbers(graph: Graph) -> None:
         ("value", "bytes", "value_bytes", graph.value_bytes),
     )
     for thing, quantity, key, column in columns:
-        for i, number in enumerate(column):
-            # one comparison for the common case; the full story only for the bad one
+        if (
+            set(map(type, column)) <= {int}
+            and min(column, default=0) >= 0
+            and max(column, default=0) <= LARGEST_INTEGER
+        ):
+            continue
+        for i, number in enumerate(column):  # where it is wrong
             if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
                 integer(number, f"{thing} {i}: {quantity}", f"/{key}/{i}")
     integer(graph.fixed_bytes, "fixed_bytes", "/fixed_bytes")
@@ -219,10 +232,8 @@ def _check_edges(graph: Graph) -> None:
                 f"value {value}: value_op {op} follows {last}, but must not decrease", f"/value_op/{value}"
             )
         last = op
+    reader = packed("q", [-1]) * values  # the op that read each value last
     for op, inputs in enumerate(graph.op_inputs):
-        if len(set(inputs)) != len(inputs):
-            twice = next(v for i, v in enumerate(inputs) if v in inputs[:i])
-            raise InvalidData(f"op {op}: reads value {twice} twice", f"/op_inputs/{op}")
         for position, value in enumerate(inputs):
             if type(value) is not int or not 0 <= value < values:
                 raise InvalidData(f"op {op}: input {value} is not a value", f"/op_inputs/{op}/{position}")
@@ -231,6 +242,9 @@ def _check_edges(graph: Graph) -> None:
                     f"op {op}: reads value {value}, which op {value_op[value]} makes: a forward reference or a cycle",
                     f"/op_inputs/{op}/{position}",
                 )
+            if reader[value] == op:
+                raise InvalidData(f"op {op}: reads value {value} twice", f"/op_inputs/{op}")
+            reader[value] = op
 
 
 def _check_sets(graph: Graph) -> None:
@@ -247,9 +261,12 @@ def _check_sets(graph: Graph) -> None:
             if number <= last:
                 raise InvalidData(f"{key}[{i}]: {number} follows {last}, but must ascend", f"/{key}/{i}")
             last = number
-    both = sorted(set(graph.optional) & set(graph.keep))
-    if both:
-        raise InvalidData(f"value {both[0]} is both optional and keep", "/optional")
+    kept = bytearray(values)
+    for value in graph.keep:
+        kept[value] = 1
+    both = next((value for value in graph.optional if kept[value]), None)
+    if both is not None:
+        raise InvalidData(f"value {both} is both optional and keep", "/optional")
     if graph.backward_from is not None and not (type(graph.backward_from) is int and 0 <= graph.backward_from < ops):
         raise InvalidData(f"backward_from {graph.backward_from} is not an op (0 to {ops - 1})", "/backward_from")
 

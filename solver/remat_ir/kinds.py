@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .errors import InvalidData
-from .read import LARGEST_INTEGER, array, escape, integer, integers, kind
+from .read import LARGEST_INTEGER, array, column, escape, integer, integer_rows, integers, kind
 
 Schema = dict[str, Any]
 
@@ -154,7 +154,7 @@ class Array:
     longest: int | None = None
     cap: int | None = None
 
-    def read(self, value: object, what: str, pointer: str) -> tuple[Any, ...]:
+    def read(self, value: object, what: str, pointer: str) -> Any:
         """As a tuple."""
         items = array(value, what, pointer, self.cap if self.longest is None else self.longest)
         if len(items) < self.shortest:
@@ -174,12 +174,25 @@ class Column(Array):
 
     of: Kind = field(default_factory=Integer)
 
-    def read(self, value: object, what: str, pointer: str) -> tuple[int, ...]:
-        """As a tuple."""
-        return integers(value, what, pointer, self.cap if self.longest is None else self.longest)
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As a tuple, or, where it may be long, the column that it is."""
+        if self.longest is None:
+            return column(value, what, pointer, self.cap)
+        return integers(value, what, pointer, self.longest)
 
 
-class Rows(Array):
+@dataclass(frozen=True)
+class ColumnOfRows(Array):
+    """An array of such arrays."""
+
+    of: Column = field(default_factory=Column)
+
+    def read(self, value: object, what: str, pointer: str) -> Any:
+        """As tuples, or the rows that it is."""
+        return integer_rows(value, what, pointer, self.cap, self.of.cap)
+
+
+class Unread(Array):
     """An array whose entries are left to who makes an object of it."""
 
     def read(self, value: object, what: str, pointer: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
-from .kinds import Anything, Array, Rows
+from .kinds import Anything, Array, Unread
 from .read import integers, kind
 
 FORMAT = "remat-plan/1"
@@ -21,7 +21,7 @@ def plan_document(*formats: str) -> Document:
     """A plan of one of these forms: what a step is, is for the form to say."""
     names = [f"`{name}`" for name in formats]
     about = f"A {', '.join(names[:-1])} or {names[-1]}." if len(names) > 1 else f"A {names[0]}."
-    steps = Rows(Array(Anything()), cap=MOST_STEPS)
+    steps = Unread(Array(Anything()), cap=MOST_STEPS)
     return Document("PlanDocument", "plan", about, {"steps": Member(steps)}, formats, open=len(names) > 1)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from array import array as packed
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from .errors import InvalidData
 
@@ -12,15 +13,42 @@ LARGEST_INTEGER = 2**53
 """Integers above this do not survive a reader that holds numbers as doubles."""
 
 
-def parse(text: str | bytes | bytearray) -> Any:
+class Rows(Sequence[Any]):
+    """Rows of integers: all of them in order, and where each row ends among them (`remat_ir.columns`)."""
+
+    def __init__(self, values: packed[int] | range, ends: packed[int]) -> None:
+        self.values, self.ends = values, ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+
+Integers: TypeAlias = "tuple[int, ...] | packed[int] | range"
+IntegerRows: TypeAlias = "tuple[tuple[int, ...], ...] | Rows"
+
+
+def refused_constant(name: str) -> Any:
+    """What JSON has no numbers for."""
+    raise InvalidData(f"{name} is not a number that remat accepts")
+
+
+def parse(
+    text: str | bytes | bytearray,
+    constant: Callable[[str], Any] = refused_constant,
+    place: Callable[[int], tuple[int, int]] | None = None,
+) -> Any:
     """Parse JSON text, refusing NaN, infinities and duplicate keys.
+
+    Args:
+        constant: what to make of NaN, Infinity and -Infinity.
+        place: line and column of a character, where the text is a part of another.
 
     Raises:
         InvalidData: the text is not JSON; the message gives line and column.
     """
-
-    def constant(name: str) -> Any:
-        raise InvalidData(f"{name} is not a number that remat accepts")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
@@ -35,7 +63,8 @@ def parse(text: str | bytes | bytearray) -> Any:
     try:
         return json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        raise InvalidData(f"not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
+        line, column = (error.lineno, error.colno) if place is None else place(error.pos)
+        raise InvalidData(f"not JSON: {error.msg} at line {line} column {column}") from None
     except UnicodeDecodeError as error:
         raise InvalidData(f"not JSON: not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -80,20 +109,65 @@ def integer(value: object, what: str, pointer: str, least: int = 0, most: int = 
 
 def array(value: object, what: str, pointer: str, longest: int | None = None) -> Sequence[Any]:
     """A JSON array of at most `longest` entries."""
-    if not isinstance(value, (list, tuple)):
+    if not isinstance(value, _ARRAYS):
         raise InvalidData(f"{what} must be an array, not {kind(value)}", pointer)
-    if longest is not None and len(value) > longest:
-        raise InvalidData(f"{what} has {len(value)} entries, more than the {longest} allowed", pointer)
+    _few(len(value), what, pointer, longest)
     return value
 
 
 def integers(value: object, what: str, pointer: str, longest: int | None = None) -> tuple[int, ...]:
     """An array of integers; ranges are the caller's business."""
+    return tuple(column(value, what, pointer, longest))
+
+
+def column(value: object, what: str, pointer: str, longest: int | None = None) -> Integers:
+    """The same, but for a column, which stays one."""
     items = array(value, what, pointer, longest)
-    for i, item in enumerate(items):
-        if type(item) is not int:
-            raise InvalidData(f"{what}[{i}] must be an integer, not {kind(item)}", f"{pointer}/{i}")
+    if isinstance(items, (packed, range)):
+        return items
+    if not _all_integers(items):
+        i, item = next((i, item) for i, item in enumerate(items) if type(item) is not int)
+        raise InvalidData(f"{what}[{i}] must be an integer, not {kind(item)}", f"{pointer}/{i}")
     return tuple(items)
+
+
+def integer_rows(value: object, what: str, pointer: str, longest: int | None, longest_row: int | None) -> IntegerRows:
+    """An array of arrays of integers; ranges are the caller's business."""
+    rows = array(value, what, pointer, longest)
+    if isinstance(rows, Rows):
+        return rows
+    plain = _all_lists(rows) and all(map(_all_integers, rows))
+    if plain and (longest_row is None or max(map(len, rows), default=0) <= longest_row):
+        return tuple(map(tuple, rows))
+    return tuple(integers(row, f"{what}[{i}]", f"{pointer}/{i}", longest_row) for i, row in enumerate(rows))
+
+
+def length(value: object) -> int:
+    """Entries of an array in whatever form it was parsed; 0 of anything else."""
+    return len(value) if isinstance(value, _ARRAYS) else 0
+
+
+def length_of_rows(value: object) -> int:
+    """Entries of the arrays in an array together; what is no array counts nothing."""
+    if isinstance(value, Rows):
+        return len(value.values)
+    return sum(map(length, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _all_integers(items: Iterable[object]) -> bool:
+    return set(map(type, items)) <= {int}
+
+
+def _all_lists(items: Iterable[object]) -> bool:
+    return set(map(type, items)) <= {list}
+
+
+def _few(count: int, what: str, pointer: str, longest: int | None) -> None:
+    if longest is not None and count > longest:
+        raise InvalidData(f"{what} has {count} entries, more than the {longest} allowed", pointer)
+
+
+_ARRAYS = (list, tuple, packed, range, Rows)
 
 
 def kind(value: object) -> str:
@@ -108,7 +182,7 @@ def kind(value: object) -> str:
         return f"the float {value!r}"
     if isinstance(value, str):
         return "a string"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, _ARRAYS):
         return "an array"
     if isinstance(value, Mapping):
         return "an object"

@@ -84,6 +84,57 @@ def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) ->
     pulse.join()
 
 
+def _refused_late() -> Iterator[tuple[str, bytes]]:
+    """Large bodies within every cap, wrong at their very end."""
+    ops, rows = 100_000, 20
+    graph: dict[str, Any] = {
+        "format": "remat-graph/1",
+        "op_cost_ns": [10**6] * ops,
+        "op_workspace_bytes": [10**6] * ops,
+        "op_inputs": [list(range(max(0, op - rows), op)) for op in range(ops)],
+        "value_op": list(range(ops)),
+        "value_bytes": [10**6] * ops,
+        "once": list(range(ops)),
+    }
+    problem = {"graph": graph, "budget_bytes": 10**12}
+
+    def body(**more: Any) -> bytes:
+        return json.dumps({"problem": problem, **more}).encode()
+
+    yield "no end", body()[:-1]
+    yield "another member", body(unknown=1)
+    yield "an unknown method", body(method="none")
+    yield "too large a model", body(method="milp")
+    graph["keep"] = [ops]
+    yield "no such value", body()
+    graph["keep"] = [1, 0]
+    yield "not ascending", body()
+    graph["keep"] = [*range(10_000), 0.5]
+    yield "a fraction", body()
+    graph["keep"] = []
+    graph["op_inputs"][-1] = [0, 0]
+    yield "twice", body()
+    graph["op_inputs"][-1] = [ops - 1]
+    yield "a cycle", body()
+    graph["op_inputs"][-1] = list(range(100_001)) * 4
+    yield "a long row", body()
+    signatures = {f"s{i:06}": [1, 2] for i in range(100_000)}
+    yield "another kind of body", json.dumps({"device": "x", "profiles": signatures}).encode()
+
+
+@pytest.mark.slow
+def test_large_bodies_refused_late_take_little_memory(tmp_path: Path) -> None:
+    """A 4xx, below 64 MB more than before."""
+    with serving(tmp_path, workers=1) as service:
+        small = json.dumps({"problem": 1}).encode()
+        service.http.post("/v1/solves", content=zstd.compress(small + b" " * 10**6), headers=JSON)
+        before = _peak(service)
+        for name, body in _refused_late():
+            reply = service.http.post("/v1/solves", content=zstd.compress(body), headers=JSON)
+            assert reply.status_code in (400, 413, 422), (name, reply.text)
+            assert _peak(service) - before < 64 << 20, (name, len(body), _peak(service) - before)
+
+
 def _peak(service: Service) -> int:
     """The most that was ever resident, in bytes."""
     status = Path(f"/proc/{service.process.pid}/status").read_text()

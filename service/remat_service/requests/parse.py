@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from remat_ir import InvalidData, Problem, Subject
+from remat_ir import Digests, InvalidData, Problem, digests_of
+from remat_ir.columns import separate
 from remat_ir.document import Document, Member, Nested, OneOf
 from remat_ir.kinds import AnyObject, Flag, Integer, Number, Text
 from remat_ir.problem import PROBLEMS
-from remat_ir.read import parse
+from remat_ir.read import length, length_of_rows, parse
 from remat_solver import METHODS
 from remat_solver.methods import runner_of
 
 from ..errors import BadRequest, Invalid, TooLarge
 from ..lru import Lru
 from ..settings import Settings
-from ..storage.cache_key import Digests, digests_of
 from ..subjects import net_of, size_of
 
 T = TypeVar("T")
@@ -55,6 +55,8 @@ CHECK_REQUEST = OneOf(
     ),
 )
 
+MOST_READING_BYTES = 56 << 20
+"""What a body may take until it is refused or accepted, its text included."""
 _BIG_BYTES = 50_000  # larger bodies are read off the event loop
 _LEAST_OPS = 1_600  # a small request counts as this many in memory, so that there are no more than some hundreds
 
@@ -127,17 +129,37 @@ async def from_body(raw: bytearray, read: Callable[[Any, Settings], T], settings
         BadRequest: there is no body, or it is not JSON. Otherwise as the reader.
     """
     if len(raw) > _BIG_BYTES:
-        return await asyncio.to_thread(lambda: read(_json(raw), settings))
-    return read(_json(raw), settings)
+        return await asyncio.to_thread(lambda: read(_json(raw, settings), settings))
+    return read(_json(raw, settings), settings)
 
 
-def _json(raw: bytearray) -> Any:
+def _json(raw: bytearray, settings: Settings) -> Any:
+    """The value of a body; where its objects would take much, its long arrays are read as columns.
+
+    Raises:
+        BadRequest: no JSON.
+        TooLarge: it would take more memory than a body may while it is read.
+    """
     if not raw:
         raise BadRequest("the request has no body")
     try:
-        return parse(raw)
-    except ValueError as error:
+        if _memory(raw) <= MOST_READING_BYTES:
+            return parse(raw)
+        longest = max(settings.most_ops, settings.most_edges, settings.most_values)
+        separated = separate(raw, longest, MOST_READING_BYTES)
+        taken = len(raw) + separated.taken + _memory(separated.rest)
+        if taken > MOST_READING_BYTES:
+            raise TooLarge(f"the body would take {taken} bytes to read, more than the {MOST_READING_BYTES} allowed")
+        return separated.parse()
+    except InvalidData as error:
         raise BadRequest(str(error)) from None
+
+
+def _memory(text: bytes | bytearray) -> int:
+    """An estimate from above of what a text and all that is read from it take, until a document is made of it."""
+    copies = 2 if text.isascii() else 8  # decoded, and its strings once more
+    counted = sum(text.count(mark) * size for mark, size in ((b",", 56), (b"[", 200), (b"{", 300), (b":", 120)))
+    return (1 + copies) * len(text) + counted
 
 
 def _read_with_digests(body: bytes, data: object, settings: Settings) -> Ask:
@@ -155,15 +177,16 @@ def read_ask(data: object, settings: Settings) -> Ask:
         Invalid: a limit above the service's own: refused, not clamped.
     """
     found = SOLVE_REQUEST.read(data)
-    ask = Ask(problem=read_problem(found["problem"], settings), **read_limits(found, settings))
-    entries = model_entries(ask.problem.subject)
-    if ask.method.startswith("milp") and entries > settings.most_model_entries:
-        raise TooLarge(
-            f"method {ask.method!r} would build a model of about {entries} entries, more than the "
-            f"{settings.most_model_entries} allowed; use auto",
-            "/method",
-        )
-    runner_of(METHODS[ask.method], ask.problem)  # refuses a method that does not take this kind of problem
+    limits = read_limits(found, settings)
+    method = limits.get("method", "auto")
+    graph = found["problem"].get("graph") if isinstance(found["problem"], Mapping) else None
+    if method.startswith("milp") and isinstance(graph, Mapping):  # before its tuples are made
+        check_size(graph, settings, "/problem/graph")
+        _check_entries(method, length(graph.get("op_cost_ns")), length_of_rows(graph.get("op_inputs")), settings)
+    ask = Ask(problem=read_problem(found["problem"], settings), **limits)
+    if method.startswith("milp"):
+        _check_entries(method, *size_of(ask.problem.subject), settings)
+    runner_of(METHODS[method], ask.problem)  # refuses a method that does not take this kind of problem
     return ask
 
 
@@ -195,16 +218,14 @@ def check_size(graph: object, settings: Settings, pointer: str) -> None:
         ("links", settings.most_edges, "inputs in all"),
         ("edges", settings.most_edges, "inputs in all"),
     ):
-        column = graph.get(key)
-        if isinstance(column, list) and len(column) > most:
-            raise TooLarge(f"graph has {len(column)} {what}, more than the {most} allowed", f"{pointer}/{key}")
-    inputs = graph.get("op_inputs")
-    if isinstance(inputs, list):
-        edges = sum(len(row) for row in inputs if isinstance(row, list))
-        if edges > settings.most_edges:
-            raise TooLarge(
-                f"graph has {edges} inputs in all, more than the {settings.most_edges} allowed", f"{pointer}/op_inputs"
-            )
+        count = length(graph.get(key))
+        if count > most:
+            raise TooLarge(f"graph has {count} {what}, more than the {most} allowed", f"{pointer}/{key}")
+    edges = length_of_rows(graph.get("op_inputs"))
+    if edges > settings.most_edges:
+        raise TooLarge(
+            f"graph has {edges} inputs in all, more than the {settings.most_edges} allowed", f"{pointer}/op_inputs"
+        )
 
 
 def check_stages(problem: Mapping[str, Any], settings: Settings, pointer: str) -> None:
@@ -214,21 +235,30 @@ def check_stages(problem: Mapping[str, Any], settings: Settings, pointer: str) -
         TooLarge: with the pointer of the array that is too long.
     """
     chain, join = problem.get("chain"), problem.get("join")
-    stages = chain.get("forward_ns") if isinstance(chain, Mapping) else None
-    if isinstance(stages, list) and 2 * len(stages) > settings.most_ops:
-        raise TooLarge(f"chain has {len(stages)} stages, too many for {settings.most_ops} ops", pointer + "/chain")
+    stages = length(chain.get("forward_ns")) if isinstance(chain, Mapping) else 0
+    if 2 * stages > settings.most_ops:
+        raise TooLarge(f"chain has {stages} stages, too many for {settings.most_ops} ops", pointer + "/chain")
     lengths = join.get("lengths") if isinstance(join, Mapping) else None
     if isinstance(lengths, list) and 2 * sum(n for n in lengths if type(n) is int) > settings.most_ops:
         raise TooLarge(f"join has too many steps for {settings.most_ops} ops", pointer + "/join")
 
 
-def model_entries(subject: Subject) -> int:
+def model_entries(ops: int, edges: int) -> int:
     """An estimate of the entries of the Checkmate model of a graph: R, S and FREE of every stage, and its rows.
 
     Checkmate, Section 4: with n ops and m edges, n stages of n + n + m variables and about as many rows.
     """
-    ops, edges = size_of(subject)
     return ops * (2 * ops + edges) * 2
+
+
+def _check_entries(method: str, ops: int, edges: int, settings: Settings) -> None:
+    entries = model_entries(ops, edges)
+    if entries > settings.most_model_entries:
+        raise TooLarge(
+            f"method {method!r} would build a model of about {entries} entries, more than the "
+            f"{settings.most_model_entries} allowed; use auto",
+            "/method",
+        )
 
 
 def read_limits(found: Mapping[str, Any], settings: Settings) -> dict[str, Any]:

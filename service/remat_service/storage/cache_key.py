@@ -17,9 +17,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
 
-from remat_ir import Problem, graph_digest, problem_digest, structure_digest
+from remat_ir import Digests
 from remat_solver import METHODS
 
 from ..identity import Caller
@@ -46,19 +45,6 @@ class Keys:
     structure: str
     method: str
     flight: str
-
-
-class Digests(NamedTuple):
-    """The digests of a problem, its subject, and its subject without costs."""
-
-    problem: str
-    graph: str
-    structure: str
-
-
-def digests_of(problem: Problem) -> Digests:
-    """What the keys are made of; linear in the subject."""
-    return Digests(problem_digest(problem), graph_digest(problem.subject), structure_digest(problem.subject))
 
 
 def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:

@@ -53,7 +53,7 @@ def _about(data: Any, settings: Settings) -> dict[str, Any]:
         "fixed_bytes": problem.subject.fixed_bytes,
         "plain_peak_bytes": plain_peak(problem.subject),
         "least_budget_bound_bytes": least_need(problem.subject)[0],
-        "model_entries": model_entries(problem.subject),
+        "model_entries": model_entries(ops, edges),
     }
 
 
