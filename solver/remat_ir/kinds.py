@@ -175,8 +175,8 @@ class Column(Array):
     of: Kind = field(default_factory=Integer)
 
     def read(self, value: object, what: str, pointer: str) -> Any:
-        """As a tuple, or, where it may be long, the column that it is."""
-        if self.longest is None:
+        """As a tuple, or, where it has a cap, the column that it is."""
+        if self.cap is not None:
             return column(value, what, pointer, self.cap)
         return integers(value, what, pointer, self.longest)
 

@@ -9,7 +9,7 @@ from typing import Any
 from .document import Document, Member
 from .errors import InvalidData
 from .graph import MOST_INPUTS, MOST_OPS, Graph, graph_of
-from .kinds import AnyObject, Flag, Rows
+from .kinds import AnyObject, Flag, Unread
 from .read import LARGEST_INTEGER, kind, parse
 
 COSTS = ("cost", "cost_cpu", "duration")
@@ -17,7 +17,7 @@ COSTS = ("cost", "cost_cpu", "duration")
 SIZES = ("size", "cost_ram", "out_cost")
 """What the size of a node's output is called, in the same order."""
 
-_LINKS = Rows(AnyObject(), cap=MOST_INPUTS)
+_LINKS = Unread(AnyObject(), cap=MOST_INPUTS)
 NODE_LINK = Document(
     "NodeLinkDocument",
     "node-link data",
@@ -27,7 +27,7 @@ NODE_LINK = Document(
         "multigraph": Member(Flag(), False),
         "graph": Member(AnyObject(), {}, "`order` and `fixed`, where they are there."),
         "nodes": Member(
-            Rows(AnyObject(), 1, cap=MOST_OPS),
+            Unread(AnyObject(), 1, cap=MOST_OPS),
             about="`id`, a cost (`cost`, `cost_cpu` or `duration`), a size (`size`, `cost_ram` or `out_cost`); maybe "
             "`workspace`, `keep`, `once`, `backward`.",
         ),
