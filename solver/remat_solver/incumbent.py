@@ -13,7 +13,9 @@ from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
 from .knowledge import Bound, Ending, Known
 
-_CERTIFY_S = 1.0
+_TOLERANCE = 3e-6
+"""By how much, as a share of the cost, an engine's claim may fall short of the gap: it counts in floating point."""
+_CERTIFY_S = 2.0
 """Seconds that a claim's certificate may take beyond the time that it took to make the claim."""
 
 
@@ -137,10 +139,10 @@ class Incumbent:
             return max(self.bound_ns, 0 if self.claim is None else self.claim[0])
 
     def claimed_enough(self) -> bool:
-        """Whether a claim reaches the gap: then certifying it is all that is left to do."""
+        """Whether a claim reaches the gap, but for an engine's tolerance: then all that is left is to certify it."""
         with self._lock:
             cost = self.cost_ns
-            return self.certifies and cost is not None and gap_of(cost, self.best_claim()) <= self.max_gap
+            return self.certifies and cost is not None and gap_of(cost, self.best_claim()) <= self.max_gap + _TOLERANCE
 
     def cease_certifying(self) -> None:
         """Record that nobody works on a certificate any more: a claim that is enough ends the solve."""

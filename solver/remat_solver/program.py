@@ -147,18 +147,18 @@ class Term(NamedTuple):
 
 
 Name: TypeAlias = tuple[str | ArrayLike, ...]
-"""What a block of rows is called in a certificate: a kind, then indices, each one number or one for each row."""
+"""What a block is called in a certificate: a kind, then indices, each one number or one for each row or column."""
 
 
-class RowNames(NamedTuple):
-    """Blocks of rows by the first row of each."""
+class Names(NamedTuple):
+    """Blocks of rows, or of columns, by the first of each."""
 
     blocks: tuple[tuple[int, Name], ...]
 
-    def of(self, row: int) -> tuple[str | int, ...]:
-        """The name of one row; that of a row without a name is an empty word."""
-        first, (kind, *indices) = self.blocks[bisect_right(self.blocks, row, key=lambda block: block[0]) - 1]
-        return (str(kind), *(int(np.ravel(index)[row - first] if np.ndim(index) else index) for index in indices))  # type: ignore[arg-type]
+    def of(self, one: int) -> tuple[str | int, ...]:
+        """The name of one row or column; that of one without a name is an empty word."""
+        first, (kind, *indices) = self.blocks[bisect_right(self.blocks, one, key=lambda block: block[0]) - 1]
+        return (str(kind), *(int(np.ravel(index)[one - first] if np.ndim(index) else index) for index in indices))  # type: ignore[arg-type]
 
 
 class Builder:
@@ -172,6 +172,7 @@ class Builder:
         self._upper: list[Floats] = []
         self._integer: list[Booleans] = []
         self._names: list[tuple[int, Name]] = []
+        self._column_names: list[tuple[int, Name]] = []
         self._entry_row: list[NDArray[np.int64]] = []
         self._entry_column: list[NDArray[np.int64]] = []
         self._entry_value: list[Floats] = []
@@ -186,8 +187,11 @@ class Builder:
         lower: ArrayLike = 0.0,
         upper: ArrayLike = 1.0,
         integer: bool = True,
+        name: Name = ("",),
     ) -> NDArray[np.int64]:
-        """Add `count` variables, binary unless told otherwise; returns their column indices."""
+        """Add `count` variables, binary unless told otherwise; returns their column indices. `name` as of rows."""
+        if count:
+            self._column_names.append((self.columns, name))
         for store, given in ((self._cost, cost), (self._lower, lower), (self._upper, upper)):
             store.append(_spread(given, count))
         self._integer.append(np.full(count, integer))
@@ -220,9 +224,13 @@ class Builder:
         self._row_upper.append(_spread(upper, count))
         self.rows += count
 
-    def names(self) -> RowNames:
+    def names(self) -> Names:
         """The names of the rows added so far."""
-        return RowNames(tuple(self._names))
+        return Names(tuple(self._names))
+
+    def column_names(self) -> Names:
+        """The names of the columns added so far."""
+        return Names(tuple(self._column_names))
 
     def lower_of(self, column: NDArray[np.int64]) -> Floats:
         """[…] the lower bounds of columns added so far."""

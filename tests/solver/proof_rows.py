@@ -12,7 +12,9 @@ from scipy.optimize import linprog
 from remat_ir import Compute, Graph, Plan, Problem, problem_digest
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.certificate import Column, Row
-from remat_ir.proof.rows import KINDS, InvalidProof, Relaxation
+from remat_ir.proof.check import inequality
+from remat_ir.proof.rounding import Rounding, summed
+from remat_ir.proof.rows import KINDS, Inequality, InvalidProof, Relaxation
 from solver.little import problems
 
 
@@ -40,6 +42,38 @@ def every_row(on: Relaxation, covers: Sequence[Row] = ()) -> list[Row]:
         good.append(row)
     assert {row[0] for row in good} <= set(KINDS)
     return good
+
+
+def written(on: Relaxation, rows: Sequence[Row]) -> list[Inequality]:
+    """Rows as the checker reads them, each from those before it."""
+    made: list[Inequality] = []
+    for row in rows:
+        made.append(inequality(on, made, row))
+    return made
+
+
+def with_roundings(on: Relaxation, rows: list[Row], rng: random.Random, count: int = 25) -> list[Row]:
+    """Rows, and rows that are rounded from random sums of them and of each other."""
+    found, made = list(rows), written(on, rows)
+    for _ in range(count if rows else 0):
+        chosen = rng.sample(range(len(found)), min(len(found), rng.randint(1, 5)))
+        split = rng.randint(0, len(chosen))
+        pairs = [(r, rng.choice((1, 1, 1, 2, 3, 7))) for r in chosen]
+        rounding = Rounding(
+            rng.choice((1, 2, 2, 3, 4, 5, 8, 13)),
+            rng.choice((1, 1, 1, 2, 5)),
+            0,
+            (),
+            tuple(pairs[:split]),
+            tuple(pairs[split:]),
+        )
+        total = summed(on, made, rounding)
+        columns = range(len(total.columns()))
+        high = tuple(sorted(rng.sample(columns, rng.randint(0, len(columns)))))
+        row = rounding._replace(complemented=high, most=total.most + rng.choice((0, 0, 0, 1, 4))).row()
+        made.append(inequality(on, made, row))
+        found.append(row)
+    return found
 
 
 class Struck:
@@ -134,7 +168,7 @@ def relaxed(draw: st.DrawFn, most_ops: int = 6) -> tuple[Problem, Relaxation, li
     splits = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
     on = relaxation(problem, cuts, laminar(cuts, splits))
     rng = random.Random(draw(st.integers(0, 2**32)))
-    return problem, on, every_row(on, random_covers(on, rng))
+    return problem, on, with_roundings(on, every_row(on, random_covers(on, rng)), rng)
 
 
 def random_covers(on: Relaxation, rng: random.Random) -> list[Row]:
@@ -151,7 +185,7 @@ def random_covers(on: Relaxation, rng: random.Random) -> list[Row]:
 
 
 def program_of(on: Relaxation, rows: list[Row]) -> tuple[list[Column], np.ndarray, np.ndarray, np.ndarray]:
-    made = [on.inequality(row) for row in rows]
+    made = written(on, rows)
     columns = sorted({column for one in made for column in one.terms})
     place = {column: j for j, column in enumerate(columns)}
     matrix, most = np.zeros((len(made), len(columns))), np.array([float(one.most) for one in made])

@@ -34,8 +34,8 @@ from remat_ir.restrictions import (
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine, Improvement
+from remat_solver.backends.best import Best
 from remat_solver.backends.cpsat import _set_parameters
-from remat_solver.backends.engine import _Best
 from remat_solver.backends.rounding import whole
 from remat_solver.backends.wire import Message
 from remat_solver.deadline import Deadline
@@ -106,7 +106,7 @@ def test_staged_by_highs_claims_no_more_than_a_plan_costs(seed: int, ops: int, p
 def test_a_run_that_contradicts_itself_proves_nothing() -> None:
     """A bound above the objective of the engine's own solution takes all bounds of the run with it."""
     program = covering(0)
-    best = _Best(program)
+    best = Best(program)
     best.take(Message("improvement", {"bound": 40.0}, {}))
     assert best.bound == 40.0
     best.take(Message("improvement", {"bound": 10_000.0}, {"x": np.ones(program.columns)}))

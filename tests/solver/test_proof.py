@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from remat_ir import Compute, Free, Graph, InvalidData, Plan, Problem, problem_digest, verify
 from remat_ir.proof import InvalidProof, Leaf, PairProof, StageProof, carried, prove, read_proof
 from remat_ir.proof.certificate import Row
+from remat_ir.proof.check import inequality
 from remat_ir.proof.pairs import PairCheck
-from remat_ir.proof.rows import Relaxation
+from remat_ir.proof.rounding import Rounding, rounded
+from remat_ir.proof.rows import Inequality, Relaxation
 from solver.brute import optimum
 from solver.little import little_graph
-from solver.proof_rows import Struck, cost_of, every_row, proof_of, relaxation, relaxed
+from solver.proof_rows import Struck, cost_of, every_row, proof_of, relaxation, relaxed, written
 
 
 def any_plan(problem: Problem, seed: int) -> Plan | None:
@@ -78,8 +80,7 @@ def test_one_point_satisfies_all_rows_and_costs_no_more(
             for value in range(problem.graph.values):
                 if problem.graph.value_op[value] < on.first[c] and isinstance(certain := on.hold(c, value), int):
                     assert struck.at(on, ("hold", c, value)) == certain
-        for row in rows:
-            made = on.inequality(row)
+        for row, made in zip(rows, written(on, rows), strict=True):
             assert sum(a * struck.at(on, column) for column, a in made.terms.items()) <= made.most, row
 
 
@@ -99,6 +100,40 @@ def test_no_certificate_is_above_the_optimum(drawn: tuple[Problem, Relaxation, l
     elif least is not None:
         assert bound <= least
     assert read_proof(proof.to_json()) == proof
+
+
+THREE = Inequality({("hold", 1, value): 4 for value in range(3)}, 9)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((), "lists divisor"),
+        ((2, 1, 9, 7, 0), "lists divisor"),
+        ((2, 1, 9, 0, 1, 0), "in turn"),
+        ((2, 1, 9, 0, 3, 0, 1), "in turn"),
+        ((0, 1, 9, 0, 1, 0, 1), "positive"),
+        ((2, -1, 9, 0, 1, 0, 1), "positive"),
+        ((2, 1, 9, 0, 1, 1, 1), "not before it"),
+        ((2, 1, 9, 0, 1, -1, 1), "not before it"),
+        ((2, 1, 9, 0, 1, 0, 0), "positive"),
+        ((2, 1, 8, 0, 1, 0, 1), "allows 9"),
+        ((2, 1, 9, 1, 3, 1, 0, 1), "not there"),
+        ((2, 1, 9, 2, 0, 0, 1, 0, 1), "twice"),
+        ((2**50, 1, 9, 0, 1, 0, 2**53), "allows"),
+    ],
+)
+def test_rounded_rows_that_do_not_follow_are_refused(numbers: tuple[int, ...], message: str) -> None:
+    on = relaxation(Problem(Graph((1, 1), ((), (0,)), (0, 1), (1, 1)), 9), (1,), ())
+    with pytest.raises(InvalidProof, match=message):
+        inequality(on, [THREE], ("round", *numbers))
+
+
+def test_rounding_closes_what_linear_programs_leave() -> None:
+    """Two of three values fit: three quarters of all three are cut off by the memory row alone, as by a cover."""
+    on = relaxation(Problem(Graph((1, 1), ((), (0,)), (0, 1), (1, 1)), 9), (1,), ())
+    made = rounded(on, [THREE], Rounding(4, 3, 9, (), ((0, 1),), ()))
+    assert (set(made.terms.values()), made.most) == ({1}, 2)
 
 
 def test_certificates_reach_the_optimum_of_most_small_problems() -> None:
@@ -231,7 +266,7 @@ def test_multipliers_are_positive(multiplier: int) -> None:
         ("cuts", [0.5]),
         ("spans", [[1]]),
         ("rows", [[1, 2]]),
-        ("rows", [["read", -1]]),
+        ("rows", [["read", -(2**54)]]),
         ("rows", [["read", True]]),
         ("denominator", 0),
         ("nodes", [["bound", [1]]]),

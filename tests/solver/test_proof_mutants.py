@@ -9,13 +9,17 @@ import pytest
 
 from remat_ir import Problem, plain_peak
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, prove
+from remat_ir.proof.rounding import KIND
 from remat_ir.proof.rows import KINDS
 from remat_ir.working_set import working_set
 from solver.brute import optimum
 from solver.little import little_graph
-from solver.proof_rows import every_row, laminar, proof_of, random_covers, relaxation
+from solver.proof_rows import every_row, laminar, proof_of, random_covers, relaxation, with_roundings
 
-MUTATIONS = ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
+MUTATIONS = (
+    "dual", "sign", "cut", "dropped", "row", "rounding", "rounding", "denominator", "empty", "other", "branch", "span",
+    "tree",
+)  # fmt: skip
 
 
 def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StageProof:
@@ -25,9 +29,7 @@ def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StagePro
     at = rng.choice(leaves)
     leaf = nodes[at]
     assert isinstance(leaf, Leaf)
-    kind = rng.choice(
-        ("dual", "sign", "cut", "dropped", "row", "denominator", "empty", "other", "branch", "span", "tree")
-    )
+    kind = rng.choice(MUTATIONS)
     if kind in ("dual", "sign") and leaf.duals:
         duals = list(leaf.duals)
         i = rng.randrange(len(duals))
@@ -45,8 +47,18 @@ def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StagePro
         changed = list(rows[i])
         j = rng.randrange(len(changed))
         old = changed[j]
-        changed[j] = rng.choice(sorted(KINDS)) if isinstance(old, str) else max(0, old + rng.choice((-1, 1)))
+        kinds = (*sorted(KINDS), KIND)
+        changed[j] = rng.choice(kinds) if isinstance(old, str) else old + rng.choice((-1, 1, 1 - 2 * old))
         rows[i] = tuple(changed)
+    elif kind == "rounding":
+        rounded = [i for i, row in enumerate(rows) if row[0] == KIND]
+        if rounded:
+            i = rng.choice(rounded)
+            numbers = list(rows[i])
+            for _ in range(rng.randint(1, 3)):
+                j = rng.randrange(1, len(numbers))
+                numbers[j] = rng.choice((0, 1, 2, -1, int(numbers[j]) * 1000, int(numbers[j]) - 1, rng.randrange(50)))
+            rows[i] = tuple(numbers)
     elif kind == "denominator":
         return replace(proof, denominator=rng.choice((1, proof.denominator // 2, -1, 0)))
     elif kind == "empty":
@@ -76,7 +88,7 @@ def attack(seeds: range, mutants: int) -> tuple[int, int]:
         problem = Problem(graph, max(0, rng.randint(low, max(low, high))))
         cuts = tuple(sorted({*rng.sample(range(graph.ops), rng.randint(0, graph.ops)), graph.ops - 1}))
         on = relaxation(problem, cuts, laminar(cuts, [rng.randrange(9) for _ in range(4)]))
-        rows = every_row(on, random_covers(on, rng))
+        rows = with_roundings(on, every_row(on, random_covers(on, rng)), rng)
         proof = proof_of(problem, on, rows, rng.randint(0, 5))
         least = optimum(problem).cost_ns
         for _ in range(mutants):

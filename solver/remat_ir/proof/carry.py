@@ -1,7 +1,8 @@
 """A certificate for another budget or other costs: its rows are written anew for the problem at hand.
 
 For another budget nothing else changes: memory rows have another right side, and a row whose premise fails (a cover
-that fits a larger budget) counts as absent. A smaller budget never proves less, since only right sides fall.
+that fits a larger budget) counts as absent. A smaller budget never proves less, since only right sides fall. Rows that
+are rounded from others are taken as they were where that holds, and also with the new right sides; the better counts.
 
 For other costs the same multipliers prove nothing: at a tenth of the costs they would outweigh what there is to save.
 So each leaf is scaled by a factor t ≥ 0 of its own. Its bound is concave and piecewise linear in t, hence its greatest
@@ -12,14 +13,18 @@ by it. Leaves without points stay so: costs play no part in them.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from ..digest import problem_digest
+from ..graph import Graph
 from ..problem import Problem
-from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
-from .check import graph_of_subject, leaf_bound
+from ..read import LARGEST_INTEGER
+from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof
+from .check import graph_of_subject, inequality, leaf_bound, prove_stages
+from .rounding import KIND, Rounding, summed
 from .rows import Inequality, InvalidProof, Relaxation
 
 _FINEST = 2**20
@@ -35,12 +40,35 @@ def carried(proof: Proof, problem: Problem) -> Proof:
     if isinstance(proof, PairProof):
         return replace(proof, digest=problem_digest(problem))
     graph = graph_of_subject(problem)
-    on = Relaxation(graph, problem.budget_bytes - graph.fixed_bytes, proof.cuts, proof.spans)
+    capacity = problem.budget_bytes - graph.fixed_bytes
+    found = _rewritten(graph, capacity, proof, anew=False)
+    if any(row[0] == KIND for row in proof.rows):
+        other = _rewritten(graph, capacity, proof, anew=True)
+        if _bound(graph, capacity, other) > _bound(graph, capacity, found):
+            found = other
+    return replace(found, digest=problem_digest(problem))
+
+
+def _bound(graph: Graph, capacity: int, proof: StageProof) -> float:
+    """What a certificate proves; −1 where it proves nothing, infinity where there is no plan."""
+    try:
+        bound_ns = prove_stages(graph, capacity, proof).bound_ns
+    except InvalidProof:
+        return -1.0
+    return math.inf if bound_ns is None else bound_ns
+
+
+def _rewritten(graph: Graph, capacity: int, proof: StageProof, *, anew: bool) -> StageProof:
+    """The certificate with all rows that hold, each leaf scaled; `anew` rounds rows from the new right sides."""
+    on = Relaxation(graph, capacity, proof.cuts, proof.spans)
     place: dict[int, int] = {}
     rows: list[Inequality] = []
+    kept: list[Row] = []
     for r, row in enumerate(proof.rows):
         with contextlib.suppress(InvalidProof):
-            rows.append(on.inequality(row))
+            row = _here(on, rows, row, place, anew)
+            rows.append(inequality(on, rows, row))
+            kept.append(row)
             place[r] = len(rows) - 1
     boxes = iter(_boxes(proof))
     nodes: list[Branch | Leaf] = []
@@ -49,8 +77,25 @@ def carried(proof: Proof, problem: Problem) -> Proof:
             left = node._replace(duals=tuple((place[r], y) for r, y in node.duals if r in place))
             node = _best(on, rows, left, next(boxes), proof.denominator)
         nodes.append(node)
-    kept = tuple(proof.rows[r] for r in place)
-    return replace(proof, digest=problem_digest(problem), rows=kept, nodes=tuple(nodes))
+    return replace(proof, rows=tuple(kept), nodes=tuple(nodes))
+
+
+def _here(on: Relaxation, rows: Sequence[Inequality], row: Row, place: dict[int, int], anew: bool) -> Row:
+    """A row with the numbers that the rows before it have now; a rounded one with a right side that holds here.
+
+    Raises:
+        InvalidProof: one of the rows before it is absent.
+    """
+    if row[0] != KIND:
+        return row
+    rounding = Rounding.of(row).renumbered(place)
+    if rounding is None:
+        raise InvalidProof("a row that this one is rounded from is absent")
+    most = summed(on, rows, rounding).most
+    most = most if anew else max(most, rounding.most)
+    if abs(most) > LARGEST_INTEGER:
+        raise InvalidProof("the right side of a rounded row is too large for the format")
+    return rounding._replace(most=most).row()
 
 
 def _boxes(proof: StageProof) -> list[dict[Column, int]]:

@@ -18,7 +18,7 @@ MOST_CUTS = 10_000
 MOST_PAIRS = 4_000_000
 
 Row: TypeAlias = tuple[str | int, ...]
-"""The kind of a row, then the indices that say which one; see `rows.KINDS`."""
+"""The kind of a row, then the numbers that say which one; see `rows.KINDS` and `rounding`."""
 Column: TypeAlias = tuple[str | int, ...]
 """("run", a, b, op), ("hold", c, value) or ("through", c, value); see `rows`."""
 
@@ -156,13 +156,13 @@ def _pairs(data: object, what: str, pointer: str, longest: int) -> tuple[tuple[i
 
 
 def _tagged(data: object, what: str, pointer: str) -> tuple[str | int, ...]:
-    """A word, then integers from 0 to 2^53."""
+    """A word, then integers from −2^53 to 2^53."""
     items = array(data, what, pointer, MOST_NUMBERS)
     if not items or not isinstance(items[0], str):
         raise InvalidData(f"{what} must begin with a word, not {kind(items[0]) if items else 'nothing'}", pointer)
     for number in items[1:]:
-        if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
-            raise InvalidData(f"{what}: {str(number)[:60]} must be an integer from 0 to 2^53", pointer)
+        if type(number) is not int or not -LARGEST_INTEGER <= number <= LARGEST_INTEGER:
+            raise InvalidData(f"{what}: {str(number)[:60]} must be an integer from −2^53 to 2^53", pointer)
     return tuple(items)
 
 

@@ -19,8 +19,9 @@ from ..digest import problem_digest
 from ..graph import Graph
 from ..problem import Problem
 from ..subject import Subject
-from .certificate import Branch, Column, Leaf, PairProof, Proof, StageProof
+from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof
 from .pairs import PairCheck, check_pairs
+from .rounding import KIND, Rounding, rounded
 from .rows import Inequality, InvalidProof, Relaxation
 
 MOST_WORK = 50_000_000
@@ -69,7 +70,9 @@ def graph_of_subject(problem: Problem) -> Graph:
 def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
     """The least bound of the leaves, over a tree that covers everything."""
     on = Relaxation(graph, capacity, proof.cuts, proof.spans)
-    rows = tuple(on.inequality(row) for row in proof.rows)
+    rows: list[Inequality] = []
+    for row in proof.rows:
+        rows.append(inequality(on, rows, row))
     if proof.denominator < 1:
         raise InvalidProof("the denominator must be positive")
     pending: list[dict[Column, int]] = [{}]
@@ -98,6 +101,15 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
     if least is None:
         return Proved(None)
     return Proved(graph.total_cost_ns + max(0, -(-least // proof.denominator)))
+
+
+def inequality(on: Relaxation, rows: Sequence[Inequality], row: Row) -> Inequality:
+    """A row written from the problem, or rounded from the rows before it.
+
+    Raises:
+        InvalidProof: there is no such row for this problem, or it does not hold.
+    """
+    return rounded(on, rows, Rounding.of(row)) if row[0] == KIND else on.inequality(row)
 
 
 def leaf_bound(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Column, int], denominator: int) -> int:

@@ -1,4 +1,4 @@
-"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P10.
+"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P11.
 
 Cuts τ_0 < τ_1 < … < τ_{K−1} = n − 1 gather the stages of a plan into coarse stages: c is what runs after the first
 computation of τ_{c−1}, up to and including that of τ_c. Its first op is f_c = τ_{c−1} + 1. For 1 ≤ a ≤ b < K, of a plan
@@ -136,9 +136,7 @@ class Relaxation:
             terms, most = make(self, *(int(number) for number in row[1:]))
         except TypeError:
             raise InvalidProof(f"row {row[0]!r} has {len(row) - 1} indices, which is not how many it takes") from None
-        self._terms += len(terms)
-        if self._terms > MOST_TERMS:
-            raise InvalidProof(f"the rows have more than {MOST_TERMS} terms")
+        self.count(len(terms))
         merged: dict[Column, int] = {}
         for coefficient, quantity in terms:
             if isinstance(quantity, int):
@@ -146,6 +144,16 @@ class Relaxation:
             else:
                 merged[quantity] = merged.get(quantity, 0) + coefficient
         return Inequality(merged, most)
+
+    def count(self, terms: int) -> None:
+        """Note work on so many terms.
+
+        Raises:
+            InvalidProof: it is too much together.
+        """
+        self._terms += terms
+        if self._terms > MOST_TERMS:
+            raise InvalidProof(f"the rows have more than {MOST_TERMS} terms")
 
     def _op(self, op: int) -> int:
         if not 0 <= op < self.graph.ops:
@@ -272,9 +280,7 @@ def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, in
     allowed = {v for v in values if v in chosen and isinstance(on.hold(c, v), tuple)}
     if len(chosen) * 2 != len(weighted) or allowed != set(chosen):
         raise InvalidProof(f"a cover of coarse stage {c} names a value twice, or one that has no S to be charged there")
-    on._terms += len(chosen) * (most + 2)
-    if on._terms > MOST_TERMS:
-        raise InvalidProof(f"the rows have more than {MOST_TERMS} terms")
+    on.count(len(chosen) * (most + 2))
     least: list[int | None] = [0] + [None] * (most + 1)
     for value, weight in sorted(chosen.items()):
         size = on.graph.value_bytes[value]

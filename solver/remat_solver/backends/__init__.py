@@ -1,6 +1,18 @@
 """Engines that solve programs, each in a child process that can be killed: HiGHS, CP-SAT, CBC."""
 
 from .engine import ENGINES, Engine, check_memory, free_memory, lp, run
-from .outcome import Ending, Improvement, Outcome, Tree
+from .outcome import DerivedRow, Ending, Improvement, Outcome, Tree
 
-__all__ = ["ENGINES", "Ending", "Engine", "Improvement", "Outcome", "Tree", "check_memory", "free_memory", "lp", "run"]
+__all__ = [
+    "ENGINES",
+    "DerivedRow",
+    "Ending",
+    "Engine",
+    "Improvement",
+    "Outcome",
+    "Tree",
+    "check_memory",
+    "free_memory",
+    "lp",
+    "run",
+]

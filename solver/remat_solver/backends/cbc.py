@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,14 @@ _POSSIBLE = re.compile(r"best possible " + _NUMBER)
 _LOWER = re.compile(r"^(?:Lower bound:|Continuous objective value is) +" + _NUMBER)
 
 
-def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[str, Any], link: Link) -> None:
     """Solve one message's program and say how it ended. Options are CBC commands, as {"cuts": "off"}."""
     if kind != "solve":
         raise ValueError("CBC solves no linear programs here")
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     try:
-        _serve_in(folder, program, members, start, link)
+        _serve_in(folder, program, members, arrays.get("start"), link)
     finally:
         link.at_exit = None
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from .rounding import WholeProgram, whole
 from .worker import Link
 
 
-def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[str, Any], link: Link) -> None:
     """Solve one message's program and say how it ended.
 
     Options are CP-SAT parameters, besides `weight_scale` and `cost_scale`, which are those of `whole`. One worker runs
@@ -24,7 +25,7 @@ def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | 
     options = dict(members["options"])
     scales = {name: float(options.pop(name)) for name in ("weight_scale", "cost_scale") if name in options}
     rounded = whole(program, **scales)
-    model = _model(rounded, start)
+    model = _model(rounded, arrays.get("start"))
     solver = cp_model.CpSolver()
     _set_parameters(solver.parameters, members, options, rounded)
     link.on_stop = solver.stop_search

@@ -19,7 +19,8 @@ import psutil
 
 from ..deadline import Deadline
 from ..program import INFINITY, Floats, Program
-from .outcome import Improvement, Outcome, Tree, failed
+from .best import Best
+from .outcome import Improvement, Outcome, failed
 from .wire import Message, program_arrays, receive, send
 
 ENGINES = ("highs", "cbc", "cpsat")
@@ -49,9 +50,6 @@ _NO_MEMORY = (
 """How engines, their libraries and the loader say that an allocation was refused."""
 
 _LEAST_MEMORY = 2**30
-
-_TOLERANCE = 1e-4
-"""By how much, relatively, a bound may lie above the objective of a solution that is feasible within tolerances."""
 
 _GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
@@ -161,12 +159,24 @@ class Engine:
             raise ValueError(f"only HiGHS solves linear programs here, not {self.name}")
 
     def tree(
-        self, program: Program, *, cutoff: float, deadline: Deadline | None, stopped: Callable[[], bool] | None
+        self,
+        program: Program,
+        *,
+        cutoff: float,
+        deadline: Deadline | None,
+        stopped: Callable[[], bool] | None,
+        factor: Floats | None = None,
     ) -> Outcome:
-        """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only."""
+        """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only.
+
+        Args:
+            factor: [rows] the powers of two by which rows in whole numbers, each with one side, over whole columns were
+                multiplied; then cutting planes are added first.
+        """
         self._only_highs()
         members = {"offset": program.offset, "options": {}, "cutoff": cutoff}
-        return self._ask("tree", program, members, program_arrays(program), deadline, None, stopped)
+        arrays = program_arrays(program) | ({} if factor is None else {"factor": factor})
+        return self._ask("tree", program, members, arrays, deadline, None, stopped)
 
     def _ask(
         self,
@@ -198,7 +208,7 @@ class Engine:
                     guard.start()
                 send(process.stdin, kind, members, arrays)
             except OSError:
-                return self._died(_Best(program), watch)
+                return self._died(Best(program), watch)
             finally:
                 if guard is not None:
                     guard.cancel()
@@ -213,7 +223,7 @@ class Engine:
         on_improvement: Callable[[Improvement], None] | None,
         stopped: Callable[[], bool] | None,
     ) -> Outcome:
-        best = _Best(program)
+        best = Best(program)
         stopping: Deadline | None = None
         why = ""
         while True:
@@ -245,7 +255,7 @@ class Engine:
             with contextlib.suppress(OSError):
                 send(self._process.stdin, "stop")
 
-    def _died(self, best: _Best, watch: Deadline) -> Outcome:
+    def _died(self, best: Best, watch: Deadline) -> Outcome:
         process = self._process
         code: int | None = None
         last = ""
@@ -278,64 +288,6 @@ class Engine:
         threading.Thread(
             target=_hear, args=(self._process.stdout, self._news), name=f"{self.name}-hear", daemon=True
         ).start()
-
-
-class _Best:
-    """The best solution and bound that a run has streamed.
-
-    A bound above the objective of a solution, by more than an engine's tolerances, is a bound of something else: no
-    bound of that run is believed from then on.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._believed = True
-        self.x: Floats | None = None
-        self.objective = INFINITY
-        self.bound = -INFINITY
-
-    def take(self, message: Message) -> bool:
-        better = False
-        x = message.arrays.get("x")
-        if x is not None:
-            objective = self._program.objective(x)
-            if objective < self.objective:
-                self.x, self.objective, better = x, objective, True
-        bound = message.members.get("bound")
-        if bound is not None and bound > self.bound and self._believed:
-            self.bound, better = bound, True
-        if self.bound > self.objective + _TOLERANCE * (1.0 + abs(self.objective)) and self._believed:
-            self.bound, self._believed = -INFINITY, False
-        return better
-
-    def news(self, message: Message, seconds: float) -> Improvement:
-        return Improvement(self.x if "x" in message.arrays else None, self.objective, self.bound, seconds)
-
-    def outcome(self, message: Message, seconds: float, why: str) -> Outcome:
-        self.take(message)
-        said = message.members.get("message", "") or why
-        if message.kind == "failed":
-            return self.stopped(seconds, said) if self.x is not None else failed(said, seconds)
-        status = message.members["status"]
-        if status == "infeasible":
-            return Outcome("infeasible", None, INFINITY, INFINITY, seconds, message=said)
-        if status in ("feasible", "nothing_found"):
-            return self.stopped(seconds, said)
-        return Outcome(
-            status,
-            self.x,
-            self.objective,
-            self.bound,
-            seconds,
-            message.arrays.get("row_dual"),
-            said,
-            message.members.get("work", 0.0),
-            Tree(*(message.arrays[name] for name in Tree._fields)) if "leaf_start" in message.arrays else None,
-        )
-
-    def stopped(self, seconds: float, why: str) -> Outcome:
-        status = "nothing_found" if self.x is None else "feasible"
-        return Outcome(status, self.x, self.objective, self.bound, seconds, message=why)  # type: ignore[arg-type]
 
 
 def free_memory() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import highspy
@@ -31,7 +32,7 @@ _COMPLETION_S = 2.0
 _threads = 1
 
 
-def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | None, link: Link) -> None:
+def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[str, Any], link: Link) -> None:
     """Solve one message's program and say how it ended."""
     global _threads
     threads = int(members.get("threads", 1))
@@ -56,12 +57,13 @@ def serve(kind: str, program: Program, members: dict[str, Any], start: Floats | 
         _set(solver, name, value)
     _pass(solver, program)
     if kind == "tree":
-        serve_tree(solver, branchable, members, link)
+        serve_tree(solver, branchable, members, arrays.get("factor"), link)
         return
     if kind == "lp":
         _stop_by_callback(solver, link, simplex=True)
     else:
         limit = members.get("time_limit_s")
+        start = arrays.get("start")
         _start_from(solver, program, start, _COMPLETION_S if limit is None else min(_COMPLETION_S, 0.1 * limit), link)
         _stream(solver, link)
         _stop_by_callback(solver, link)

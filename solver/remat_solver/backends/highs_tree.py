@@ -1,5 +1,7 @@
 """Branch and bound by HiGHS's linear programs that keeps what a certificate needs: the duals of every leaf.
 
+Before it branches, the program is tightened by cutting planes (`highs_cuts`) as long as they raise its bound.
+
 A node's linear program starts from its parent's basis. Its leaf is closed where the objective reaches the cutoff, or
 where it has no point; else it waits, the least bound first, to be branched on a column that strong branching chose.
 Whenever the time is up all nodes that wait are leaves, too: the tree is a proof at every moment.
@@ -8,6 +10,7 @@ Whenever the time is up all nodes that wait are leaves, too: the tree is a proof
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +19,7 @@ import highspy
 import numpy as np
 
 from ..program import Floats, Program
+from .highs_cuts import Cuts
 from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
@@ -27,6 +31,12 @@ _RELIABLE = 3
 _TRIAL_ITERATIONS = 40
 _SPARE_S = 0.15
 """Seconds before the limit that are left for handing the tree over."""
+_CUT_SHARE = 0.3
+"""The share of the time that cutting planes may take before the first branch."""
+_CUT_GAIN, _CUT_PATIENCE = 0.01, 3
+"""Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
+_DROP_EVERY = 3
+"""Rounds after which cuts that bind nothing are taken out again."""
 
 
 @dataclass
@@ -47,7 +57,12 @@ class Node:
 class Tree:
     """The search on one program, whose `integer` columns may be branched on."""
 
-    def __init__(self, solver: Any, program: Program, cutoff: float, link: Link, deadline: float) -> None:
+    def __init__(
+        self, solver: Any, program: Program, cutoff: float, link: Link, deadline: float, cuts: Cuts | None = None
+    ) -> None:
+        self.cuts = cuts
+        self.number = list(range(program.rows))
+        """The rows of the program that is solved, cuts among them, as `Cuts` counts them."""
         self.solver, self.program, self.cutoff = solver, program, cutoff
         self.link, self.deadline = link, deadline
         self.able = np.flatnonzero(program.integer)
@@ -63,6 +78,8 @@ class Tree:
     def run(self) -> Node:
         """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing."""
         root = self.solve(Node((), -np.inf))
+        if self.cuts is not None:
+            self._tighten(root, self.cuts)
         waiting: list[tuple[float, int, Node]] = []
         number = 0
 
@@ -90,6 +107,38 @@ class Tree:
             for child in solved:
                 wait(child)
         return root
+
+    def _tighten(self, root: Node, cuts: Cuts) -> None:
+        """Add cutting planes that the root's point breaks, round after round while that raises its bound."""
+        began, first, idle = time.monotonic(), root.bound, 0
+        share = began + _CUT_SHARE * (self.deadline - began)
+        for number in itertools.count(1):
+            if root.x is None or root.empty or root.bound >= self.cutoff or idle >= _CUT_PATIENCE:
+                return
+            if self.over() or time.monotonic() > share:
+                return
+            found = cuts.separate(self.solver, root.x, self.number)
+            if not found:
+                return
+            if number % _DROP_EVERY == 0:
+                self._drop_idle(cuts)
+            for cut in found:
+                self.number.append(cuts.add(cut))
+                index = cut.index.astype(np.int32)
+                self.solver.addRow(-np.inf, cut.most * cut.scale, len(index), index, cut.value * cut.scale)
+            before, root.basis = root.bound, None
+            self.solve(root)
+            self.link.improved(bound=root.bound)
+            idle = idle + 1 if root.bound - before < _CUT_GAIN * (root.bound - first) else 0
+
+    def _drop_idle(self, cuts: Cuts) -> None:
+        """Take cuts out of the program that do not bind at the last point."""
+        status = self.solver.getBasis().row_status
+        idle = [i for i, r in enumerate(self.number) if r >= cuts.base and status[i] == highspy.HighsBasisStatus.kBasic]
+        if idle:
+            self.solver.deleteRows(len(idle), np.array(idle, dtype=np.int32))
+            gone = set(idle)
+            self.number = [r for i, r in enumerate(self.number) if i not in gone]
 
     def enter(self, node: Node) -> None:
         """Set the columns' bounds to those of a node, and its parent's basis."""
@@ -125,8 +174,8 @@ class Tree:
         return node
 
     def _keep(self, node: Node, duals: Floats) -> None:
-        node.rows = np.flatnonzero(np.abs(duals) > 1e-12)
-        node.duals = duals[node.rows]
+        there = np.flatnonzero(np.abs(duals) > 1e-12)
+        node.rows, node.duals = np.array(self.number, dtype=np.int64)[there], duals[there]
 
     def choose(self, node: Node) -> int:
         """The column with the greatest product of gains on both sides; −1 where all are whole."""
@@ -176,8 +225,8 @@ class Tree:
         return gain
 
 
-def serve_tree(solver: Any, program: Program, members: dict[str, Any], link: Link) -> None:
-    """Grow a tree and hand it over in preorder."""
+def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: Floats | None, link: Link) -> None:
+    """Grow a tree and hand it over in preorder; with `factor`, by which whole rows were multiplied, also its cuts."""
     for name, value in (
         ("presolve", "off"),
         ("solver", "simplex"),
@@ -188,7 +237,8 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], link: Lin
     limit = members.get("time_limit_s")
     deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
     cutoff = float(members["cutoff"])
-    tree = Tree(solver, program, cutoff if cutoff is not None else np.inf, link, deadline)
+    cuts = None if factor is None else Cuts(program, factor)
+    tree = Tree(solver, program, cutoff, link, deadline, cuts)
     root = tree.run()
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []
@@ -214,5 +264,6 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], link: Lin
     }
     if tree.point is not None:
         arrays["x"] = tree.point
-    bound = {"bound": float(least)} if np.isfinite(least) else {}
-    link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **bound}, arrays)
+    said: dict[str, Any] = {"bound": float(least)} if np.isfinite(least) else {}
+    said["cuts"] = [] if cuts is None else [cut.wire() for cut in cuts.cuts]
+    link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **said}, arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,28 @@ class Improvement(NamedTuple):
     seconds: float
 
 
+class DerivedRow(NamedTuple):
+    """A cutting plane that follows from earlier rows, which are read as A x ≤ b in whole numbers.
+
+    Attributes:
+        multipliers: earlier rows of the program and cuts, these after those, with whole multipliers, not 0.
+        divisor, coarser, complemented: how their sum was rounded; `complemented` are columns.
+        scale: what its whole coefficients were multiplied by in the linear programs.
+    """
+
+    multipliers: tuple[tuple[int, int], ...]
+    divisor: int
+    coarser: int
+    complemented: tuple[int, ...]
+    scale: float
+
+    @classmethod
+    def of(cls, data: list[Any]) -> DerivedRow:
+        """Read what a worker sends."""
+        flat, divisor, coarser, complemented, scale = data
+        return cls(tuple(zip(flat[::2], flat[1::2], strict=True)), divisor, coarser, tuple(complemented), scale)
+
+
 class Tree(NamedTuple):
     """A tree of linear programs in preorder: what branches, and the duals of its leaves in their order.
 
@@ -31,6 +53,7 @@ class Tree(NamedTuple):
         column: [nodes] the column that a node branches on, first to 0, then to 1; −1 for a leaf.
         leaf_start: [leaves + 1] where a leaf's rows begin. leaf_row, leaf_dual: rows and their duals.
         leaf_empty: [leaves] whether the duals are a ray that shows that there is no point.
+        cuts: cutting planes; their rows come after those of the program.
     """
 
     column: NDArray[np.int64]
@@ -38,6 +61,7 @@ class Tree(NamedTuple):
     leaf_row: NDArray[np.int64]
     leaf_dual: Floats
     leaf_empty: NDArray[np.bool_]
+    cuts: tuple[DerivedRow, ...] = ()
 
 
 class Outcome(NamedTuple):

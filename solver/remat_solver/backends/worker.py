@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> None:
         message = work.get()
         link.begin()
         try:
-            engine.serve(message.kind, program_of(message), message.members, message.arrays.get("start"), link)
+            engine.serve(message.kind, program_of(message), message.members, message.arrays, link)
         except MemoryError:
             link.say("failed", {"message": f"{name} ran out of the memory that it may use"})
         except Exception as error:

@@ -7,26 +7,38 @@ lost no longer counts.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from remat_ir import Problem, problem_digest
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof
-from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Column, Row
-from remat_ir.proof.check import prove_stages
+from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Row
+from remat_ir.proof.check import inequality, prove_stages
+from remat_ir.proof.rounding import KIND, Rounding, summed
+from remat_ir.proof.rows import Inequality, Relaxation
+from remat_ir.read import LARGEST_INTEGER
 
-from ..backends import Tree
+from ..backends import DerivedRow, Tree
 from ..program import Floats, Program
 from ..staged.rows import Round
 from ..staged.scale import Scale, balance_of, row_factors
 
 _IN_BYTES = ("memory", "rerun")
-_DENOMINATORS = (2**20, 2**30, 2**40)
+_DENOMINATORS = (10**6, 10**9, 10**12)
 """Tried in turn; where costs are so large that multipliers would exceed 2^53, smaller ones."""
+_SHORT_DENOMINATORS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
+_GRAINS = (3e-5, 1e-5, 3e-6, 1e-6, 3e-7)
+"""What the multipliers of rows without weights are rounded to, as shares of the cost of all ops once, when a
+certificate is shortened: few digits compress well, and small multipliers vanish with their rows."""
+_MOST_SHORTENED = 200
+"""Nodes of a tree up to which that is tried."""
 LOSS = 1e-6
 """What rounding may lose of a bound, as a share of the cost of all ops once."""
 
@@ -55,12 +67,17 @@ class Certifier:
         self._capacity = problem.budget_bytes - self._graph.fixed_bytes
         self._digest = problem_digest(problem)
 
-    def of_linear(self, round_: Round, scale: Scale, row_dual: Floats, bound_ns: float) -> Certified | None:
-        """The certificate of one linear program; `bound_ns` is what it proves in floating point."""
-        rows = np.flatnonzero(row_dual)
-        return self._certificate(round_, scale, (FloatLeaf(rows.tolist(), row_dual[rows]),), bound_ns)
+    def of_linear(
+        self, round_: Round, scale: Scale, row_dual: Floats, bound_ns: float, wanted_ns: float
+    ) -> Certified | None:
+        """The certificate of one linear program; `bound_ns` is what it proves in floating point.
 
-    def of_tree(self, round_: Round, scale: Scale, tree: Tree, bound_ns: float) -> Certified | None:
+        `wanted_ns` is a bound that is as good as any greater one: certificates are rounded down to it.
+        """
+        rows = np.flatnonzero(row_dual)
+        return self._certificate(round_, scale, (FloatLeaf(rows.tolist(), row_dual[rows]),), (), bound_ns, wanted_ns)
+
+    def of_tree(self, round_: Round, scale: Scale, tree: Tree, bound_ns: float, wanted_ns: float) -> Certified | None:
         """The certificate of a tree of linear programs; None where rounding lost it."""
         nodes: list[int | FloatLeaf] = []
         leaves = 0
@@ -72,30 +89,64 @@ class Certifier:
             empty = bool(tree.leaf_empty[leaves])
             nodes.append(FloatLeaf(tree.leaf_row[start:end].tolist(), tree.leaf_dual[start:end], empty))
             leaves += 1
-        return self._certificate(round_, scale, nodes, bound_ns)
+        return self._certificate(round_, scale, nodes, tree.cuts, bound_ns, wanted_ns)
 
     def _certificate(
-        self, round_: Round, scale: Scale, nodes: Sequence[int | FloatLeaf], bound_ns: float
+        self,
+        round_: Round,
+        scale: Scale,
+        nodes: Sequence[int | FloatLeaf],
+        cuts: Sequence[DerivedRow],
+        bound_ns: float,
+        wanted_ns: float,
     ) -> Certified | None:
-        multiply = multipliers(round_, scale)
-        best: Certified | None = None
+        multiply = multipliers(round_, scale, cuts)
         leaves = [node for node in nodes if isinstance(node, FloatLeaf)]
         if len(nodes) > MOST_NODES:
             return None
         weights = [self._weights(leaf, multiply) for leaf in leaves]
-        most = 1 << max(0, 52 - math.frexp(max((float(w.max(initial=0.0)) for w in weights), default=0.0))[1])
-        tried = _DENOMINATORS if len(leaves) == 1 else _DENOMINATORS[1:]
-        for denominator in sorted({min(denominator, most) for denominator in tried}):
-            proof = self._write(round_, nodes, weights, denominator)
-            try:
-                proved = prove_stages(self._graph, self._capacity, proof).bound_ns
-            except InvalidProof:
-                continue  # an empty leaf that rounding has spoilt: finer multipliers keep it
-            if proved is None:
-                return Certified(proof, None)
-            if len(proof.rows) <= MOST_ROWS and (best is None or best.bound_ns is None or proved > best.bound_ns):
-                best = Certified(proof, proved)
-            if proved >= bound_ns - LOSS * self._graph.total_cost_ns - 1:
+        written = _Writer(self, round_, cuts)
+        best: Certified | None = None
+        proved = -1
+        # with little to spare nothing may be lost
+        spare = LOSS * self._graph.total_cost_ns
+        enough = bound_ns if wanted_ns > bound_ns - 2 * spare else bound_ns - spare
+        largest = max((float(w.max(initial=0.0)) for w in weights), default=0.0)
+        for denominator in _finest(largest, _DENOMINATORS):
+            found = written.certified(nodes, weights, denominator)
+            if found is not None and found.bound_ns is None:
+                return found
+            if found is not None and found.bound_ns is not None and found.bound_ns > proved:
+                best, proved = found, found.bound_ns
+            if proved >= enough:
+                break
+        if best is None or len(best.proof.rows) > MOST_ROWS:
+            return None
+        if len(nodes) > _MOST_SHORTENED or proved < wanted_ns:
+            return best
+        return self._shortest(best, written, nodes, weights, largest, wanted_ns)
+
+    def _shortest(
+        self,
+        best: Certified,
+        written: _Writer,
+        nodes: Sequence[int | FloatLeaf],
+        weights: Sequence[Floats],
+        largest: float,
+        wanted_ns: float,
+    ) -> Certified:
+        """The shortest certificate among rougher ones that still proves what is wanted."""
+        length = _length(best.proof)
+        for share in _GRAINS:
+            for denominator in _finest(largest, _SHORT_DENOMINATORS):
+                grain = share * self._graph.total_cost_ns * denominator
+                grain = 10 ** math.floor(math.log10(grain)) if grain >= 1 else 1
+                found = written.certified(nodes, weights, denominator, grain)
+                if found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
+                    continue
+                shorter = _length(found.proof)
+                if shorter < length:
+                    best, length = found, shorter
                 break
         return best
 
@@ -106,51 +157,133 @@ class Certifier:
             weights *= float(self._graph.total_cost_ns or 1) / max(float(weights.max(initial=0.0)), 1e-300)
         return weights
 
-    def _write(
-        self, round_: Round, nodes: Sequence[int | FloatLeaf], weights: Sequence[Floats], denominator: int
-    ) -> StageProof:
-        each = iter(weights)
-        names = columns_of(round_)
-        place: dict[int, int] = {}
-        rows: list[Row] = []
-        made: list[Branch | Leaf] = []
-        for node in nodes:
-            if not isinstance(node, FloatLeaf):
-                made.append(Branch(names[node]))
-                continue
-            duals = []
-            whole = np.rint(next(each) * denominator).astype(np.int64).tolist()
-            for row, multiplier in zip(node.rows, whole, strict=True):
-                if multiplier > 0:
-                    if row not in place:
-                        place[row] = len(rows)
-                        rows.append(round_.names.of(row))
-                    duals.append((place[row], multiplier))
-            made.append(Leaf(tuple(duals), node.empty))
+    def begin(self, round_: Round) -> tuple[Relaxation, StageProof]:
+        """The checker's relaxation for a round, and a certificate without rows and leaves."""
         starts = {cut: c + 1 for c, cut in enumerate(round_.columns.cuts)}
         spans = tuple((starts[begin], round_.columns.stage_of(end)) for begin, end in round_.spans)
         wide = tuple(sorted({(a, b) for a, b in spans if a < b}))
-        return StageProof(self._digest, round_.columns.cuts, wide, tuple(rows), denominator, tuple(made))
+        on = Relaxation(self._graph, self._capacity, round_.columns.cuts, wide)
+        return on, StageProof(self._digest, round_.columns.cuts, wide, (), 1, ())
+
+    def check(self, proof: StageProof) -> Certified | None:
+        """What a certificate proves; None where rounding has spoilt it: finer multipliers may keep it."""
+        try:
+            return Certified(proof, prove_stages(self._graph, self._capacity, proof).bound_ns)
+        except InvalidProof:
+            return None
 
 
-def multipliers(round_: Round, scale: Scale) -> Floats:
-    """[rows] what a dual of the balanced program is multiplied by to count ns per unit of the checker's row."""
+class _Writer:
+    """Writes certificates: rows in the order in which leaves, and rows that are rounded from them, need them."""
+
+    def __init__(self, certifier: Certifier, round_: Round, cuts: Sequence[DerivedRow]) -> None:
+        self._certifier, self._round, self._cuts = certifier, round_, cuts
+        self._on, self._blank = certifier.begin(round_)
+        self._place: dict[int, int | None] = {}
+        self._rows: list[Row] = []
+        self._made: list[Inequality] = []
+        self._grained: dict[int, bool] = {}
+
+    def certified(
+        self, nodes: Sequence[int | FloatLeaf], weights: Sequence[Floats], denominator: int, grain: int = 1
+    ) -> Certified | None:
+        """The certificate with whole multipliers, those of rows without weights multiples of `grain`."""
+        each = iter(weights)
+        made: list[Branch | Leaf] = []
+        for node in nodes:
+            if not isinstance(node, FloatLeaf):
+                made.append(Branch(self._round.column_names.of(node)))
+                continue
+            duals = []
+            for row, multiplier in zip(node.rows, (next(each) * denominator).tolist(), strict=True):
+                whole = round(multiplier / grain) * grain if grain > 1 and self._unweighted(row) else round(multiplier)
+                place = self._row(row) if whole > 0 else None
+                if place is not None:
+                    duals.append((place, whole))
+            made.append(Leaf(tuple(duals), node.empty))
+        proof = replace(self._blank, rows=tuple(self._rows), denominator=denominator, nodes=tuple(made))
+        return self._certifier.check(_pruned(proof))
+
+    def _unweighted(self, row: int) -> bool:
+        """Whether a row is one of the program whose coefficients are 1."""
+        if row not in self._grained:
+            cut = row >= self._round.program.rows
+            self._grained[row] = not cut and self._round.names.of(row)[0] not in (*_IN_BYTES, "cover")
+        return self._grained[row]
+
+    def _row(self, row: int) -> int | None:
+        """The place of a row or cut in the certificate; None where the checker does not accept it."""
+        if row not in self._place:
+            try:
+                self._place[row] = self._written(row)
+            except InvalidProof:
+                self._place[row] = None
+        return self._place[row]
+
+    def _written(self, row: int) -> int:
+        cut = row - self._round.program.rows
+        name = self._round.names.of(row) if cut < 0 else self._rounded(self._cuts[cut])
+        self._made.append(inequality(self._on, self._made, name))
+        self._rows.append(name)
+        return len(self._rows) - 1
+
+    def _rounded(self, cut: DerivedRow) -> Row:
+        """A cut as the certificate says it: what is complemented counts among the columns of the sum, in order."""
+        pairs = {row: (self._row(row), multiplier) for row, multiplier in cut.multipliers}
+        placed = [(place, multiplier) for place, multiplier in pairs.values() if place is not None]
+        if len(placed) < len(pairs):
+            raise InvalidProof("a row of the sum is not accepted")
+        added = tuple((place, multiplier) for place, multiplier in placed if multiplier > 0)
+        taken = tuple((place, -multiplier) for place, multiplier in placed if multiplier < 0)
+        rounding = Rounding(cut.divisor, cut.coarser, 0, (), added, taken)
+        total = summed(self._on, self._made, rounding)
+        at = {column: j for j, column in enumerate(total.columns())}
+        high = [self._round.column_names.of(column) for column in cut.complemented]
+        row = rounding._replace(most=total.most, complemented=tuple(sorted(at[c] for c in high if c in at))).row()
+        if any(abs(int(number)) > LARGEST_INTEGER for number in row[1:]):
+            raise InvalidProof("a number of the row is too large for the format")
+        return row
+
+
+def _finest(largest: float, denominators: Sequence[int]) -> Iterator[int]:
+    """Denominators with which no multiplier exceeds 2^53, ascending."""
+    most = 1 << max(0, 52 - math.frexp(largest)[1])
+    yield from sorted({min(denominator, most) for denominator in denominators})
+
+
+def _pruned(proof: StageProof) -> StageProof:
+    """Without the rows that no leaf needs, directly or through a rounded one."""
+    needed = {r for node in proof.nodes if isinstance(node, Leaf) for r, _ in node.duals}
+    for r in range(len(proof.rows) - 1, -1, -1):
+        if r in needed and proof.rows[r][0] == KIND:
+            rounding = Rounding.of(proof.rows[r])
+            needed |= {earlier for earlier, _ in (*rounding.added, *rounding.taken)}
+    place = {r: at for at, r in enumerate(sorted(needed))}
+    rows = []
+    for r in place:
+        row = proof.rows[r]
+        moved = Rounding.of(row).renumbered(place) if row[0] == KIND else None
+        rows.append(row if moved is None else moved.row())
+    nodes = tuple(
+        node._replace(duals=tuple(sorted((place[r], y) for r, y in node.duals))) if isinstance(node, Leaf) else node
+        for node in proof.nodes
+    )
+    return replace(proof, rows=tuple(rows), nodes=nodes)
+
+
+def _length(proof: StageProof) -> int:
+    return len(zlib.compress(json.dumps(proof.to_json(), separators=(",", ":")).encode()))
+
+
+def multipliers(round_: Round, scale: Scale, cuts: Sequence[DerivedRow] = ()) -> Floats:
+    """[rows] what a dual of the balanced program is multiplied by to count ns per unit of the checker's row.
+
+    Those of cuts, which are made of rows in whole bytes alone, come last.
+    """
     program: Program = round_.program
-    factor = row_factors(program) * (scale.cost_ns / balance_of(program))
-    for (first, (kind, *_)), end in zip(
-        round_.names.blocks, [*(first for first, _ in round_.names.blocks[1:]), program.rows], strict=True
-    ):
+    unit = scale.cost_ns / balance_of(program)
+    factor = row_factors(program) * unit
+    for (first, (kind, *_)), (end, _) in pairwise((*round_.names.blocks, (program.rows, ("",)))):
         if kind in _IN_BYTES:
             factor[first:end] /= scale.bytes
-    return factor
-
-
-def columns_of(round_: Round) -> dict[int, Column]:
-    """What the columns of R and S are called in a certificate."""
-    found: dict[int, Column] = {}
-    columns = round_.columns
-    for c in range(1, columns.stages):
-        run, hold = columns.runs[c], columns.holds[c]
-        found |= {int(run[op]): ("run", c, c, op) for op in np.flatnonzero(run >= 0).tolist()}
-        found |= {int(hold[value]): ("hold", c, value) for value in np.flatnonzero(hold >= 0).tolist()}
-    return found
+    return np.concatenate([factor, np.array([cut.scale * unit for cut in cuts])])

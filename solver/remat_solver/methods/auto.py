@@ -77,7 +77,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         if incumbent.stopped():
             return
         memory = options.memory_bytes
-        engine = stack.enter_context(Engine("cpsat", memory_bytes=memory)) if options.proof else None
+        engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
         search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None

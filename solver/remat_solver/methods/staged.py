@@ -25,7 +25,7 @@ class StagedOptions:
     `polish`: whether the local search makes plans of the relaxations' solutions.
     """
 
-    engine: str = "cpsat"
+    engine: str = "highs"
     linear: bool = True
     reruns: bool = True
     loose: bool = True
@@ -35,8 +35,8 @@ class StagedOptions:
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.engine not in ("cpsat", "highs"):
-            raise ValueError(f"engine must be 'cpsat' or 'highs', not {self.engine!r}")
+        if self.engine not in ("highs", "cpsat"):
+            raise ValueError(f"engine must be 'highs' or 'cpsat', not {self.engine!r}")
         for name in ("linear", "reruns", "loose", "single", "nested", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")

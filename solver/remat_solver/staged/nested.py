@@ -45,8 +45,8 @@ def add_spans(view: ArrayView, columns: Columns, spans: Sequence[Span], builder:
         inside = _parts(span, runs)
         run = np.full(view.ops, ZERO)
         free = columns.runs[first] >= 0
-        run[free] = builder.variables(int(free.sum()))
         ends = (first, columns.stage_of(span[1]))
+        run[free] = builder.variables(int(free.sum()), name=("run", *ends, np.flatnonzero(free)))
         _link(ends, run, {(starts[at], columns.stage_of(end)): runs[at, end] for at, end in inside}, builder)
         _rows(view, columns, ends, span[1], run, builder)
         runs[span] = run

@@ -9,8 +9,8 @@ its memory, whose best overhead is 7.34 %, linear programs prove 7.33 with 4 cut
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,18 +21,20 @@ from remat_ir.restrictions import ONE_PER_STAGE
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..certify.stages import LOSS, Certified, Certifier
+from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
 from .interior import excesses
 from .realize import point, realize
 from .relaxation import Columns
 from .rows import Round, Rows, cover_of, write
-from .scale import Scale, balance_of, balanced, finer, scale_of
+from .scale import Scale, balance_of, balanced, finer, row_factors, scale_of
 from .single import charge, violated_reruns
 from .trace import Trace, trace
+from .turns import turns
 
 _SMALL = 150
-"""Below so many ops an integer program is solved sooner than a second engine has started."""
+"""Up to so many ops all recomputations that could run in a stage that is looked into are charged at once."""
 _LP_ROUNDS = 30
 _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
@@ -42,32 +44,26 @@ _NESTED = 400
 """Up to so many ops integer programs have the rows of coarse stages that were cut, too; beyond, they take too long."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
-_SEARCHES = (("max_lp", 2), ("objective_lb_search_max_lp", 4))
-_FIRST_TURN = 1.0
-"""CP-SAT's searches, each with a level of symmetry detection, and the work after which the other takes over, twofold
-from turn to turn: in its own units of one to two seconds, so that the same problem gives the same turns everywhere.
-
-Most programs are solved within the first turn, by the first search sooner: of ResNet-50 at 0.75 the first program in
-0.8 s, by the second in 45 s. Where layers repeat it is the other way round: of a GPT at 0.5 in 1.4 s instead of over
-30. Of ResNet-16 at 0.3 with 8 cuts the second proves 18.5 % in 10 s and the first 18.0 %.
-"""
 _LONG_STAGE, _CLOSE = 20, 0.1
 """What is called close to the begin of a coarse stage of so many ops and more, as a share of its length."""
-_PATIENCE = 8.0
-"""The first turn goes to the search that solved the round before, and is longer than it took then by this factor."""
+_CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
+"""The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
+until then is certified: what they prove later no certificate would have the time for."""
+_SHORTENING = 0.05
+"""The share of the gap asked for that a certificate may lose in being shortened."""
 
 
 @dataclass(frozen=True)
 class Switches:
     """What a proof may use; each changes its pace, none its result.
 
-    engine: "cpsat" or "highs". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
+    engine: "highs" or "cpsat". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
     programs whose solution breaks the memory anyway. single: go on inside stages, in the space of one recomputation
     per op and stage, once the whole space has nothing more to tell apart. nested: keep the rows of coarse stages that
     were cut.
     """
 
-    engine: str = "cpsat"
+    engine: str = "highs"
     linear: bool = True
     reruns: bool = True
     loose: bool = True
@@ -120,21 +116,31 @@ class Proof:
         with contextlib.ExitStack() as stack:
             # started before it is needed: the engine's libraries load while linear programs are solved
             integer = integer or stack.enter_context(Engine(self.switches.engine, memory_bytes=self._memory_bytes))
-            if self.switches.linear and self.view.ops >= _SMALL:
-                linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
+            linear = integer if integer.name == "highs" else linear
+            linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
+            if self.switches.linear:
                 self._linear(linear)
-            more = True
-            while more and not self.incumbent.stopped() and not self.out_of_memory:
-                more = self._round(integer)
-                if self._certifier is not None and (self.incumbent.claimed_enough() or self._without_plan):
-                    linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
-                    self._grow(linear)
+            self._go_on(linear, integer)
+
+    def _go_on(self, linear: Engine, integer: Engine) -> None:
+        """Integer programs, then trees of linear programs that certify what they claim."""
+        incumbent = self.incumbent
+        watch = incumbent.deadline.within(_CLAIM_SHARE * min(incumbent.deadline.remaining(), _CLAIM_S))
+        certify = self._certifier is not None
+        while not incumbent.stopped() and not self.out_of_memory:
+            if certify and (incumbent.claimed_enough() or self._without_plan or watch.passed()):
+                if not self._grow(linear):
+                    incumbent.cease_certifying()
                     return
+            elif not self._round(integer, watch if certify else incumbent.deadline):
+                if not certify:
+                    return
+                watch = Deadline(0.0)
 
     def _linear(self, engine: Engine) -> None:
         """Cut by linear programs until none breaks the memory."""
         share = _LP_SHARE if self.view.ops < _LARGE else _LP_SHARE_OF_LARGE
-        watch = self.incumbent.deadline.within(max(0.2, share * min(self.incumbent.deadline.remaining(), 1e6)))
+        watch = self.incumbent.deadline.within(max(2.0, share * min(self.incumbent.deadline.remaining(), 1e6)))
         for _ in range(_LP_ROUNDS):
             round_ = self._write(whole=False)
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
@@ -147,32 +153,53 @@ class Proof:
             if self._certifier is None:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
-                self._take(self._certifier.of_linear(round_, self.scale, outcome.row_dual, bound))
+                wanted = self._wanted(bound)
+                self._take(self._certifier.of_linear(round_, self.scale, outcome.row_dual, bound, wanted))
             over = excesses(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed() or not over:
                 return
             self.rows.cut(max(over).op)
 
-    def _grow(self, engine: Engine) -> None:
-        """Certify what the integer program's engine claims, by a tree of linear programs for the rows found so far."""
+    def _grow(self, engine: Engine) -> bool:
+        """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add."""
         assert self._certifier is not None
         incumbent = self.incumbent
-        round_ = write(self.view, self.rows, self.scale, nested=self.switches.nested, single=False)
+        # in whole bytes and ns, from which cutting planes are derived exactly
+        scale = Scale(1, 1)
+        round_ = write(self.view, self.rows, scale, nested=self.switches.nested, single=False)
         factor, total = balance_of(round_.program), int(self.view.cost.sum())
         cutoff = float("inf")
         if incumbent.cost_ns is not None:
             wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-            cutoff = factor * (wanted - total) / self.scale.cost_ns
+            cutoff = factor * (wanted - total)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
-        outcome = engine.tree(program, cutoff=cutoff, deadline=incumbent.deadline, stopped=incumbent.stopped)
+        outcome = engine.tree(
+            program,
+            cutoff=cutoff,
+            deadline=incumbent.deadline,
+            stopped=incumbent.stopped,
+            factor=row_factors(round_.program),
+        )
         if outcome.tree is not None:
-            bound = self.scale.bound_ns(self.view, outcome.bound / factor, whole=False)
-            self._take(self._certifier.of_tree(round_, self.scale, outcome.tree, bound))
-        if self._without_plan and not incumbent.infeasible:
-            reason = "No plan fits, says the engine; in the time given that could not be certified."
-            incumbent.prove_infeasible(reason, incumbent.problem.budget_bytes + 1)
-        incumbent.cease_certifying()
+            # a whole number of ns: what is well above one proves the next
+            bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
+            self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, self._wanted(bound)))
+        if outcome.x is None or incumbent.stopped():
+            return False
+        run = self._trace(round_, outcome.x)
+        self._offer(run)
+        if self._polish is not None:
+            self._polish(run.order.tolist())
+        return self._refine(round_, outcome.x, run, whole=True)
+
+    def _wanted(self, bound_ns: int) -> float:
+        """What a certificate should prove of a bound: enough for the gap, and nearly all of it."""
+        cost = self.incumbent.cost_ns
+        if cost is None:
+            return float("inf")
+        allowed = self.incumbent.max_gap * cost
+        return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
     def _take(self, found: Certified | None) -> None:
         """Record what a certificate proves."""
@@ -185,10 +212,10 @@ class Proof:
         else:
             self.incumbent.raise_bound(found.bound_ns, self.source, proof=found.proof)
 
-    def _round(self, engine: Engine) -> bool:
+    def _round(self, engine: Engine, watch: Deadline) -> bool:
         """One integer program and what follows from it; False when nothing is left to do."""
         round_ = self._write(whole=True)
-        outcome = self._solve(engine, round_)
+        outcome = self._solve(engine, round_, watch)
         if outcome.status == "infeasible":
             self._infeasible(round_)
             return False
@@ -210,7 +237,7 @@ class Proof:
         nested = self.switches.nested and (not whole or self.view.ops <= _NESTED)
         return write(self.view, self.rows, self.scale, nested=nested)
 
-    def _solve(self, engine: Engine, round_: Round) -> Outcome:
+    def _solve(self, engine: Engine, round_: Round, watch: Deadline) -> Outcome:
         program, factor = round_.program, 1.0
         if self.switches.engine == "highs":
             factor = balance_of(program)
@@ -221,17 +248,17 @@ class Proof:
             if news.x is not None:
                 self._offer(self._trace(round_, news.x))
 
-        for search, options in self._turns():
+        for search, options in turns(self.switches.engine, self._lead, self._lead_work):
             outcome = engine.run(
                 program,
-                deadline=self.incumbent.deadline,
+                deadline=watch,
                 start=self._start(round_),
                 on_improvement=improved,
                 stopped=self._enough,
                 absolute_gap=factor * self._tolerated_units(),
                 options=options,
             )
-            if outcome.status in ("optimal", "infeasible") or self._enough():
+            if outcome.status in ("optimal", "infeasible") or watch.passed() or self._enough():
                 self._lead, self._lead_work = search, outcome.work
                 break
             self._bound(outcome.bound / factor, round_)
@@ -241,18 +268,6 @@ class Proof:
         """Whether an integer program's engine can stop: the gap is reached, at least by what it claims."""
         incumbent = self.incumbent
         return incumbent.stopped() or (incumbent.certifies and incumbent.claimed_enough())
-
-    def _turns(self) -> Iterator[tuple[int, dict[str, object]]]:
-        """A search and the engine's options, turn by turn: CP-SAT's searches alternate, each longer than the last."""
-        if self.switches.engine != "cpsat":
-            yield 0, {}
-            return
-        work = max(_FIRST_TURN, _PATIENCE * self._lead_work)
-        for number in itertools.count(self._lead):
-            name, symmetry = _SEARCHES[number % len(_SEARCHES)]
-            options = {"subsolvers": [name], "symmetry_level": symmetry, "max_deterministic_time": work}
-            yield number % len(_SEARCHES), options
-            work *= 2.0
 
     def _tolerated_units(self) -> float:
         """How far from its optimum an integer program may be left."""
@@ -282,12 +297,12 @@ class Proof:
             self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
 
     def _infeasible(self, round_: Round) -> None:
-        if self.switches.engine != "cpsat":
-            # within its tolerances only: no certificate
-            return
         budget = self.incumbent.problem.budget_bytes
         if round_.whole_space and self._certifier is not None:
             self._without_plan = True
+        elif self.switches.engine != "cpsat":
+            # within its tolerances only: no certificate
+            return
         elif round_.whole_space:
             self.incumbent.prove_infeasible(
                 f"No plan fits into {budget} bytes: the staged relaxation has no solution.", budget + 1
@@ -309,8 +324,11 @@ class Proof:
             self.incumbent.offer(plan_of(self.view.graph, run.order.tolist()), self.source)
         return True
 
-    def _refine(self, round_: Round, x: Floats, run: Trace) -> bool:
-        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
+    def _refine(self, round_: Round, x: Floats, run: Trace, *, whole: bool = False) -> bool:
+        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart.
+
+        `whole` keeps to what holds in the whole space.
+        """
         new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
         inside: list[tuple[int, int]] = []
         rounded: list[int] = []
@@ -326,7 +344,7 @@ class Proof:
                 inside.append((stage, op))
             else:
                 rounded.append(stage)
-        return new or self._unround(round_, x, rounded) or self._look_inside(inside)
+        return new or self._unround(round_, x, rounded) or (not whole and self._look_inside(inside))
 
     def _cut_for(self, columns: Columns, stage: int, op: int, run: Trace) -> int | None:
         """Where to cut the coarse stage in which a computation breaks memory; None where it is all told apart.

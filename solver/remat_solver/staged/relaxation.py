@@ -94,12 +94,14 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], builder: Builder, scale: Sc
     for start in first[1:]:
         run, hold = np.full(view.ops, ZERO), np.full(view.values, ZERO)
         useful = (ops < start) & (view.op_reach >= start) & ~view.pinned
-        run[useful] = builder.variables(int(useful.sum()), cost=cost[useful])
+        c = len(runs)
+        name = ("run", c, c, np.flatnonzero(useful))
+        run[useful] = builder.variables(int(useful.sum()), cost=cost[useful], name=name)
         made = view.maker < start
         certain = made & (view.kept | (sealed & (view.last_reader >= start)))
         free = made & ~certain & (view.value_reach >= start)
         hold[certain] = ONE
-        hold[free] = builder.variables(int(free.sum()))
+        hold[free] = builder.variables(int(free.sum()), name=("hold", c, np.flatnonzero(free)))
         runs.append(run)
         holds.append(hold)
     return Columns(cuts, first, tuple(runs), tuple(holds), builder.columns)

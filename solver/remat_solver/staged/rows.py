@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..array_view import ArrayView, Ids
-from ..program import Builder, Floats, Program, RowNames, Term
+from ..program import Builder, Floats, Names, Program, Term
 from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
 from .scale import Scale
@@ -48,12 +48,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A program, where its variables are, whether its bounds hold in the whole space, and what its rows are called."""
+    """A program, where its variables are, whether its bounds hold in the whole space, and what all is called."""
 
     program: Program
     columns: Columns
     whole_space: bool
-    names: RowNames
+    names: Names
+    column_names: Names
     spans: tuple[Span, ...]
 
 
@@ -71,7 +72,8 @@ def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True, sin
     for stage in sorted(rows.singles) if single else ():
         add_single_stage(view, columns, stage, rows.singles[stage], builder, scale)
     spans = tuple(sorted(set(rows.spans))) if nested else ()
-    return Round(builder.program(), columns, not (single and rows.singles), builder.names(), spans)
+    whole = not (single and rows.singles)
+    return Round(builder.program(), columns, whole, builder.names(), builder.column_names(), spans)
 
 
 def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | None:

@@ -91,7 +91,7 @@ def _throughout(view: ArrayView, columns: Columns, c: int, builder: Builder) -> 
     hold[view.value_start[columns.first[c]] :] = ZERO
     column = hold.copy()  # the same where p(v) cannot run in c
     values = np.flatnonzero((hold != ZERO) & (run >= 0))
-    column[values] = builder.variables(len(values))
+    column[values] = builder.variables(len(values), name=("through", c, values))
     held, rows = hold[values], np.arange(len(values))
     terms = [
         Term(rows[held >= 0], held[held >= 0]),

@@ -1,0 +1,283 @@
+"""Cutting planes for programs in whole numbers: mixed-integer rounding of a row of the simplex tableau, or of one row.
+
+Every cut is kept as what a checker needs to derive it again: whole multipliers of earlier rows, the divisor, the
+columns that were complemented. Rows are read as A_r x + s_r = b_r with slacks s_r ≥ 0. Of their sum with multipliers
+m,
+
+    Σ a_j x_j + Σ m_r s_r = b,     divided by d, with b = q d + f, 0 ≤ f < d, a_j = q_j d + f_j,
+
+    Σ ((d − f) q_j + max(0, f_j − f)) x_j + Σ_{m_r < 0} m_r s_r ≤ (d − f) q
+
+holds for whole x ≥ 0 (Nemhauser and Wolsey, 1990); columns that are near 1 are taken as 1 − x before (Marchand and
+Wolsey, 2001). The slacks are then substituted, and the cut is divided and rounded down so that its numbers stay small.
+Of a row of the tableau of a fractional column, with d the scale of its multipliers, it is Gomory's mixed integer cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..program import Booleans, Floats, Program
+
+_SCALES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 36, 48, 60, 72, 120)
+"""What is tried first to make multipliers whole: where rows have small numbers, this makes them small."""
+_FINE = 2.0**12
+"""Else the smallest multiplier becomes about this."""
+_LARGEST = 2.0**46
+_COEFFICIENT = 2**20
+"""Cuts are rounded to coefficients of this size, so that cuts from cuts keep to whole numbers of some fifty bits."""
+_LEAST_FRACTION = 0.02
+_EFFICACY = 1e-3
+"""By how much, in Euclidean distance, a point must break a cut."""
+_PARALLEL = 0.9
+_TABLEAU_ROWS, _DIVISORS, _MOST_CUTS = 100, 6, 80
+_FRACTIONAL = 0.01
+_HIGH = 0.5
+"""Columns above this are taken as 1 − x."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Σ index/value ≤ most, and how it follows: see `Cuts.derive`."""
+
+    multipliers: tuple[tuple[int, int], ...]
+    divisor: int
+    coarser: int
+    complemented: tuple[int, ...]
+    index: NDArray[np.int64]
+    value: Floats
+    most: int
+
+    def wire(self) -> list[Any]:
+        """What `DerivedRow` is made from."""
+        flat = [number for pair in self.multipliers for number in pair]
+        return [flat, self.divisor, self.coarser, list(self.complemented), self.scale]
+
+    @property
+    def scale(self) -> float:
+        """What its linear program's row is multiplied by: its largest coefficient becomes 1."""
+        return 1.0 / float(np.abs(self.value).max())
+
+
+class Cuts:
+    """The rows of a program in whole numbers, all read as A x ≤ b, and the cuts derived from them so far.
+
+    `factor` are the powers of two that made the program's rows of whole ones.
+    """
+
+    def __init__(self, program: Program, factor: Floats) -> None:
+        self.columns = program.columns
+        self.sign = np.where(np.isfinite(program.row_upper), 1.0, -1.0)
+        self.index: list[NDArray[np.int64]] = []
+        self.value: list[Floats] = []
+        self.most: list[int] = []
+        self.scale: list[float] = (factor * self.sign).tolist()
+        side = np.where(self.sign > 0, program.row_upper, program.row_lower) / factor * self.sign
+        for r, (start, end) in enumerate(zip(program.row_start[:-1], program.row_start[1:], strict=True)):
+            self.index.append(program.row_index[start:end].astype(np.int64))
+            self.value.append(program.row_value[start:end] / factor[r] * self.sign[r])
+            self.most.append(int(side[r]))
+        self.base = program.rows
+        self.cuts: list[Cut] = []
+        self.weighty = [r for r in range(self.base) if len(self.value[r]) and np.abs(self.value[r]).max() > 1]
+        self._known: set[tuple[Any, ...]] = set()
+
+    def separate(self, solver: Any, x: Floats, in_program: Sequence[int]) -> list[Cut]:
+        """Cuts that a point breaks, the deepest first, no two nearly parallel; `in_program` are the program's rows."""
+        found = []
+        for multipliers, divisors in (*self._tableau(solver, x, in_program), *self._single(x)):
+            rough = self._deepest(multipliers, divisors, x)
+            if rough is not None:
+                found.append(rough)
+        found.sort(key=lambda each: -each.depth)
+        chosen: list[Cut] = []
+        normals = np.zeros((_MOST_CUTS, self.columns))
+        for rough in found:
+            normal = rough.normal / np.linalg.norm(rough.normal)
+            if len(chosen) and float((normals[: len(chosen)] @ normal).max()) > _PARALLEL:
+                continue
+            cut = self._derive(rough)
+            if cut is None:
+                continue
+            depth = (float(cut.value @ x[cut.index]) - cut.most) / float(np.linalg.norm(cut.value))
+            key = (cut.most, cut.index.tobytes(), cut.value.tobytes())
+            if depth < _EFFICACY or key in self._known:
+                continue
+            self._known.add(key)
+            normals[len(chosen)] = normal
+            chosen.append(cut)
+            if len(chosen) == _MOST_CUTS:
+                break
+        return chosen
+
+    def add(self, cut: Cut) -> int:
+        """Take a cut among the rows; its number."""
+        self.cuts.append(cut)
+        self.index.append(cut.index)
+        self.value.append(cut.value)
+        self.most.append(cut.most)
+        self.scale.append(cut.scale)
+        return len(self.index) - 1
+
+    def _tableau(self, solver: Any, x: Floats, in_program: Sequence[int]) -> Iterator[tuple[dict[int, int], list[int]]]:
+        """Whole multipliers of rows of the tableau whose basic column is fractional, in both signs."""
+        basic = np.asarray(solver.getBasicVariables()[1])
+        rows = np.flatnonzero(basic >= 0)
+        away = np.abs(x[basic[rows]] - np.round(x[basic[rows]]))
+        order = rows[np.argsort(-away, kind="stable")][: min(_TABLEAU_ROWS, int((away > _FRACTIONAL).sum()))]
+        scale = np.array([self.scale[r] for r in in_program])
+        for i in order.tolist():
+            y = np.asarray(solver.getBasisInverseRow(i)[1])[: len(in_program)]
+            made = _whole(np.where(np.abs(y) < 1e-9, 0.0, y) * scale)
+            if made is None:
+                continue
+            whole, unit = made
+            up = {in_program[p]: int(whole[p]) for p in np.flatnonzero(whole).tolist()}
+            yield up, [unit]
+            yield {r: -y for r, y in up.items()}, [unit]
+
+    def _single(self, x: Floats) -> Iterator[tuple[dict[int, int], list[int]]]:
+        """Rows with weights alone, divided by the weights of fractional columns."""
+        for r in self.weighty:
+            index, value = self.index[r], self.value[r]
+            if float(value @ x[index]) < self.most[r] - 1e-6 * max(1.0, abs(self.most[r])):
+                continue
+            part = np.abs(x[index] - np.round(x[index]))
+            order = np.argsort(-part, kind="stable")[:_DIVISORS]
+            divisors = {int(abs(value[i])) for i in order.tolist() if part[i] > 1e-6} | {int(np.abs(value).max()) + 1}
+            yield {r: 1}, sorted(divisors)
+
+    def _deepest(self, multipliers: dict[int, int], divisors: Sequence[int], x: Floats) -> _Rough | None:
+        """The deepest cut over some divisors, and some fractions of the best of them, in floating point."""
+        a, back = np.zeros(self.columns), np.zeros(self.columns)
+        b = slack = 0.0
+        for r, m in multipliers.items():
+            a[self.index[r]] += m * self.value[r]
+            b += m * self.most[r]
+            if m < 0:
+                back[self.index[r]] -= m * self.value[r]
+                slack -= m * max(0.0, self.most[r] - float(self.value[r] @ x[self.index[r]]))
+        there = np.flatnonzero(a)
+        sums = _Sum(a[there], b, slack, x[there] > _HIGH, x[there])
+        best = 0
+        depth: float = _EFFICACY
+        for divisor in divisors:
+            reached = sums.depth(float(divisor))
+            if reached > depth:
+                best, depth = divisor, reached
+        if not best:
+            return None
+        for part in (2, 3, 4, 8):
+            if best // part > 1:
+                reached = sums.depth(float(best // part))
+                if reached > depth:
+                    best, depth = best // part, reached
+        back /= best - sums.fraction(float(best))
+        back[there] += sums.rounded(float(best)) * np.where(sums.high, -1.0, 1.0)
+        norm = float(np.linalg.norm(back))
+        return _Rough(depth, multipliers, best, x > _HIGH, back) if norm > 0 else None
+
+    def _derive(self, rough: _Rough) -> Cut | None:
+        """The cut in exact whole numbers."""
+        multipliers, divisor = rough.multipliers, rough.divisor
+        sums: dict[int, int] = {}
+        b = 0
+        back: dict[int, int] = {}
+        more = 0
+        for r, m in multipliers.items():
+            b += m * self.most[r]
+            if m < 0:
+                more -= m * self.most[r]
+            for j, a in zip(self.index[r].tolist(), self.value[r].tolist(), strict=True):
+                sums[j] = sums.get(j, 0) + m * int(a)
+                if m < 0:
+                    back[j] = back.get(j, 0) - m * int(a)
+        complemented = tuple(j for j in sorted(sums) if rough.high[j] and sums[j])
+        flipped = set(complemented)
+        b -= sum(sums[j] for j in complemented)
+        q, f = divmod(b, divisor)
+        most = (divisor - f) * q + more
+        row = dict(back)
+        for j, a in sums.items():
+            whole, part = divmod(-a if j in flipped else a, divisor)
+            g = (divisor - f) * whole + max(0, part - f)
+            if j in flipped:
+                most, g = most - g, -g
+            row[j] = row.get(j, 0) + g
+        row = {j: g for j, g in sorted(row.items()) if g}
+        if not row:
+            return None
+        coarser = max(1, max(abs(g) for g in row.values()) // _COEFFICIENT)
+        row = {j: g // coarser for j, g in row.items() if g // coarser}
+        if not row:
+            return None
+        index, value = np.array(list(row), np.int64), np.array(list(row.values()), np.float64)
+        return Cut(tuple(sorted(multipliers.items())), divisor, coarser, complemented, index, value, most // coarser)
+
+
+def _whole(m: Floats) -> tuple[NDArray[np.int64], int] | None:
+    """Multipliers times the smallest scale that makes them whole, or nearly; with that scale."""
+    size = np.abs(m)
+    there = size > 0
+    if not there.any():
+        return None
+    for small in _SCALES:
+        if np.abs(m * small - np.round(m * small)).max() < 1e-7:
+            return np.round(m * small).astype(np.int64), small
+    scale = _FINE / float(size[there].min())
+    if float(size.max()) * scale > _LARGEST or scale > _LARGEST:
+        scale = min(_LARGEST / max(float(size.max()), 1.0), _LARGEST)
+    whole = round(scale)
+    return np.round(m * whole).astype(np.int64), whole
+
+
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """A sum of rows in floating point: a x − slack ≤ b; columns that are `high` are taken as 1 − x."""
+
+    a: Floats
+    b: float
+    slack: float
+    high: Booleans
+    x: Floats
+
+    def fraction(self, d: float) -> float:
+        """f of the right side."""
+        b = self.b - float(self.a[self.high].sum())
+        return b - math.floor(b / d) * d
+
+    def rounded(self, d: float) -> Floats:
+        """The rounded coefficients of columns, complemented where high, over d − f."""
+        f = self.fraction(d)
+        a = np.where(self.high, -self.a, self.a)
+        whole = np.floor(a / d)
+        g = whole + np.maximum(0.0, a - whole * d - f) / (d - f)
+        return np.where(np.abs(a) < 1e-9 * d, 0.0, g)
+
+    def depth(self, d: float) -> float:
+        """How far the point is beyond the rounded row; 0 where its right side has hardly a fraction."""
+        f = self.fraction(d)
+        if not _LEAST_FRACTION < f / d < 1 - _LEAST_FRACTION:
+            return 0.0
+        b = self.b - float(self.a[self.high].sum())
+        g = self.rounded(d)
+        norm = float(np.linalg.norm(g))
+        beyond = float(g @ np.where(self.high, 1.0 - self.x, self.x)) - math.floor(b / d) - self.slack / (d - f)
+        return beyond / norm if norm > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Rough:
+    """A cut in floating point: how deep it is, and what it comes from."""
+
+    depth: float
+    multipliers: dict[int, int]
+    divisor: int
+    high: Booleans
+    normal: Floats
