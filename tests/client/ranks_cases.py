@@ -16,7 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_collectives import cold_rank, pipeline, slow_rank, stages_with_collectives, tensor_parallel
+from ranks_collectives import (
+    cold_rank,
+    hidden_collective,
+    pipeline,
+    slow_rank,
+    stages_with_collectives,
+    tensor_parallel,
+)
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
 from ranks_training import FRACTION, Block, blocks, data, message, trained
@@ -330,6 +337,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "join_refused": join_refused,
     "cold_rank": cold_rank,
     "slow_rank": slow_rank,
+    "hidden_collective": hidden_collective,
     "stages_with_collectives": stages_with_collectives,
     "pipeline": pipeline,
     "tensor_parallel": tensor_parallel,

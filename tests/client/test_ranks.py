@@ -117,7 +117,7 @@ def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Ranks that measure at other times than one another, and run other stages."""
-    names = ("cold_rank", "slow_rank", "stages_with_collectives", "pipeline", "tensor_parallel")
+    names = ("cold_rank", "slow_rank", "stages_with_collectives", "hidden_collective", "pipeline", "tensor_parallel")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -147,6 +147,16 @@ def test_stages_with_collectives_are_refused_before_one_is_launched(apart: list[
         assert said.startswith("CaptureError: stage 1 (Parallel) calls the collective _c10d_functional.all_reduce"), (
             said
         )
+
+
+def test_a_collective_that_an_operator_hides_is_not_launched_to_be_measured(apart: list[dict[str, Any]]) -> None:
+    """It runs once in a step; where it would be run to be measured, the collective is refused before it is launched."""
+    for rank in apart:
+        found = rank["hidden_collective"]
+        assert found["plain"] == found["planned"]
+        assert found["overhead"] > 0
+        assert found["chain"].startswith("CaptureError: stage 1 (Hiding) calls the collective c10d.allreduce_"), found
+        assert found["functional"].startswith("CaptureError: hidden (remat_ranks.hidden.default) calls the collective")
 
 
 def test_a_planner_of_all_ranks_does_not_block_a_pipeline(apart: list[dict[str, Any]]) -> None:

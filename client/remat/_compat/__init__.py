@@ -23,6 +23,7 @@ from .operators import (
     operator_name,
     parameter_names,
     raw_call,
+    run_watched,
 )
 from .tracing import (
     FakeTensor,
@@ -91,6 +92,7 @@ __all__ = [
     "raised_by_the_code",
     "raw_call",
     "recording",
+    "run_watched",
     "saved_unchecked",
     "set_descriptors",
     "split_by_ddp",

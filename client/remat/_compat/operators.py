@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,19 @@ __all__ = [
     "operator_name",
     "parameter_names",
     "raw_call",
+    "run_watched",
 ]
 
-require(lacking((), ((torch.ops.aten.add.Tensor, "_op"), (torch.ops.aten.add.Tensor, "_schema"))))
+require(
+    lacking(
+        (),
+        (
+            (torch.ops.aten.add.Tensor, "_op"),
+            (torch.ops.aten.add.Tensor, "_schema"),
+            (torch._C, "_dispatch_key_for_device"),
+        ),
+    )
+)
 
 TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
@@ -71,6 +81,14 @@ def full_name(target: OpOverload) -> str:
 def raw_call(target: Any) -> Callable[..., Any]:
     """An operator's own entry, without the Python wrapper around it."""
     return target._op if isinstance(target, OpOverload) else target
+
+
+def run_watched(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], mode: TorchDispatchMode) -> Any:
+    """Run an operator inside its own dispatch mode, which then sees the operators that its kernel calls."""
+    device = next((t.device for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    key = torch._C._dispatch_key_for_device(device.type)
+    with mode:
+        return target.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
 
 
 def operator_name(target: OpOverload) -> str:

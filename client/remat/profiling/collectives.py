@@ -63,7 +63,10 @@ class _NoCollectives(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _compat.is_collective(func):
             raise CaptureError(
-                f"{self.what} calls the collective {func}, and a stage is measured by running it: launched on one rank "
-                "it would pair with another rank's training; use mode='graph', which models what collectives cost"
+                f"{self.what} calls the collective {func}, and is measured by running it: launched on one rank it "
+                "would pair with another rank's training; use mode='graph', which models what collectives cost and "
+                "does not run what hides them in an operator, unless functional_ops names it"
             )
+        if not _compat.is_known(func):
+            return _compat.run_watched(func, args, kwargs or {}, self)
         return func(*args, **(kwargs or {}))

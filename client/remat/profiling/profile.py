@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -20,7 +21,7 @@ from ..capture.operations import Measured, custom_name
 from ..device import Accelerator, Device, of
 from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
-from .collectives import modelled_collective
+from .collectives import modelled_collective, no_collectives
 from .fitted import Costs, elements, fitted_cost, same_kernels
 from .inputs import DEPTHS, arguments
 from .measure import Window
@@ -225,7 +226,7 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
         for depth in DEPTHS:
             make = partial(_call, node, depth, given)
             try:
-                with devices[text].guard():
+                with devices[text].guard(), _alone(node):
                     make()()
             except (RuntimeError, ValueError, IndexError) as error:
                 if device_failed(error) and not (depth and out_of_memory(error)):
@@ -253,6 +254,11 @@ def _makers(nodes: Mapping[str, fx.Node], devices: Mapping[str, Device], given: 
                 how,
             )
     return found
+
+
+def _alone(node: fx.Node) -> AbstractContextManager[Any]:
+    """Refuses the collectives that a custom operator hides."""
+    return no_collectives(f"{node.name} ({node.target})") if is_unknown(node) else nullcontext()
 
 
 def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], Any]:
