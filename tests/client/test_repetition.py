@@ -130,7 +130,8 @@ def test_behind_torch_compile_it_runs_once_too(inner: str, caplog: pytest.LogCap
             given = {} if name == "once" else {"functional_ops": ("remat_tests::noisy",)}
             backend = remat.backend(remat.Fraction(0.8), planner="greedy", inner=inner, **given)
         caplog.clear()
-        with caplog.at_level(logging.INFO, "remat"):
+        uncached = torch._inductor.config.patch(force_disable_caches=True)
+        with caplog.at_level(logging.INFO, "remat"), uncached:
             found[name] = step(module, torch.compile(module, backend=backend, fullgraph=True, dynamic=False))
         if name != "plain":
             assert (backend.answers[0].overhead or 0) > 0

@@ -11,6 +11,7 @@ from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of,
 from .operators import (
     BATCH_NORM,
     BATCH_NORM_WITHOUT_STATISTICS,
+    CHECKS,
     RESULTS_ON_HOST,
     TO_COPY,
     HigherOrderOperator,
@@ -53,6 +54,7 @@ from .tracing import (
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
+    "CHECKS",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "CallGuards",

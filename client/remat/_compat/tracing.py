@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .module_state import CALL_HOOKS, hooks_set_aside
+from .operators import checks_as_operators
 from .versions import lacking, require
 
 __all__ = [
@@ -131,7 +132,7 @@ def _harmless(source: str) -> bool:
 
 def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts."""
-    with hooks_set_aside():  # they are in the graph
+    with hooks_set_aside(), checks_as_operators():  # hooks are in the graph
         return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
 
 
@@ -178,7 +179,7 @@ def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., A
     made = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
 
     def run(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _functorch_config.patch(donated_buffer=False):
+        with _functorch_config.patch(donated_buffer=False), checks_as_operators():
             return made(module, example_inputs)
 
     return run

@@ -40,8 +40,8 @@ WHOLE_STORAGE = frozenset(
 class Dataflow:
     """A joint graph at the level of storages.
 
-    A kernel is a node that makes storage, or draws random numbers. Every other live node is a view, a getitem, a
-    constant or a placeholder, and costs neither time nor memory.
+    A kernel is a node that makes storage, draws random numbers, or checks what others have made. Every other live node
+    is a view, a getitem, a constant or a placeholder, and costs neither time nor memory.
 
     Attributes:
         joint: the graph itself.
@@ -101,6 +101,11 @@ def is_random(node: fx.Node) -> bool:
     return True
 
 
+def is_check(node: fx.Node) -> bool:
+    """Whether a node makes nothing and raises where what it reads is wrong, such as a factorization that failed."""
+    return node.op == "call_function" and node.target in _compat.CHECKS
+
+
 def is_unknown(node: fx.Node) -> bool:
     """Whether a node may do anything: it is no operator of torch's, nor one that says that it draws numbers."""
     if node.op != "call_function" or node.target is operator.getitem:
@@ -130,7 +135,8 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     results = joint.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
     forward_results, backward_results = tuple(results[:forward_outputs]), tuple(results[forward_outputs:])
-    live = _ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)])
+    checks = [n for n in nodes if is_check(n)]
+    live = _ancestors([n for n in results if isinstance(n, fx.Node)] + [n for n in nodes if is_random(n)] + checks)
     book = _Storages()
     placeholders = [n for n in nodes if n.op == "placeholder"]
     for node in placeholders:
@@ -140,12 +146,17 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
         if node.op in ("placeholder", "output") or node not in live:
             continue
         makes = book.enter(node)
-        if node.op == "call_function" and node.target is not operator.getitem and (makes or is_random(node)):
+        if (
+            node.op == "call_function"
+            and node.target is not operator.getitem
+            and (makes or is_random(node) or is_check(node))
+        ):
             kernels.append(node)
     tangents = tuple(n for n in placeholders if _compat.is_tangent(n))
     if not tangents or not any(isinstance(n, fx.Node) for n in backward_results):
         raise CaptureError("nothing to train: no output depends on a parameter or input that requires gradients")
-    needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)])
+    early = [n for n in checks if not _ancestors([n]) & frozenset(tangents)]
+    needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)] + early)
     forward = 1 + max((i for i, n in enumerate(kernels) if n in needed), default=-1)
     made = {n: tuple(book.made.get(n, ())) for n in kernels}
     return Dataflow(

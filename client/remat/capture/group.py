@@ -124,6 +124,7 @@ class _Grouping:
             n
             for n in self.flow.kernels
             if set(self.flow.makes[n]) <= new
+            and self.flow.makes[n]
             and not is_random(n)
             and not any(self.readers.get(s) for s in self.flow.makes[n])
             and not any(s in self.maker for s in self.flow.reads[n])

@@ -192,9 +192,14 @@ def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
 
 
 def _advice(module: nn.Module, error: Exception) -> str:
-    """What to do about the commonest reason, a transformers model that returns its key–value cache."""
+    """What to do about the commonest reasons: a key–value cache that is returned, a size that depends on the data."""
     if "Cache" in str(error) and getattr(getattr(module, "config", None), "use_cache", False):
         return "set model.config.use_cache = False, since training needs no key–value cache. "
+    if "DynamicOutputShape" in type(error).__name__:
+        return (
+            "the size of what an operator gives depends on the data, and memory is planned for one size: use "
+            "torch.where, or a product with the mask, or plan the parts around it. "
+        )
     return ""
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from remat_ir import Compute, Free, Plan
 
 from .. import _compat
-from ..capture.dataflow import is_random, stateless, tensors
+from ..capture.dataflow import is_check, is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 from ..device import of
 
@@ -164,7 +164,7 @@ class _Lowering:
             target = variant[0] if variant else node.target
         made = into.call(target, args, kwargs, node.name)
         made.meta = dict(node.meta)
-        if is_random(node) and not again:
+        if is_check(node) or (is_random(node) and not again):
             into.pinned.add(made)
         into.env[node] = made
         for item in getitems(node):
