@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import remat
 from remat.training.enable import plans_of
-from remat.training.module import MOST_STATES
+from remat.training.module import MOST_NUMBERS, MOST_STATES
 
 GLOBAL = {"scale": 1.0}
 OUTSIDE = torch.linspace(0.5, 1.5, 16)
@@ -336,14 +336,48 @@ def test_a_number_that_is_not_read_costs_no_plan() -> None:
         assert returned(torch.ones(256, 16), number)[1] == number
 
 
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("way", ["enable", "optimize"])
+def test_a_number_that_changes_in_each_call_costs_two_plans(
+    way: str, returned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    plain = Numbered(True, returned)
+    model = copy.deepcopy(plain)
+    given = {"budget": remat.Fraction(1.0), "planner": "greedy"}
+    run = remat.enable(model, **given) if way == "enable" else remat.optimize(model, (torch.ones(256, 16), 0), **given)
+
+    def loss(run: nn.Module) -> Callable[..., Any]:
+        return lambda *args: run(*args)[0] if returned else run(*args)
+
+    with caplog.at_level(logging.INFO, "remat"):
+        for number in range(12):
+            assert equal(step(model, loss(run), 1, number), step(plain, loss(plain), 1, number))
+    trained = plans_of(model) if way == "enable" else run
+    assert len(trained.plans) == MOST_NUMBERS == 2
+    name = "numbers" if returned else "number"
+    assert caplog.text.count(f"training runs without a plan at each new value of the number {name}: 2 plans") == 1
+
+
+def test_a_number_that_comes_again_gets_its_plan() -> None:
+    torch.manual_seed(0)
+    plain = Numbered(True)
+    model = copy.deepcopy(plain)
+    remat.enable(model, budget=remat.Fraction(1.0), planner="greedy")
+    for number in (0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3):
+        assert equal(step(model, model, 1, number), step(plain, plain, 1, number))
+    assert len(plans_of(model).plans) == 4
+
+
 def test_what_changes_is_said_and_planned_so_often_at_most(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
-    model = Numbered(True)
+    model = Scaled()
     plain = copy.deepcopy(model)
     remat.enable(model, budget=remat.Fraction(1.0), planner="greedy")
     with caplog.at_level(logging.INFO, "remat"):
         for number in range(12):
-            assert equal(step(model, model, 1, number), step(plain, plain, 1, number))
-    assert "a new kind of call gets a plan of its own: no longer number == 0" in caplog.text
+            model.alpha = plain.alpha = number / 16
+            assert equal(step(model, model, 1), step(plain, plain, 1))
+    assert "a new kind of call gets a plan of its own: no longer self.alpha == 0.0" in caplog.text
     assert caplog.text.count("training runs without a plan where Python's state is new") == 1
     assert len(plans_of(model).plans) == MOST_STATES

@@ -11,7 +11,6 @@ from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of,
 from .operators import (
     BATCH_NORM,
     BATCH_NORM_WITHOUT_STATISTICS,
-    CHECKS,
     RESULTS_ON_HOST,
     TO_COPY,
     HigherOrderOperator,
@@ -27,6 +26,7 @@ from .operators import (
     run_watched,
 )
 from .tracing import (
+    CHECKS,
     FakeTensor,
     FakeTensorMode,
     SideEffects,

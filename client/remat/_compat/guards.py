@@ -78,6 +78,17 @@ class CallGuards:
         found = self._root.check_verbose(scope)
         return "" if found.result else "; ".join(map(_readable, found.verbose_code_parts[:1])) or "a guard of Dynamo's"
 
+    def number(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The number among the arguments that is no longer as it was; empty where it is something else."""
+        scope = self._locals(call, args, kwargs)
+        parts = [] if scope is None else self._root.check_verbose(scope).verbose_code_parts[:1]
+        arguments = list(self._signature.parameters)[self._bound :]
+        for found in filter(None, (re.match(r"L((?:\['\w+'\]|\[\d+\])+) == [-+.\w]+", part) for part in parts)):
+            path = re.findall(r"\w+", found[1])
+            if path[0] in arguments:
+                return ".".join(path)
+        return ""
+
     def read(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors now that are neither arguments, parameters nor buffers, by name."""
         if not self._read:

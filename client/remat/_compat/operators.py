@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._library import simple_registry
-from torch._library.effects import EffectHolder
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .versions import lacking, require
@@ -18,13 +14,11 @@ from .versions import lacking, require
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
-    "CHECKS",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
-    "checks_as_operators",
     "full_name",
     "is_collective",
     "is_known",
@@ -42,7 +36,6 @@ require(
             (torch.ops.aten.add.Tensor, "_op"),
             (torch.ops.aten.add.Tensor, "_schema"),
             (torch._C, "_dispatch_key_for_device"),
-            (EffectHolder, "register"),
         ),
     )
 )
@@ -64,33 +57,6 @@ They are seed and offset of the dropout. The backward kernels read them on the h
 
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem"})
-
-
-CHECKS = frozenset(
-    {
-        torch.ops.aten._linalg_check_errors.default,
-        torch.ops.aten._assert_async.default,
-        torch.ops.aten._assert_async.msg,
-    }
-)
-"""Operators that make nothing and raise where their input is not as it must be."""
-
-
-@contextlib.contextmanager
-def checks_as_operators() -> Iterator[None]:
-    """Inside, checks are traced as operators that stay in the graph, and not as effects that a token puts in order."""
-    holders = [simple_registry.singleton.find(str(check._name)).effect for check in CHECKS]
-    found = [holder.effect for holder in holders]
-    added = CHECKS - _side_effectful_functions
-    for holder in holders:
-        holder.register(None)
-    _side_effectful_functions.update(added)
-    try:
-        yield
-    finally:
-        _side_effectful_functions.difference_update(added)
-        for holder, effect in zip(holders, found, strict=True):
-            holder.register(effect)
 
 
 def is_collective(target: Any) -> bool:

@@ -19,14 +19,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode
+from torch._library import simple_registry
+from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .module_state import CALL_HOOKS, hooks_set_aside
-from .operators import checks_as_operators
 from .versions import lacking, require
 
 __all__ = [
+    "CHECKS",
     "FakeTensor",
     "FakeTensorMode",
     "SideEffects",
@@ -63,9 +66,37 @@ require(
             (_dynamo_config, "automatic_dynamic_shapes"),
             (_functorch_config, "donated_buffer"),
             (_output_graph, "warnings"),
+            (EffectHolder, "register"),
         ),
     )
 )
+
+
+CHECKS = frozenset(
+    {
+        torch.ops.aten._linalg_check_errors.default,
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+    }
+)
+"""Operators that make nothing and raise where their input is not as it must be."""
+
+
+@contextlib.contextmanager
+def checks_as_operators() -> Iterator[None]:
+    """Inside, checks are traced as operators that stay in the graph, and not as effects that a token puts in order."""
+    holders = [simple_registry.singleton.find(str(check._name)).effect for check in CHECKS]
+    found = [holder.effect for holder in holders]
+    added = CHECKS - _side_effectful_functions
+    for holder in holders:
+        holder.register(None)
+    _side_effectful_functions.update(added)
+    try:
+        yield
+    finally:
+        _side_effectful_functions.difference_update(added)
+        for holder, effect in zip(holders, found, strict=True):
+            holder.register(effect)
 
 
 class SideEffects(Exception):

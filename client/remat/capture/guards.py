@@ -110,6 +110,12 @@ class Kind:
             return what_changed(((), *state_of(call.module)), ((), *self.state))
         return self.guards.broken(call.run, call.args, call.kwargs)
 
+    def broken_number(self, call: Call) -> str:
+        """The number among a call's arguments by which it differs; empty where it differs in something else."""
+        if self.numbers is not None and self.numbers != call.numbers:
+            return "numbers"
+        return "" if self.guards is None else self.guards.number(call.run, call.args, call.kwargs)
+
 
 def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The arguments of a call and the state of its module as a key, where no capture tells what of it matters."""

@@ -30,6 +30,13 @@ MOST_STATES = 8
 """Plans for calls that differ in numbers or in the state of Python alone: one for each value of an annealed factor
 would cost more than it saves."""
 
+MOST_NUMBERS = 2
+"""Plans for calls that differ in a number among their arguments alone; at further values, only those that come again
+get one. A count of steps never does."""
+
+MOST_SEEN = 256
+"""Values of numbers that are remembered to see whether one comes again."""
+
 MakePlan: TypeAlias = Callable[[Call, Sequence[Planned]], Planned | ChainedModule]
 Made: TypeAlias = Planned | ChainedModule | None
 
@@ -79,6 +86,7 @@ class Rematerialized(nn.Module):
         own["_cache"] = CacheSwitch(module)
         own["_check"] = SelfCheck() if self_check else None
         own["_told"] = set()
+        own["_seen"] = {}
         own["training"] = module.training
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,20 +195,40 @@ class Rematerialized(nn.Module):
                     "a new kind of call gets a plan of its own: %s", what_changed((call.arguments,), (last.arguments,))
                 )
             return False
-        broken = alike[0].broken(call)
+        broken, number = alike[0].broken(call), alike[0].broken_number(call)
+        if number and len(alike) >= MOST_NUMBERS and not self._seen_again(call):
+            self._tell_once(
+                (*call.arguments, number),
+                f"training runs without a plan at each new value of the number {number}: {len(alike)} plans were made "
+                "for other values, and a value gets one when it comes again; pass a number that changes from step to "
+                "step as a tensor",
+            )
+            return True
         if len(alike) < MOST_STATES:
             log.info("a new kind of call gets a plan of its own: %s", broken)
             return False
-        if call.arguments not in self._told:
-            self._told.add(call.arguments)
-            log.warning(
-                "training runs without a plan where Python's state is new: %d plans were made for calls that differ "
-                "in it alone, at last by %s; make a value that changes from step to step a tensor, as an argument or "
-                "a buffer",
-                len(alike),
-                broken,
-            )
+        self._tell_once(
+            call.arguments,
+            f"training runs without a plan where Python's state is new: {len(alike)} plans were made for calls that "
+            f"differ in it alone, at last by {broken}; make a value that changes from step to step a tensor, as an "
+            "argument or a buffer",
+        )
         return True
+
+    def _seen_again(self, call: Call) -> bool:
+        """Whether a call with these numbers has been seen of late; it has, from now on."""
+        numbers = (call.arguments, call.numbers)
+        if numbers in self._seen:
+            return True
+        self._seen[numbers] = None
+        if len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+        return False
+
+    def _tell_once(self, about: object, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            log.warning("%s", text)
 
     def _latest(self, kind: Kind) -> Made:
         """The better plan once it is there. A step that has begun ends by the plan that it began with."""
