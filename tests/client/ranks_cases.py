@@ -16,14 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_collectives import (
-    cold_rank,
-    hidden_collective,
-    pipeline,
-    slow_rank,
-    stages_with_collectives,
-    tensor_parallel,
-)
+from ranks_collectives import COLLECTIVE_CASES
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
 from ranks_training import FRACTION, Block, blocks, data, message, trained
@@ -328,6 +321,7 @@ def on_accelerators_only() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    **COLLECTIVE_CASES,
     "on_accelerators_only": on_accelerators_only,
     "ddp": ddp,
     "static_graph": lambda: ddp(static_graph=True),
@@ -335,12 +329,6 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "chain_in_ddp": chain_in_ddp,
     "join_in_ddp": join_in_ddp,
     "join_refused": join_refused,
-    "cold_rank": cold_rank,
-    "slow_rank": slow_rank,
-    "hidden_collective": hidden_collective,
-    "stages_with_collectives": stages_with_collectives,
-    "pipeline": pipeline,
-    "tensor_parallel": tensor_parallel,
     "refused": refused,
     "later": later,
     "while_tracing": while_tracing,

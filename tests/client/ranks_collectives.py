@@ -210,3 +210,13 @@ def tensor_parallel() -> dict[str, Any]:
         "planned": trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)),
     }
     return {**found, "overhead": backend.answers[0].overhead, "digest": backend.answers[0].digest}
+
+
+COLLECTIVE_CASES = {
+    "cold_rank": cold_rank,
+    "slow_rank": slow_rank,
+    "hidden_collective": hidden_collective,
+    "stages_with_collectives": stages_with_collectives,
+    "pipeline": pipeline,
+    "tensor_parallel": tensor_parallel,
+}
