@@ -121,21 +121,23 @@ def test_the_caller_may_say_that_an_operator_is_functional() -> None:
 @pytest.mark.parametrize("inner", ["eager", "inductor"])
 def test_behind_torch_compile_it_runs_once_too(inner: str, caplog: pytest.LogCaptureFixture) -> None:
     torch.set_num_threads(1)
-    module = model(noisy)
+    module = model(noisy) if inner == "eager" else Part(noisy)
     found = {}
-    for name in ("plain", "once", "functional"):
+    for name in ("plain", "once", "functional") if inner == "eager" else ("plain", "once"):
         torch._dynamo.reset()
         backend: Any = "aot_eager" if inner == "eager" else "inductor"
         if name != "plain":
             given = {} if name == "once" else {"functional_ops": ("remat_tests::noisy",)}
-            backend = remat.backend(remat.Fraction(0.8), planner="greedy", inner=inner, **given)
+            budget = remat.Fraction(0.8 if inner == "eager" else 1.0)
+            backend = remat.backend(budget, planner="greedy", inner=inner, **given)
         caplog.clear()
         uncached = torch._inductor.config.patch(force_disable_caches=True)
         with caplog.at_level(logging.INFO, "remat"), uncached:
             found[name] = step(module, torch.compile(module, backend=backend, fullgraph=True, dynamic=False))
         if name != "plain":
-            assert (backend.answers[0].overhead or 0) > 0
-            assert len(backend.graphs[0].once) == (5 if name == "once" else 1)
+            custom = [n for n in backend.graphs[0].once if "noisy" in backend.graphs[0].op_label(n)]
+            assert len(custom) == ((4 if inner == "eager" else 1) if name == "once" else 0)
+            assert inner != "eager" or (backend.answers[0].overhead or 0) > 0
             assert ("run once, since a custom operator may do anything" in caplog.text) == (name == "once")
     assert all(torch.equal(a, b) for a, b in zip(found["plain"], found["once"], strict=True))
 

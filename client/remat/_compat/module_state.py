@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.modules import module as _module
@@ -23,10 +23,12 @@ __all__ = [
     "active_ddp",
     "backward_hooks_of_all",
     "buffers_of",
+    "called_module",
     "flattened_by_fsdp",
     "global_hooks",
     "has_backward_hooks",
     "has_hooks",
+    "hooks_put_back",
     "hooks_set_aside",
     "modules_of",
     "parameters_of",
@@ -102,17 +104,48 @@ def global_hooks() -> tuple[Any, ...]:
     return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(_module, name).values())
 
 
+HooksAside: TypeAlias = list[dict[Any, Any]]
+"""The hooks that run around every module's call, set aside."""
+
+
 @contextlib.contextmanager
-def hooks_set_aside() -> Iterator[None]:
-    """Inside, no hooks run around every module's call."""
+def hooks_set_aside() -> Iterator[HooksAside]:
+    """Inside, no hooks run around every module's call; gives them for `hooks_put_back`."""
+    before: HooksAside = [dict(getattr(_module, name)) for name in _GLOBAL_HOOKS]
+    with hooks_put_back([{} for _ in before]):
+        yield before
+
+
+@contextlib.contextmanager
+def hooks_put_back(aside: HooksAside) -> Iterator[None]:
+    """Inside, these hooks run around every module's call, and no others."""
     found = [(getattr(_module, name), dict(getattr(_module, name))) for name in _GLOBAL_HOOKS]
-    for hooks, _ in found:
+    for (hooks, _), wanted in zip(found, aside, strict=True):
         hooks.clear()
+        hooks.update(wanted)
     try:
         yield
     finally:
         for hooks, before in found:
+            hooks.clear()
             hooks.update(before)
+
+
+_CALL = nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+_FURTHEST = 8
+"""Frames between a module's call and its forward: decorators, and what trainers wrap forward in."""
+
+
+def called_module() -> nn.Module | None:
+    """The module whose call the calling code is the forward of; None where none is near."""
+    frame = sys._getframe(1)
+    for _ in range(_FURTHEST):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        if frame.f_code is _CALL:
+            return frame.f_locals["self"]  # type: ignore[no-any-return]
+    return None
 
 
 def active_ddp() -> Any:

@@ -24,12 +24,14 @@ class Lowered:
     """The two graphs of a planned step, in AOTAutograd's convention.
 
     `forward` takes the primals and returns the forward results, then what the backward pass needs; `backward` takes
-    that and the tangents and returns the gradients. A value is freed by its last use.
+    that and the tangents and returns the gradients. A value is freed by its last use. `reread` are the primals from
+    which the backward pass computes something again.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     saved: int
+    reread: frozenset[fx.Node]
 
 
 def lower(step: Operations, plan: Plan) -> Lowered:
@@ -74,6 +76,7 @@ class _Lowering:
         self.saved: list[fx.Node] = []
         self.saved_as: dict[fx.Node, fx.Node] = {}
         self.done: set[int] = set()
+        self.reread: set[fx.Node] = set()
         self.late_originals = self._originals_read_late()
 
     def run(self) -> Lowered:
@@ -110,7 +113,9 @@ class _Lowering:
         saved = [source for _, source in checked + unchecked]
         forward = self.forward.close([*results, *saved], descriptors[:first] + [None] * len(saved))
         joint = self.flow.joint
-        return Lowered(fx.GraphModule(joint, forward), fx.GraphModule(joint, backward), len(saved))
+        return Lowered(
+            fx.GraphModule(joint, forward), fx.GraphModule(joint, backward), len(saved), frozenset(self.reread)
+        )
 
     def _originals_read_late(self) -> frozenset[int]:
         """Copies of overwritten inputs that are read after the turn; before it, the input itself still serves."""
@@ -135,6 +140,9 @@ class _Lowering:
         elif op.kind is Kind.KERNELS:
             for node in op.nodes:
                 self._kernel(into, node, again, host_state=index)
+            if again and into is self.backward:
+                owners = {self.flow.owner[s] for node in op.nodes for s in self.flow.reads[node]}
+                self.reread |= owners & set(self.flow.primals)
 
     def _replayed(self, node: fx.Node) -> bool:
         return self.times[self._op_of(node)] > 1

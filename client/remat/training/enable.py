@@ -11,8 +11,10 @@ from typing import Any, TypeVar, Unpack
 
 from torch import nn
 
+from .._compat.module_state import called_module
 from ..capture.call import check_module
 from ..capture.trace import untraced
+from ..errors import CaptureError
 from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
@@ -48,6 +50,12 @@ class PlannedForward:
 
     @untraced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        called = called_module()
+        if called is not self.model and called is not None and called.__dict__.get("forward") is self:
+            raise CaptureError(
+                f"this {type(self.model).__name__} is a shallow copy of the one that remat.enable was called for, and "
+                "would run by that one's attributes: call remat.disable on the copy, or use copy.deepcopy"
+            )
         return self.planned.forward(*args, **kwargs) if self.model.training else self.own()(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:

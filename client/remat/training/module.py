@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from .. import generators
-from .._compat.module_state import CALL_HOOKS, SHARED, has_hooks
+from .._compat.module_state import CALL_HOOKS, SHARED, has_hooks, hooks_put_back, hooks_set_aside
 from ..capture.call import CacheSwitch
+from ..capture.dataflow import is_check
 from ..capture.guards import Call, Kind, shared_with_state, what_changed
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
@@ -93,11 +94,17 @@ class Rematerialized(nn.Module):
         """As any module; the hooks that are global run inside, around the original."""
         if not has_hooks(self):
             return self.forward(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+        with hooks_set_aside() as aside:
+            self.__dict__["_aside"] = aside
+            return super().__call__(*args, **kwargs)
 
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the original returns, with a backward pass by the plan."""
+        aside = self.__dict__.pop("_aside", None)
+        if aside is not None:
+            with hooks_put_back(aside):
+                return self.forward(*args, **kwargs)
         run = self._run()
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
@@ -122,6 +129,8 @@ class Rematerialized(nn.Module):
             if device_failed(error):
                 raise
             before.restore()
+            if any(map(is_check, made.step.operations.flow.kernels)):
+                _raise_what_the_code_raises(call)
             why = str(error).partition("\n")[0]
             self._refuse(
                 f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}",
@@ -169,7 +178,8 @@ class Rematerialized(nn.Module):
             made = self._make_plan(call, known)
         except CaptureError as error:
             if self._on_failure != "plain":
-                _raise_what_the_code_raises(call, error)
+                if error.raised_by_the_code:
+                    _raise_what_the_code_raises(call)
                 raise
             log.warning("training runs without a plan: %s", error)
             made = None
@@ -283,6 +293,11 @@ class Rematerialized(nn.Module):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__dict__":
+            raise CaptureError(
+                "DataParallel makes replicas of a module, which would run by the parameters of their source where it "
+                "trains by plans: use DistributedDataParallel"
+            )
         if name in self.__dict__ and name not in SHARED and name != "training":
             super().__setattr__(name, value)
         else:
@@ -303,8 +318,7 @@ class Rematerialized(nn.Module):
             return getattr(original, name)
 
 
-def _raise_what_the_code_raises(call: Call, error: CaptureError) -> None:
-    """Run a call whose code raises, so that the caller gets that exception and not one about its capture."""
-    if error.raised_by_the_code:
-        with generators.kept(), torch.no_grad():
-            call.run(*call.args, **call.kwargs)
+def _raise_what_the_code_raises(call: Call) -> None:
+    """Run a call whose code may raise, so that the caller gets that exception and not one about its capture."""
+    with generators.kept(), torch.no_grad():
+        call.run(*call.args, **call.kwargs)

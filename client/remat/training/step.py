@@ -17,6 +17,7 @@ from ..capture.group import groups, groups_like
 from ..capture.guards import Call, Holders
 from ..capture.operations import Operations, operations, to_graph
 from ..capture.trace import Capture, capture
+from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
@@ -51,19 +52,31 @@ class TrainingStep:
             made.append(lower(self.operations, plan))
             return made[0].forward, made[0].backward
 
-        function = StepFunction()
+        names = (*self.captured.params, *self.captured.buffers)
+        function = StepFunction(names)
         function.forward = _compat.compile_joint(
             self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
         )
+        held = self.operations.flow.primals[: len(names)]
+        function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)
         return function
 
 
 class StepFunction:
-    """A step by a plan: the forward pass when it is called, the backward pass when autograd comes to it."""
+    """A step by a plan: the forward pass when it is called, the backward pass when autograd comes to it.
+
+    Args:
+        names: of the module's tensors that it takes.
+
+    Attributes:
+        reread: the positions of those from which the backward pass computes something again.
+    """
 
     forward: Callable[..., Any]
+    reread: tuple[int, ...] = ()
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
         self._backward: Callable[[list[Any]], Any] | None = None
         self._around: Around | None = None
 
@@ -92,12 +105,27 @@ class StepFunction:
             around: is called in place of the backward function of this call, with that function and its arguments.
         """
         output = self.forward(*state, *args, **kwargs)
-        if around is not None:
-            assert self._backward is not None
-            node = _compat.backward_node(tensors(output), self._backward)
-            if node is not None:
-                node.register_prehook(lambda _: setattr(self, "_around", around))
+        if around is None and not self.reread:
+            return output
+        assert self._backward is not None
+        node = _compat.backward_node(tensors(output), self._backward)
+        if node is not None:
+            read = [(n, state[n], _compat.storage_key(state[n])) for n in self.reread]
+            node.register_prehook(lambda _: self._begin_backward(around, read))
         return output
+
+    def _begin_backward(self, around: Around | None, read: Sequence[tuple[int, torch.Tensor, int]]) -> None:
+        """Before the backward pass of a call; what it computes again must be what the forward pass computed.
+
+        Autograd sees writes in place, but no storage that is put in another's place.
+        """
+        self._around = around
+        for n, tensor, key in read:
+            if _compat.storage_key(tensor) != key:
+                raise CaptureError(
+                    f"{self.names[n]} was given another storage between the forward and the backward pass, which "
+                    "computes from it again: set p.data after backward()"
+                )
 
 
 def training_step(
