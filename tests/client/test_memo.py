@@ -114,6 +114,18 @@ def test_a_plan_that_is_wrong_under_a_right_checksum_is_a_miss(tmp_path: Path) -
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
 
 
+def test_a_bound_above_the_cost_of_its_plan_is_an_error_and_never_a_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memo = Memo(tmp_path)
+    answer = answered()
+    memo.put(PROBLEM, "auto", replace(answer, bound_ns=(answer.cost_ns or 0) + 1), 5.0)
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is None
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert f"is above the cost of its plan, {answer.cost_ns} ns" in record.getMessage()
+    assert str(entry(memo)) in record.getMessage()
+
+
 def test_an_entry_under_another_problems_name_is_a_miss(tmp_path: Path) -> None:
     memo = Memo(tmp_path)
     memo.put(PROBLEM, "auto", answered(), 5.0)

@@ -131,7 +131,7 @@ def hooks_put_back(aside: HooksAside) -> Iterator[None]:
             hooks.update(before)
 
 
-_CALL = nn.Module._call_impl.__code__  # type: ignore[attr-defined]
+_CALL = nn.Module._call_impl.__code__
 _FURTHEST = 8
 """Frames between a module's call and its forward: decorators, and what trainers wrap forward in."""
 

@@ -45,6 +45,9 @@ class Memo:
             return None
         try:
             answer = _rebased(Answer.from_json(stored["answer"]), problem, stored["fixed_bytes"], digest)
+        except Contradicted as error:
+            log.error("memo: the entry for %s contradicts itself: %s; %s", digest, error, self._path(digest, method))
+            return None
         except (InvalidData, InvalidPlan, TypeError) as error:
             log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
             return None
@@ -168,5 +171,11 @@ def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) ->
             raise InvalidData("an answer without a plan is remembered only when it is infeasible")
         return answer
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns)
-    bound = min(answer.bound_ns or 0, verdict.cost_ns)
+    bound = answer.bound_ns or 0
+    if bound > verdict.cost_ns:
+        raise Contradicted(f"its bound of {bound} ns is above the cost of its plan, {verdict.cost_ns} ns")
     return answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)
+
+
+class Contradicted(InvalidData):
+    """An answer whose bound its own plan refutes: one of the two is wrong."""
