@@ -18,7 +18,7 @@ from .staged.least import LeastProof
 METHOD = "least-budget"
 Prover = Callable[[Problem, float, Callable[[], bool]], Answer]
 """Asked whether a budget suffices, within so many seconds; the third argument is polled for a cancel. Its answer's plan
-is a yes; status infeasible without a restriction is a no; anything else says nothing."""
+is a yes; status infeasible without a restriction, claimed by nobody, is a no; anything else says nothing."""
 
 _FIRST_TRY_S = 0.25
 """Seconds for the first attempts at a plan, doubled from round to round."""
@@ -44,9 +44,9 @@ def least_budget(
 ) -> Answer:
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
-    From above a budget counts once a plan within it has passed the judge; from below by what pairs of values need, by
-    the staged relaxation with its capacity minimised, and once `prover` has certified that none exists. Without a
-    prover only plans are looked for.
+    From above a budget counts once a plan within it has passed the judge; from below by what pairs of values need, and
+    once `prover` has certified that no plan exists. What the staged relaxation with its capacity minimised says is
+    what the prover is asked first. Without a prover only plans are looked for.
 
     Returns:
         An answer with a plan whose peak is `least_budget_bytes`, which is its budget; every smaller budget down to
@@ -60,7 +60,7 @@ def least_budget(
         pass
     seconds = _FIRST_TRY_S
     with contextlib.ExitStack() as stack:
-        engine = None if prover is None or look.over() else stack.enter_context(Engine("cpsat"))
+        engine = None if prover is None or look.over() else stack.enter_context(Engine("highs"))
         while not look.over():
             look.seek(seconds)
             if engine is not None:
@@ -87,6 +87,7 @@ class _Look:
         self.low = pair_need(graph).least_bytes
         self.plan = plain_plan(graph)
         self.high = peak_of(graph, self.plan)
+        self.claim = self.low
         self.proof: LeastProof | None = None
         self.bounded = False
 
@@ -125,7 +126,7 @@ class _Look:
         self.proof = self.proof or LeastProof(self.graph, self.low, self.high)
         self.proof.low, self.proof.known = max(self.proof.low, self.low), self.high
         self.bounded = not self.proof.run(engine, self.deadline.within(seconds), stopped=self.cancelled)
-        self.low = max(self.low, self.proof.low)
+        self.claim = max(self.claim, self.proof.low)
 
     def certify(self, prover: Prover, seconds: float) -> None:
         """Bisect by certificates; where one fails to come ask for an easier one, of a smaller budget."""
@@ -133,12 +134,14 @@ class _Look:
         failures = 0
         while not self.over() and self.low < ceiling and failures < _FAILURES:
             middle = (self.low + ceiling - 1) // 2
+            if self.low < self.claim <= ceiling:
+                middle, self.claim = self.claim - 1, 0  # an engine's word first, once
             spare = max(1e-3, min(seconds, self.deadline.remaining()))
             answer = prover(Problem(self.graph, middle), spare, self.cancelled)
             if isinstance(answer.plan, Plan):
                 self.found(answer.plan, "proof")
                 ceiling = min(ceiling, self.high)
-            elif answer.status is Status.INFEASIBLE and not answer.restricted_to:
+            elif answer.status is Status.INFEASIBLE and not answer.restricted_to and answer.claimed_by is None:
                 self.low = max(middle + 1, answer.least_budget_bound_bytes or 0)
             else:
                 ceiling = middle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import resource
@@ -17,10 +18,12 @@ import psutil
 import pytest
 
 import remat_solver
+from remat_ir import InvalidData
 from remat_solver.backends import ENGINES, Engine, Improvement, lp
 from remat_solver.backends import engine as engine_module
 from remat_solver.backends.rounding import whole
 from remat_solver.deadline import Deadline
+from remat_solver.methods import METHODS
 from remat_solver.program import Builder, Program, Term
 from solver.programs import brute_optimum, hard_program, random_program
 
@@ -118,6 +121,16 @@ def test_a_bad_option_is_a_failure_that_says_so(engines: dict[str, Engine], name
     outcome = engines[name].run(random_program(0), deadline=Deadline(20), options={"no_such_option": 1})
     assert outcome.status == "failed"
     assert "no_such_option" in outcome.message
+
+
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ortools" else find(name))
+    with pytest.raises(ValueError, match=r"pip install 'remat\[cpsat\]'"):
+        Engine("cpsat")
+    with pytest.raises(InvalidData, match=r"method 'staged': engine 'cpsat' is OR-Tools, which is not installed"):
+        METHODS["staged"].read_options({"engine": "cpsat"})
+    assert METHODS["staged"].read_options(None).engine == "highs"
 
 
 def test_continuous_programs_are_refused_by_cpsat(engines: dict[str, Engine]) -> None:
@@ -241,7 +254,7 @@ def test_engines_are_limited_unless_told_otherwise() -> None:
 
 
 def test_unknown_engine() -> None:
-    with pytest.raises(ValueError, match="unknown engine 'glpk'"):
+    with pytest.raises(ValueError, match="engine must be one of highs, cbc, cpsat, not 'glpk'"):
         Engine("glpk")
 
 

@@ -1,6 +1,6 @@
 """Engines that solve programs, each in a child process that can be killed: HiGHS, CP-SAT, CBC."""
 
-from .engine import ENGINES, Engine, check_memory, free_memory, lp, run
+from .engine import ENGINES, Engine, check_engine, check_memory, free_memory, lp, run
 from .outcome import DerivedRow, Ending, Improvement, Outcome, Tree
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Improvement",
     "Outcome",
     "Tree",
+    "check_engine",
     "check_memory",
     "free_memory",
     "lp",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import queue
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -69,8 +70,7 @@ class Engine:
     """
 
     def __init__(self, name: str, *, memory_bytes: int = 0) -> None:
-        if name not in ENGINES:
-            raise ValueError(f"unknown engine {name!r}; there are: {', '.join(ENGINES)}")
+        check_engine(name, ENGINES)
         self.name = name
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -288,6 +288,18 @@ class Engine:
         threading.Thread(
             target=_hear, args=(self._process.stdout, self._news), name=f"{self.name}-hear", daemon=True
         ).start()
+
+
+def check_engine(name: object, known: Sequence[str]) -> None:
+    """Refuse an engine that is unknown, or not installed.
+
+    Raises:
+        ValueError: one of the two; of one that is not installed it names the extra to install.
+    """
+    if name not in known:
+        raise ValueError(f"engine must be one of {', '.join(known)}, not {name!r}")
+    if name == "cpsat" and importlib.util.find_spec("ortools") is None:
+        raise ValueError("engine 'cpsat' is OR-Tools, which is not installed: pip install 'remat[cpsat]'")
 
 
 def free_memory() -> int:

@@ -10,7 +10,7 @@ from remat_ir.greedy import greedy_plan
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
-from ..backends import Engine, Improvement, Outcome, free_memory
+from ..backends import Engine, Improvement, Outcome, check_engine, free_memory
 from ..formulate import Formulation, Reductions, checkmate, engine_bytes, forward, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
@@ -38,8 +38,7 @@ class MilpOptions:
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.engine not in MILP_ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(MILP_ENGINES)}, not {self.engine!r}")
+        check_engine(self.engine, MILP_ENGINES)
         for name, least, most in (
             ("recomputations", 1, 8),
             ("threads", 1, 64),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from remat_ir import plan_of
 
-from ..backends import check_memory
+from ..backends import check_engine, check_memory
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..search import await_compiled, compiling, polish
@@ -35,8 +35,7 @@ class StagedOptions:
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.engine not in ("highs", "cpsat"):
-            raise ValueError(f"engine must be 'highs' or 'cpsat', not {self.engine!r}")
+        check_engine(self.engine, ("highs", "cpsat"))
         for name in ("linear", "reruns", "loose", "single", "nested", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")

@@ -23,7 +23,7 @@ from ..deadline import Deadline
 from ..program import Builder, Floats, Program, Term
 from .realize import realize
 from .relaxation import Columns, relax
-from .scale import Scale, scale_of
+from .scale import Scale, balance_of, balanced, scale_of
 from .single import Reruns, add_reruns, charge, violated_reruns
 from .trace import Trace, trace
 
@@ -59,17 +59,18 @@ class LeastProof:
         """Go on until the deadline, or until nothing is left to tell apart; whether there is more to do."""
         while not (deadline.passed() or stopped()):
             program, columns = self._write()
+            factor = balance_of(program) if engine.name == "highs" else 1.0
             outcome = engine.run(
-                program,
+                balanced(program) if engine.name == "highs" else program,
                 deadline=deadline,
                 stopped=stopped,
-                absolute_gap=_LOOSE * self._view.ops,
-                on_improvement=lambda news: self._raise(news.bound),
+                absolute_gap=factor * _LOOSE * self._view.ops,
+                on_improvement=lambda news, factor=factor: self._raise(news.bound / factor),  # type: ignore[misc]
             )
             if outcome.status == "infeasible":
                 self._raise_to(self.known)
                 return False
-            self._raise(outcome.bound)
+            self._raise(outcome.bound / factor)
             if outcome.x is None or outcome.status != "optimal":
                 return True
             run = trace(self._view, realize(self._view, columns, outcome.x))
