@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from remat_ir import Graph, Plan, Problem, budget_at, plain_peak, plan_of, verify
+from remat_ir.restrictions import ONE_PER_STAGE
 from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
 from remat_service.storage.packing import pack
@@ -103,6 +104,27 @@ def test_methods_are_kept_apart(service: Service) -> None:
     other = _post(service, graph, peak, method="greedy")
     assert (other["cache"], other["method"]) == ("miss", "greedy")
     assert _post(service, graph, peak, method="greedy")["cache"] == "hit"
+
+
+def test_the_restriction_of_lp_roundings_bound_is_kept(service: Service) -> None:
+    """The bound is the relaxation's of one recomputation per op and stage: it comes back from the store as such.
+
+    Another method is not given it: its answer says less, or proves its own.
+    """
+    graph = training_graph(6, cost=1027)
+    budget = budget_at(graph, Fraction(1, 2))
+    first = _post(service, graph, budget, method="lp-rounding")
+    assert first["cache"] == "miss"
+    assert first["restricted_to"] == [ONE_PER_STAGE]
+    assert graph.total_cost_ns < first["bound_ns"] <= first["cost_ns"]
+    again = _post(service, graph, budget, method="lp-rounding")
+    assert again["cache"] == "hit"
+    kept = ("restricted_to", "bound_ns", "cost_ns", "status")
+    assert [again[key] for key in kept] == [first[key] for key in kept]
+    assert service.get(str(first["id"]))[1]["restricted_to"] == [ONE_PER_STAGE]
+    other = _post(service, graph, budget, method="greedy")
+    assert other["restricted_to"] == []
+    assert other["bound_ns"] == graph.total_cost_ns
 
 
 def test_force_solves_anew(service: Service) -> None:
