@@ -20,6 +20,7 @@ from benchmarks.models.zoo import build
 from benchmarks.training.__main__ import NAMES
 from remat.capture.guards import Call, shared_with_state
 from remat.profiling.measure import forward_backward, loss_of
+from remat.training.planned import Planned
 
 
 def seconds(run: Callable[[], Any], rounds: int) -> float:
@@ -41,8 +42,10 @@ def share(name: str, size: str, rounds: int) -> tuple[str, ...]:
 
     def look() -> None:
         call = Call(trained.original, trained.original, (), subject.inputs)
-        planned = trained.plan_for((), subject.inputs)
-        assert planned is not None
+        kind = trained._kinds.find(call)
+        assert kind is not None
+        planned = trained._kinds[kind]
+        assert isinstance(planned, Planned)
         assert not shared_with_state(planned.overwritten, planned.holders.tensors(call), call)
 
     step = forward_backward(trained, (), subject.inputs, loss_of)

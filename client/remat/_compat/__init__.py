@@ -6,7 +6,7 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
 from .autograd import backward_node, boxed, boxed_gradients, version_counter
 from .guards import CallGuards
-from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key
+from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key, storage_keys
 from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of, parameters_of
 from .operators import (
     BATCH_NORM,
@@ -103,6 +103,7 @@ __all__ = [
     "stop_marked_recording",
     "stop_recording",
     "storage_key",
+    "storage_keys",
     "strict_graph",
     "updated_inputs",
     "version_counter",

@@ -40,6 +40,11 @@ class CallGuards:
         self._function, owner = get_traced_fn(call)
         self._bound = owner is not None
         self._signature = inspect.signature(self._function, follow_wrapped=False)
+        parameters = self._signature.parameters.values()
+        self._plain = all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+        """Whether arguments bind by position and name alone; `inspect` takes its time, before every step."""
+        self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         made = graph._dynamo_bytecode_flatten.out
         captured = made.graph_capture_output
         with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
@@ -58,9 +63,13 @@ class CallGuards:
         function, owner = get_traced_fn(call)
         if function is not self._function:
             return None
-        given = self._signature.bind(*((owner, *args) if self._bound else args), **kwargs)
-        given.apply_defaults()
-        found = dict(given.arguments)
+        every = (owner, *args) if self._bound else args
+        if self._plain:
+            found = {**self._defaults, **dict(zip(self._positional, every, strict=False)), **kwargs}
+        else:
+            given = self._signature.bind(*every, **kwargs)
+            given.apply_defaults()
+            found = dict(given.arguments)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             found[name] = cell.cell_contents
         return found

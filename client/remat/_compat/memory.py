@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch._C._autograd as _autograd
 import torch._C._profiler as _profiler
 
 from .versions import lacking, require
 
-__all__ = ["mark", "recording", "start_recording", "stop_marked_recording", "stop_recording", "storage_key"]
+__all__ = [
+    "mark",
+    "recording",
+    "start_recording",
+    "stop_marked_recording",
+    "stop_recording",
+    "storage_key",
+    "storage_keys",
+]
 
 MARK = "remat: "
 
@@ -18,6 +28,11 @@ require(lacking((), tuple((_autograd, name) for name in ("_enable_profiler_legac
 def storage_key(tensor: torch.Tensor) -> int:
     """What two tensors share exactly when one storage holds both."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The `storage_key` of each, without a call for each: it is asked before every step."""
+    return [t.untyped_storage()._cdata for t in tensors]
 
 
 def recording() -> bool:

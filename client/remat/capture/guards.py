@@ -151,7 +151,9 @@ def shared_with_state(overwritten: Sequence[int], tensors: Sequence[torch.Tensor
     """
     if not overwritten:
         return ""
-    given = {_compat.storage_key(t) for t in tensors_in((call.args, call.kwargs))}
+    given = frozenset(_compat.storage_keys(tensors_in((call.args, call.kwargs))))
+    if given.isdisjoint(_compat.storage_keys([tensors[position] for position in overwritten])):
+        return ""
     for position in overwritten:
         if _compat.storage_key(tensors[position]) in given:
             names = [name for name, t in call.module.named_buffers() if t is tensors[position]]
@@ -193,7 +195,7 @@ def parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class Holders:
-    """Tensors of a module by name, found again without walking their paths while its modules are the same.
+    """Tensors of a module by name, found again without walking their paths while the modules on them are the same.
 
     Args:
         names: of parameters and buffers, and of what `guards` reads.
@@ -201,23 +203,38 @@ class Holders:
 
     def __init__(self, names: Sequence[str], guards: _compat.CallGuards | None = None) -> None:
         self.names, self._guards = tuple(names), guards
-        self._parts: list[nn.Module] = []
+        self._links: list[tuple[Mapping[str, Any], str, nn.Module]] = []
+        """For each module on a path: what its parent holds, under which name, and the module."""
         self._found: list[tuple[Mapping[str, Any], str]] = []
 
     def tensors(self, call: Call) -> list[torch.Tensor]:
         """What the names stand for now."""
-        now = list(parts(call.module))
         read = {} if self._guards is None else self._guards.read(call.run, call.args, call.kwargs)
-        if read or now != self._parts:
-            self._found = [(read, name) if name in read else _holder(call.module, name) for name in self.names]
-            self._parts = now
+        if read or not self._found or not self._as_found(call.module):
+            links: dict[tuple[int, str], tuple[Mapping[str, Any], str, nn.Module]] = {}
+            self._found = [(read, name) if name in read else _holder(call.module, name, links) for name in self.names]
+            self._links, self._module = list(links.values()), call.module
         return [holder[name] for holder, name in self._found]
 
+    def _as_found(self, module: nn.Module) -> bool:
+        """Whether the modules on all paths are the ones that were found."""
+        if module is not self._module:
+            return False
+        for held, name, part in self._links:
+            if held[MODULES].get(name) is not part:
+                return False
+        return all(name in holder for holder, name in self._found)
 
-def _holder(module: nn.Module, path: str) -> tuple[Mapping[str, Any], str]:
+
+def _holder(
+    module: nn.Module, path: str, links: dict[tuple[int, str], tuple[Mapping[str, Any], str, nn.Module]]
+) -> tuple[Mapping[str, Any], str]:
     *parents, name = path.split(".")
     for parent in parents:
-        module = modules_of(module)[parent]  # type: ignore[assignment]
+        held, part = module.__dict__, modules_of(module)[parent]
+        assert part is not None
+        links[id(held), parent] = held, parent, part
+        module = part
     own = parameters_of(module)
     return (buffers_of(module) if own.get(name) is None else own), name
 
