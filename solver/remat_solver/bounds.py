@@ -10,6 +10,7 @@ from remat_ir.working_set import working_set
 
 from .chain import Least
 from .deadline import Deadline
+from .search import is_compiled, smallest_budget
 
 _SECONDS = 0.5
 
@@ -43,10 +44,13 @@ def least_slots(lengths: Sequence[int], kept: Sequence[bool] = ()) -> int:
 
 def known_budget(subject: Subject) -> int:
     """A budget in bytes for which a plan is known: of a chain, the least for a persistent schedule (RR-9302); of a
-    join, its least slots (RR-9273, Lemma 4); of a graph, the peak of a greedy plan.
+    join, its least slots (RR-9273, Lemma 4); of a graph, the least peak that a greedy plan and a quick search reach.
     """
     if isinstance(subject, Chain):
         return Least(subject).budget_bytes
     if isinstance(subject, Join):
         return least_slots(subject.lengths) * subject.slot_bytes
-    return peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))
+    greedy = peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))
+    if not is_compiled():
+        return greedy
+    return smallest_budget(subject, least_need(subject)[0], greedy, Deadline(_SECONDS), lambda: False)

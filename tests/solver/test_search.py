@@ -11,7 +11,8 @@ from drawn import graphs
 from remat_ir import Graph, Plan, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.working_set import working_set
 from remat_solver import solve
-from remat_solver.search import Search, polish
+from remat_solver.deadline import Deadline
+from remat_solver.search import Search, compiling, polish, smallest_budget
 from solver.brute import optimum as brute_optimum
 
 
@@ -90,3 +91,16 @@ def test_sizes_near_the_largest_integer_do_not_overflow() -> None:
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="search"):
         solve(Problem(graph_of([1], [1], [[]]), 1), method="search", options=options)
+
+
+def test_a_smaller_budget_is_found_than_the_plain_plan_needs() -> None:
+    """Downwards from the plain peak: a plan of that peak exists, and an answer without a plan names it or a smaller."""
+    graph = instance("dag-250")
+    high, low = plain_peak(graph), working_set(graph).least_bytes
+    found = smallest_budget(graph, low, high, Deadline(20), lambda: False)
+    assert low <= found < 0.9 * high
+    assert smallest_budget(graph, high, high, Deadline(20), lambda: False) == high
+    assert smallest_budget(graph, low, high, Deadline(20), lambda: True) == high
+    compiling().wait()
+    answer = solve(Problem(graph, low), method="auto", time_limit_s=8)
+    assert answer.plan is not None or (answer.least_budget_bytes or high) < 0.9 * high

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import Graph, plain_peak, plain_plan, replay
-from remat_ir.greedy import least_memory, peak_of
+from remat_ir.greedy import least_memory
 
 from ..backends import Engine, check_memory
 from ..blocks import plans_by_blocks
@@ -17,7 +17,7 @@ from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
-from ..search import Search, await_compiled, compiling, is_compiled
+from ..search import Search, await_compiled, compiling, is_compiled, smallest_budget
 from ..staged.prove import Proof
 from .greedy import first_plan, other_plans
 from .staged import polished
@@ -29,8 +29,8 @@ _DEEP = 500
 """Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
-_ABOVE_S, _ABOVE_SHARE = 10.0, 0.2
-"""Seconds, and the share of what is left, for larger budgets that have a plan where the one asked for has none yet."""
+_ABOVE_AT_ONCE_S, _ABOVE_S, _ABOVE_SHARE = 1.0, 10.0, 0.2
+"""Seconds at first and later, and the share of what is left, for larger budgets with a plan where none is known."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,8 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         incumbent.suffices(peak)
         if peak <= problem.budget_bytes:
             incumbent.offer(plan, "least-memory")
+        elif is_compiled():
+            _seek_above(incumbent, seed, _ABOVE_AT_ONCE_S)
     if not incumbent.stopped() and await_compiled(incumbent):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
         if not structured:
@@ -132,27 +134,23 @@ def _search(incumbent: Incumbent, seed: int) -> None:
             if not incumbent.stopped():
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         if incumbent.plan is None:
-            _seek_above(incumbent, seed)
+            _seek_above(incumbent, seed, _ABOVE_S)
         searching.run(incumbent)
 
 
-def _seek_above(incumbent: Incumbent, seed: int) -> None:
-    """Where the budget has no plan yet, bisect for a small one above it that has: what the answer says is enough."""
-    problem, low = incumbent.problem, incumbent.problem.budget_bytes
-    high = incumbent.least_budget_bytes or plain_peak(problem.graph)
-    watch = incumbent.deadline.within(min(_ABOVE_S, _ABOVE_SHARE * _spare(incumbent)))
-    while (
-        high - low > max(1, high // 200) and not watch.passed() and not incumbent.stopped() and incumbent.plan is None
-    ):
-        attempt = watch.within(max(0.1, watch.remaining() / 3))
-        search = Search(problem.graph, (low + high) // 2, seed)
-        search.seek(lambda end=attempt: end.passed() or incumbent.stopped())  # type: ignore[misc]
-        plan = search.plan()
-        if plan is None:
-            low = (low + high) // 2
-        else:
-            high = peak_of(problem.graph, plan)
-            incumbent.suffices(high)
+def _seek_above(incumbent: Incumbent, seed: int, seconds: float) -> None:
+    """Where the budget has no plan yet, look for a small one above it that has: what the answer says is enough."""
+    problem, high = incumbent.problem, incumbent.least_budget_bytes or plain_peak(incumbent.problem.graph)
+    watch = incumbent.deadline.within(min(seconds, _ABOVE_SHARE * _spare(incumbent)))
+    found = smallest_budget(
+        problem.graph,
+        problem.budget_bytes + 1,
+        high,
+        watch,
+        lambda: incumbent.stopped() or incumbent.plan is not None,
+        seed,
+    )
+    incumbent.suffices(found)
 
 
 def _spare(incumbent: Incumbent) -> float:
