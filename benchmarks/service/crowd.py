@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import httpx2
+import psutil
 
 from remat_ir import Answer, Graph, Problem, budget_at, graph_of, verify
 
@@ -141,6 +142,12 @@ def client(port: int, limit: int = 200) -> httpx2.AsyncClient:
     """A client with room for many requests at once."""
     limits = httpx2.Limits(max_connections=limit, max_keepalive_connections=limit)
     return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=90.0, limits=limits, trust_env=False)
+
+
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    """What a process has used up to now, its children not counted."""
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
 
 
 async def timed(work: Callable[[], Awaitable[httpx2.Response]], times: int) -> list[float]:

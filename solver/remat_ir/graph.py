@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from array import array as packed
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, islice
+from operator import le
 from typing import Any
 
 from .document import Document, Member
@@ -223,6 +225,29 @@ def _check_numbers(graph: Graph) -> None:
 
 def _check_edges(graph: Graph) -> None:
     ops, values, value_op = len(graph.op_cost_ns), len(graph.value_op), graph.value_op
+    if not (_in_range(value_op, ops) and all(map(le, value_op, islice(value_op, 1, None)))):
+        _refuse_value_op(value_op, ops)
+    reader = packed("q", [-1]) * values  # the op that read each value last
+    if _in_range(_flat(graph.op_inputs), values):
+        for op, inputs in enumerate(graph.op_inputs):
+            for value in inputs:
+                if value_op[value] >= op or reader[value] == op:
+                    _refuse_inputs(op, inputs, value_op)
+                reader[value] = op
+        return
+    for op, inputs in enumerate(graph.op_inputs):
+        _refuse_inputs(op, inputs, value_op)
+
+
+def _flat(rows: Sequence[Sequence[int]]) -> Collection[int]:
+    return rows.values if isinstance(rows, Rows) else tuple(chain.from_iterable(rows))
+
+
+def _in_range(numbers: Collection[int], below: int) -> bool:
+    return set(map(type, numbers)) <= {int} and min(numbers, default=0) >= 0 and max(numbers, default=-1) < below
+
+
+def _refuse_value_op(value_op: Sequence[int], ops: int) -> None:
     last = 0
     for value, op in enumerate(value_op):
         if type(op) is not int or not 0 <= op < ops:
@@ -232,19 +257,22 @@ def _check_edges(graph: Graph) -> None:
                 f"value {value}: value_op {op} follows {last}, but must not decrease", f"/value_op/{value}"
             )
         last = op
-    reader = packed("q", [-1]) * values  # the op that read each value last
-    for op, inputs in enumerate(graph.op_inputs):
-        for position, value in enumerate(inputs):
-            if type(value) is not int or not 0 <= value < values:
-                raise InvalidData(f"op {op}: input {value} is not a value", f"/op_inputs/{op}/{position}")
-            if value_op[value] >= op:
-                raise InvalidData(
-                    f"op {op}: reads value {value}, which op {value_op[value]} makes: a forward reference or a cycle",
-                    f"/op_inputs/{op}/{position}",
-                )
-            if reader[value] == op:
-                raise InvalidData(f"op {op}: reads value {value} twice", f"/op_inputs/{op}")
-            reader[value] = op
+
+
+def _refuse_inputs(op: int, inputs: Sequence[int], value_op: Sequence[int]) -> None:
+    """Refuse the inputs of an op if one is wrong."""
+    seen = set()
+    for position, value in enumerate(inputs):
+        if type(value) is not int or not 0 <= value < len(value_op):
+            raise InvalidData(f"op {op}: input {value} is not a value", f"/op_inputs/{op}/{position}")
+        if value_op[value] >= op:
+            raise InvalidData(
+                f"op {op}: reads value {value}, which op {value_op[value]} makes: a forward reference or a cycle",
+                f"/op_inputs/{op}/{position}",
+            )
+        if value in seen:
+            raise InvalidData(f"op {op}: reads value {value} twice", f"/op_inputs/{op}")
+        seen.add(value)
 
 
 def _check_sets(graph: Graph) -> None:

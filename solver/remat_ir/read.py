@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array as packed
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 from .errors import InvalidData
@@ -136,7 +137,7 @@ def integer_rows(value: object, what: str, pointer: str, longest: int | None, lo
     rows = array(value, what, pointer, longest)
     if isinstance(rows, Rows):
         return rows
-    plain = _all_lists(rows) and all(map(_all_integers, rows))
+    plain = set(map(type, rows)) <= {list} and _all_integers(chain.from_iterable(rows))
     if plain and (longest_row is None or max(map(len, rows), default=0) <= longest_row):
         return tuple(map(tuple, rows))
     return tuple(integers(row, f"{what}[{i}]", f"{pointer}/{i}", longest_row) for i, row in enumerate(rows))
@@ -156,10 +157,6 @@ def length_of_rows(value: object) -> int:
 
 def _all_integers(items: Iterable[object]) -> bool:
     return set(map(type, items)) <= {int}
-
-
-def _all_lists(items: Iterable[object]) -> bool:
-    return set(map(type, items)) <= {list}
 
 
 def _few(count: int, what: str, pointer: str, longest: int | None) -> None:

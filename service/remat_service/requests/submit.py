@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -41,6 +41,13 @@ class _Looked:
     known: Stored
 
 
+class Taken(NamedTuple):
+    """A request that was taken in: its id, and its answer where that is at hand; then its row is on its way."""
+
+    id: str
+    answer: bytes | None = None
+
+
 @dataclass(frozen=True)
 class Submission:
     """One POST on its way: found again by its idempotency key, looked up, answered, joined or queued.
@@ -60,18 +67,27 @@ class Submission:
         """Take the request in; returns its id. What it gets is there to read at once, or later.
 
         Raises:
+            ServiceError: as `take`.
+        """
+        return (await self.take()).id
+
+    async def take(self) -> Taken:
+        """Take the request in, with its answer where that needs no further look.
+
+        Raises:
             Conflict: the idempotency key was used with another body.
             Invalid: there is no such solve to start from.
             Unavailable: the queue is full.
             TooMany: the tenant's quota is used up.
         """
         try:
-            return await self._earlier() or await self._answer_or_queue()
+            earlier = await self._earlier()
+            return Taken(earlier) if earlier is not None else await self._answer_or_queue()
         except IntegrityError:  # the same request came twice at once, and the other was quicker
             earlier = await self._earlier()
             if earlier is None:
                 raise
-            return earlier
+            return Taken(earlier)
 
     async def _earlier(self) -> str | None:
         """The request that came before under the same idempotency key."""
@@ -98,16 +114,16 @@ class Submission:
             raise Conflict("this Idempotency-Key was used for another request")
         return str(row.id)
 
-    async def _answer_or_queue(self) -> str:
+    async def _answer_or_queue(self) -> Taken:
         context, ask, net, digests = self.context, self.ask, self.ask.net, self.ask.digests
         if net is None or digests is None:
-            return await self._answer_infeasible()
+            return Taken(await self._answer_infeasible())
         keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start))
         snapshot = await context.snapshots.read(keys, net.budget_bytes)
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
             if joined is not None:
-                return joined
+                return Taken(joined)
             snapshot = await context.snapshots.read(keys, net.budget_bytes)
         await self._mend_graph(net, keys)
         known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot)
@@ -115,13 +131,12 @@ class Submission:
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
-        return await self._queue(looked, start_plan_id)
+        return Taken(await self._queue(looked, start_plan_id))
 
     async def _mend_graph(self, net: Problem, keys: Keys) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
         context = self.context
-        async with context.database.read() as connection:
-            packed = await context.store.graph_row(connection, keys.graph)
+        packed = await context.snapshots.graph_row(keys.graph)
         if packed is None or await context.verifier.graph(keys.graph, packed, self.caller.key) is not None:
             return
         async with context.database.write() as connection:
@@ -172,7 +187,7 @@ class Submission:
         self.context.metrics.cache.labels("hit").inc()
         return str(row["id"])
 
-    async def _answer_from_store(self, looked: _Looked) -> str:
+    async def _answer_from_store(self, looked: _Looked) -> Taken:
         context, keys, net, known = self.context, looked.keys, looked.net, looked.known
         result = "near" if known.carried else "hit"
         answer = known.answer(self.ask.method, self.ask.max_gap, keys.digest)
@@ -184,6 +199,10 @@ class Submission:
             "plan_id": None if known.plan is None else known.plan.id,
             "answer": document(answer, row["fixed_bytes"], id=row["id"], cache=result),
         }
+        if result == "hit" and known.effort is not None and not known.uses_near:
+            text = await self._answer_from_memory(looked, row)
+            if text is not None:
+                return Taken(row["id"], text)
         async with context.database.write() as connection:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
                 await context.store.put_graph(connection, keys, net)
@@ -192,10 +211,25 @@ class Submission:
                 row["plan_id"] = await self._keep_near(connection, looked)
             await connection.execute(requests.insert().values(row))
             await context.store.touch(connection, keys.graph, row["plan_id"])
-        if self.ask.body and result == "hit":
-            context.response_cache.put(self.caller, self.ask.body, keys, row, known.plan, looked.snapshot)
+        self._remember(looked, row)
         context.metrics.cache.labels(result).inc()
-        return str(row["id"])
+        return Taken(row["id"])
+
+    async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
+        """The answer as it will be given to the same body again, its row written a moment later; None: the long way."""
+        context, plan = self.context, looked.known.plan
+        if plan is not None:
+            await context.verifier.text(looked.keys.graph, looked.net, plan.data, plan.claimed)
+        self._remember(looked, row)
+        text = await context.response_cache.get(self.caller, self.ask.body, self.retry) if self.ask.body else None
+        if text is not None:
+            context.metrics.cache.labels("hit").inc()
+        return text
+
+    def _remember(self, looked: _Looked, row: dict[str, Any]) -> None:
+        if self.ask.body and row["cache"] == "hit":
+            cache = self.context.response_cache
+            cache.put(self.caller, self.ask.body, looked.keys, row, looked.known.plan, looked.snapshot)
 
     async def _keep_near(self, connection: AsyncConnection, looked: _Looked) -> str | None:
         """Store what was carried over from a graph with other costs: it is proved for this one too."""

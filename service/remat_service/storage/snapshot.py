@@ -22,7 +22,7 @@ from .cache_key import SOLVER, Keys
 from .database import Database
 from .epochs import of_epoch
 from .store import WHOLE, Effort, StoredPlan, names
-from .tables import ACTIVE, bounds, efforts, floors, plans, requests, solves
+from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, requests, solves
 
 
 class Snapshot(NamedTuple):
@@ -170,7 +170,7 @@ _ENDED_REQUEST = (
 _IDEMPOTENCY_KEY = select(requests.c.id).where(
     requests.c.tenant_id == bindparam("tenant"), requests.c.idempotency_key == bindparam("key")
 )
-
+_GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 _NAMED = sqlite.dialect(paramstyle="named")
 
@@ -181,7 +181,9 @@ class SnapshotReader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._own: sqlite3.Connection | None = None
-        compiled = [(query, query.compile(dialect=_NAMED)) for query in (_SNAPSHOT, _ENDED_REQUEST, _IDEMPOTENCY_KEY)]
+        compiled = [
+            (query, query.compile(dialect=_NAMED)) for query in (_SNAPSHOT, _ENDED_REQUEST, _IDEMPOTENCY_KEY, _GRAPH)
+        ]
         self._texts = {query: (str(statement), statement.params) for query, statement in compiled}
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
@@ -197,6 +199,11 @@ class SnapshotReader:
             return None
         found = EndedRequest._make(row)  # SQLite's own reader leaves JSON as text
         return found._replace(answer=json.loads(found.answer)) if isinstance(found.answer, str) else found
+
+    async def graph_row(self, key: str) -> bytes | None:
+        """The stored bytes of a graph."""
+        row = await self._row(_GRAPH, {"graph": key})
+        return None if row is None else bytes(row[0])
 
     async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import resource
 import socket
 import sys
@@ -92,6 +93,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then print the ready line on standard output."""
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what is there now stays: a large body has the collector look at what it brought alone
         if self.started:
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host

@@ -97,11 +97,17 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
             if held is not None:
                 context.metrics.cache.labels("hit").inc()
                 context.metrics.recalls.labels("body").inc()
-                return Response(held, 200, {"Cache-Control": "no-store"}, "application/json")
+                return _answer(held)
             parsed: ParsedBodies = request.app.state.parsed_bodies
             ask = await parsed.read(caller.tenant_id, raw, digest, context.settings)
-            request_id = await Submission(context, caller, ask, retry).submit()
+            request_id, answer = await Submission(context, caller, ask, retry).take()
+    if answer is not None:
+        return _answer(answer)
     return await answered(context, caller, request_id, preferred_wait(request))
+
+
+def _answer(text: bytes) -> Response:
+    return Response(text, 200, {"Cache-Control": "no-store"}, "application/json")
 
 
 def _retry(request: Request, digest: bytes) -> Retry | None:
