@@ -340,6 +340,16 @@ KINDS = ("cuda", "xpu")
 """Kinds of accelerators whose modules offer streams, events and an allocator's figures."""
 
 
+NAMED = torch.device(KINDS[0], 0)
+"""Where the tensors of a step lie that is captured for a device by its name."""
+
+
+def here() -> torch.device:
+    """The accelerator of this machine, or its CPU."""
+    kind = next((kind for kind in KINDS if torch.get_device_module(kind).is_available()), None)
+    return torch.device("cpu") if kind is None else torch.device(kind, 0)
+
+
 AUTOCAST_KINDS = ("cpu", *KINDS)
 """Kinds of devices for which autocast may be on or off."""
 

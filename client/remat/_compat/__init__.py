@@ -5,12 +5,17 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
 from .autograd import backward_node, boxed, boxed_gradients, version_counter
+from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards
 from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key, storage_keys
 from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of, parameters_of
 from .operators import (
     BATCH_NORM,
     BATCH_NORM_WITHOUT_STATISTICS,
+    COMPOSITE_ATTENTION,
+    EFFICIENT_ATTENTION,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_BACKWARD,
     RESULTS_ON_HOST,
     TO_COPY,
     HigherOrderOperator,
@@ -55,12 +60,17 @@ __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
     "CHECKS",
+    "COMPOSITE_ATTENTION",
+    "EFFICIENT_ATTENTION",
+    "FLASH_ATTENTION",
+    "FLASH_ATTENTION_BACKWARD",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "CallGuards",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "OnMeta",
     "OpOverload",
     "SideEffects",
     "TorchDispatchMode",
@@ -74,6 +84,8 @@ __all__ = [
     "descriptors",
     "detect_fake_mode",
     "export_joint",
+    "fake_cuda",
+    "fake_on",
     "flattened_by_fsdp",
     "forward_outputs",
     "frame_number",
@@ -94,6 +106,7 @@ __all__ = [
     "raised_by_the_code",
     "raw_call",
     "recording",
+    "replaced",
     "run_watched",
     "saved_unchecked",
     "set_descriptors",

@@ -14,6 +14,10 @@ from .versions import lacking, require
 __all__ = [
     "BATCH_NORM",
     "BATCH_NORM_WITHOUT_STATISTICS",
+    "COMPOSITE_ATTENTION",
+    "EFFICIENT_ATTENTION",
+    "FLASH_ATTENTION",
+    "FLASH_ATTENTION_BACKWARD",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "HigherOrderOperator",
@@ -44,6 +48,11 @@ TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
 """What AOTAutograd makes of batch normalization that updates its running statistics."""
 BATCH_NORM_WITHOUT_STATISTICS: Any = torch.ops.aten._native_batch_norm_legit.no_stats
+
+FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
+FLASH_ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
+COMPOSITE_ATTENTION: Any = torch.ops.aten._scaled_dot_product_attention_math.default
 
 RESULTS_ON_HOST: Mapping[Any, tuple[int, ...]] = {
     torch.ops.aten._scaled_dot_product_efficient_attention.default: (2, 3),

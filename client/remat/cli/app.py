@@ -19,7 +19,20 @@ from ..errors import BudgetTooSmall, NothingFound, Refused, ServiceError
 BAD_INPUT, INFEASIBLE, NOTHING_FOUND, SERVICE, INTERRUPTED = 2, 3, 4, 5, 130
 
 ORDER = (
-    *("solve", "verify", "sweep", "max-batch", "show", "explain", "export", "import-solution"),
+    *(
+        "capture",
+        "plan",
+        "fit",
+        "compare",
+        "solve",
+        "verify",
+        "sweep",
+        "max-batch",
+        "show",
+        "explain",
+        "export",
+        "import-solution",
+    ),
     *("attach", "cancel", "ls", "doctor"),
 )
 

@@ -1,0 +1,231 @@
+"""`remat capture` and `remat plan`: from a function that makes a model to a graph file, a plan file and a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from remat_ir import Answer, InvalidData, Plan, Problem, plain_peak
+
+from ..planning.budget import readable
+from ..planning.check import checked
+from ..planning.curves import memory_curve, memory_svg, plain_curve
+from ..planning.headline import headline
+from ..planning.plan_file import PlannedStep, write_plan_file
+from ..planning.planner import plan_or_raise, planner_for
+from .app import (
+    FractionOption,
+    GapOption,
+    JsonOption,
+    LocalOption,
+    MethodOption,
+    MethodOptions,
+    QuietOption,
+    TimeOption,
+    UrlOption,
+    app,
+    code_of,
+)
+from .files import check_writable, write_json
+from .plot import check_picture, memory_chart, memory_picture
+from .show import percent, progress_line
+from .solve import asked_planner, budget_of, options_of, solve_options_of
+
+EXAMPLE = """
+
+MODEL is SCRIPT:make_model: a Python file or the dotted name of a module, and a function in it that returns
+(model, args) or (model, args, kwargs), a module and one call of it as for remat.optimize:
+
+\b
+    def make_model(batch=8):
+        model = GPT2LMHeadModel(GPT2Config())
+        tokens = torch.zeros(batch, 1024, dtype=torch.long)
+        return model, {"input_ids": tokens, "labels": tokens}
+
+Nothing large is allocated: tensors have shapes and no values while the function runs. With --device the step is
+captured as it would be on that device and its kernels are priced by a roofline; without, they are measured here."""
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, such as train.py:make_model.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", "-d", metavar="D", help="a100, h100, h200, l40s, or a table in a TOML or JSON file."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", metavar="N", min=1, help="Given to the function as its argument batch.")
+]
+OptimizerOption = Annotated[
+    str | None, typer.Option("--optimizer", metavar="NAME", help="adamw, sgd, …: its state counts as fixed bytes.")
+]
+
+
+def captured(
+    model: str, device: str | None, batch: int | None, optimizer: str | None, base_url: str | None, quiet: bool
+) -> Any:
+    """The `remat.target.step.TargetStep` of what the command line names.
+
+    Raises:
+        InvalidData: torch is not installed, or the model cannot be made.
+        CaptureError: it cannot be captured.
+    """
+    build, step = target("build"), target("step")
+    start = time.perf_counter()
+
+    def phase(text: str) -> None:
+        if not quiet:
+            print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    table = planner_for(base_url).profiles
+    if device is not None:
+        target("devices").target_of(device)  # before the model's imports, which take their time
+    return step.target_step(build.load(model), device, batch=batch, optimizer=optimizer, table=table, phase=phase)
+
+
+def target(module: str) -> Any:
+    """A module of `remat.target`; by name, since it needs torch, which the other commands do not.
+
+    Raises:
+        InvalidData: torch is not installed.
+    """
+    try:
+        return import_module(f"remat.target.{module}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InvalidData("this command captures a model and needs torch; install remat[torch]") from None
+
+
+def told(found: Any, console: Console) -> None:
+    """Print what was captured, how long it took, and where its costs are from."""
+    graph = found.graph
+    seconds = ", ".join(f"{name} {took:.1f} s" for name, took in found.seconds.items())
+    console.print(f"{found.name}: {graph.ops} ops, {graph.values} values; {seconds}", highlight=False)
+    console.print(f"costs: {'' if found.target else 'measured on '}{found.priced}", highlight=False)
+    fixed = ", ".join(f"{name} {readable(size)}" for name, size in found.step.fixed.items() if size)
+    console.print(f"fixed: {fixed}", highlight=False)
+
+
+@app.command(help="Capture the training step of MODEL as a graph file, with the names of its modules." + EXAMPLE)
+def capture(
+    model: ModelArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The graph; - is standard output.")],
+    device: DeviceOption = None,
+    batch: BatchOption = None,
+    optimizer: OptimizerOption = None,
+    base_url: UrlOption = None,
+    quiet: QuietOption = False,
+) -> int:
+    check_writable(output)
+    found = captured(model, device, batch, optimizer, base_url, quiet)
+    write_json(output, found.graph.to_json(names=True))
+    if not quiet:
+        console = Console(stderr=str(output) == "-")
+        told(found, console)
+        plain = readable(plain_peak(found.graph))
+        console.print(f"plain training needs {plain}; remat solve {output} --budget 50% plans it", highlight=False)
+    return 0
+
+
+@app.command(
+    help="Capture MODEL, plan it inside a budget, show the memory of the step, and write the plan for remat.optimize."
+    + EXAMPLE
+)
+def plan(
+    model: ModelArgument,
+    budget: Annotated[
+        str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB or 50%; the device's memory without it.")
+    ] = None,
+    budget_fraction: FractionOption = None,
+    device: DeviceOption = None,
+    batch: BatchOption = None,
+    optimizer: OptimizerOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The plan, for plan= of remat.optimize.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Memory over the step, .svg or .png.")
+    ] = None,
+    method: MethodOption = "auto",
+    time_limit: TimeOption = 60.0,
+    max_gap: GapOption = 0.001,
+    option: MethodOptions = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    asking = solve_options_of(method, time_limit, max_gap)
+    planner = asked_planner(base_url, local, options_of(option))
+    check_writable(output)
+    if picture is not None and picture.suffix != ".svg":
+        check_picture(picture)
+    check_writable(picture)
+    given = target("devices").target_of(device) if device is not None and budget is None is budget_fraction else None
+    if given is None and budget is None and budget_fraction is None:
+        raise InvalidData("a budget is needed: --budget 24GiB, --budget 50%, or --device for that device's memory")
+    found = captured(model, device, batch, optimizer, base_url, quiet)
+    graph = found.graph
+    size = given.usable_bytes if given is not None else budget_of(graph, budget, budget_fraction)
+    problem = Problem(graph, size)
+    start = time.perf_counter()
+    with progress_line(graph, quiet=quiet) as report:
+        answer = checked(problem, planner.plan(problem, asking, on_progress=report))
+    found.seconds["solve"] = time.perf_counter() - start
+    plan_or_raise(answer, graph)
+    assert isinstance(answer.plan, Plan)
+    if output is not None:
+        write_plan_file(output, [PlannedStep(graph, answer, found.priced)])
+    curves = plain_curve(graph), memory_curve(graph, answer.plan)
+    if picture is not None:
+        _draw(picture, curves, size, headline(graph, answer))
+    if as_json:
+        print(json.dumps(_data(found, answer), allow_nan=False))
+        return code_of(answer)
+    console = Console()
+    told(found, console)
+    console.print(headline(graph, answer, peak_bytes=found.peak_bytes(answer.plan)), highlight=False, style="bold")
+    console.print(sure(found, answer.plan), highlight=False)
+    console.print(memory_chart(curves[1], size, width=min(console.width, 110)), highlight=False)
+    return code_of(answer)
+
+
+def sure(found: Any, plan: Plan) -> str:
+    """How sure the overhead is, in words."""
+    ends = found.overhead_range(plan)
+    if ends is None:
+        return "kernels were measured here, one by one"
+    low, high = map(percent, ends)
+    device = found.target.name
+    return f"overhead {low} to {high} if each class of kernels is off by up to 20 %; nothing was timed on {device}"
+
+
+def _data(found: Any, answer: Answer) -> dict[str, Any]:
+    ends = found.overhead_range(answer.plan)
+    return {
+        "model": found.name,
+        "device": None if found.target is None else found.target.name,
+        "priced": found.priced,
+        "seconds": dict(found.seconds),
+        "fixed_bytes": dict(found.step.fixed),
+        "plain_peak_bytes": found.peak_bytes(),
+        "peak_bytes": found.peak_bytes(answer.plan),
+        "overhead_range": None if ends is None else list(ends),
+        "answer": answer.to_json(),
+    }
+
+
+def _draw(path: Path, curves: tuple[list[int], list[int]], budget: int, title: str) -> None:
+    if path.suffix != ".svg":
+        memory_picture(path, [("without a plan", curves[0]), ("plan", curves[1])], budget, title=title)
+        return
+    svg = memory_svg(*curves, budget).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as error:
+        raise InvalidData(f"{path} cannot be written: {error.strerror or error}") from None

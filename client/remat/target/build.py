@@ -1,0 +1,195 @@
+"""A model and one call of it as fake tensors of a device, from the function that makes them.
+
+The function runs with new tensors on the meta device, so that initialisation costs nothing and works where it does not
+under fake tensors; then all of them become fake tensors of the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from remat_ir import InvalidData
+
+from .. import _compat
+from ..capture.call import CacheSwitch, check_module, example_call
+from ..device import KINDS, here
+from .attention import chosen_attention
+
+CPU = torch.device("cpu")
+
+FORM = "SCRIPT:make_model, a file or a module and the function in it that returns (model, args)"
+
+
+class Built(NamedTuple):
+    """A model with fake tensors, and one call of it."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return type(self.model).__name__
+
+
+def load(text: str) -> Callable[..., Any]:
+    """The function that `SCRIPT:make_model` names: SCRIPT is a Python file or a module's dotted name.
+
+    Without `:name` it is `make_model`. A file's folder, or the current one, is where its imports are looked up.
+
+    Raises:
+        InvalidData: there is no such file, module or function, or importing it fails; the message says where.
+    """
+    script, colon, name = text.rpartition(":")
+    if not colon or "/" in name or name.endswith(".py"):
+        script, name = text, "make_model"
+    path = Path(script)
+    is_file = path.suffix == ".py" or "/" in script
+    if is_file and not path.is_file():
+        raise InvalidData(f"there is no file {script}: write {FORM}")
+    folder = str(path.resolve().parent) if is_file else str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = _import_file(path) if is_file else importlib.import_module(script)
+    except ModuleNotFoundError as error:
+        if not is_file and error.name is not None and script.startswith(error.name):
+            raise InvalidData(f"there is no module {script}: write {FORM}") from None
+        raise InvalidData(f"{script} cannot be imported: {said(error)}") from error
+    except Exception as error:
+        raise InvalidData(f"{script} cannot be imported: {said(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InvalidData(f"{script} has no function {name}: write {FORM}")
+    return found  # type: ignore[no-any-return]
+
+
+def _import_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # for what looks itself up, such as dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def tracing_for(device: torch.device) -> Iterator[None]:
+    """Inside, steps of models with fake tensors of a device can be captured, with the kernels that it would choose.
+
+    Raises:
+        InvalidData: this build of torch cannot.
+    """
+    if device == here() or here() != CPU:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_compat.fake_cuda(device))
+        except NotImplementedError as error:
+            raise InvalidData(str(error)) from error
+        stack.enter_context(chosen_attention())
+        yield
+
+
+def build(make_model: Callable[..., Any], device: torch.device, batch: int | None = None) -> Built:
+    """What a function returns, on a device, as fake tensors; the model is in train mode.
+
+    Args:
+        make_model: returns `(model, args)` or `(model, args, kwargs)`: a module and one call of it, `args` as for
+            `remat.optimize`. What it makes of tensors has no values.
+        batch: given to the function as the argument `batch`.
+
+    Raises:
+        InvalidData: it raises, or returns something else.
+    """
+    name = getattr(make_model, "__name__", "make_model")
+    given = {} if batch is None else {"batch": batch}
+    try:
+        inspect.signature(make_model).bind(**given)
+    except TypeError as error:
+        want = " and take the argument batch" if batch is not None else ""
+        raise InvalidData(f"{name} must be callable without further arguments{want}: {error}") from None
+    try:
+        with _compat.OnMeta(KINDS), torch.random.fork_rng(devices=[]):
+            made = make_model(**given)
+    except Exception as error:
+        hint = ""
+        if "meta" in str(error):
+            hint = "; its tensors have no values here: make those whose values it reads with device='cpu'"
+        raise InvalidData(f"{name} fails: {said(error)}{hint}") from error
+    if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
+        raise InvalidData(f"{name} must return (model, args) or (model, args, kwargs), not {type(made).__name__}")
+    model, args, kwargs = (*made, None)[:3]
+    check_module(model)
+    args, kwargs = example_call(args, kwargs)
+    mode = _compat.FakeTensorMode(allow_non_fake_inputs=True)
+    faked = _Faked(mode, device)
+    faked.module(model)
+    args, kwargs = faked.value(tuple(args)), faked.value(dict(kwargs))
+    return Built(model.train(), args, CacheSwitch(model).planned(args, kwargs), device)
+
+
+class _Faked:
+    """Fake tensors in place of others, the same one each time."""
+
+    def __init__(self, mode: Any, device: torch.device) -> None:
+        self._mode, self._device = mode, device
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def module(self, model: nn.Module) -> None:
+        """Exchange parameters, buffers and tensors that are attributes, of a module and all in it."""
+        for part in model.modules():
+            holders: tuple[Any, ...] = (_compat.parameters_of(part), _compat.buffers_of(part), part.__dict__)
+            for own in holders:
+                for name, value in list(own.items()):
+                    if isinstance(value, torch.Tensor):
+                        own[name] = self.tensor(value)
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake one for a tensor."""
+        known = self._made.get(id(tensor))
+        if known is not None:
+            return known[1]
+        with torch.no_grad():
+            found: torch.Tensor = _compat.fake_on(self._mode, tensor.detach().to("meta"), self._device)
+        if isinstance(tensor, nn.Parameter):
+            found = nn.Parameter(found, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            found.requires_grad_()
+        self._made[id(tensor)] = tensor, found
+        return found
+
+    def value(self, value: Any) -> Any:
+        """The same with the tensors in it exchanged."""
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value)
+        if isinstance(value, Mapping):
+            return {name: self.value(item) for name, item in value.items()}
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(self.value(item) for item in value)
+        return value
+
+
+def said(error: Exception) -> str:
+    """An exception as one line, with the place in the user's code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f"{Path(torch.__file__).parent}" not in f.filename and "importlib" not in f.filename]
+    own = [f for f in own if str(Path(__file__).parents[1]) not in f.filename]
+    place = f" (at {Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    line = " ".join(str(error).split())
+    return f"{type(error).__name__}: {line[:300]}{place}" if line else f"{type(error).__name__}{place}"

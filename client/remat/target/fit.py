@@ -1,0 +1,272 @@
+"""Will it fit? What training a model on a named device needs, without a plan and with one, from fake tensors only."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, overhead_of, plain_peak, verify
+from remat_ir.greedy import least_memory
+from remat_ir.working_set import working_set
+
+from ..batch.affine import between
+from ..errors import CaptureError
+from ..planning.budget import readable
+from ..planning.greedy import greedy_answer
+from ..planning.options import SolveOptions
+from ..planning.planner import Planner, planner_for
+from ..training.sizes import same_structure
+from .devices import Target, target_of
+from .step import TargetStep, target_step
+
+MOST_BATCH = 2**20
+
+POINTS = 4
+"""Budgets between the least one and what plain training needs, at which the curve is solved."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The largest batch that was found to fit.
+
+    Attributes:
+        size: 0: not even one fits.
+        overhead: of its plan, as a share of plain training's time.
+    """
+
+    size: int
+    overhead: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a training step needs on a device; bytes are requested ones, parameters and optimizer state included.
+
+    Attributes:
+        step: what was captured.
+        memory_bytes: what a job may fill of the device.
+        plain_bytes: the peak of plain training.
+        least_bytes: the least peak of any known plan; None: as for `least_bound_bytes`.
+        least_bound_bytes: proved: no plan needs less.
+        answer: the plan for the device's memory; it has none if none was found.
+        overhead_range: what that plan costs more if each class of kernels is off by up to 20 %.
+        curve: plans at budgets from the least one to plain training.
+        largest_plain, largest_planned: None where the batch of the function cannot be chosen.
+        max_overhead: the most that the plan of the largest batch may cost more.
+    """
+
+    step: TargetStep
+    batch: int | None
+    optimizer: str | None
+    memory_bytes: int
+    plain_bytes: int
+    least_bytes: int
+    least_bound_bytes: int
+    answer: Answer
+    overhead_range: tuple[float, float] | None
+    curve: tuple[Answer, ...]
+    largest_plain: int | None
+    largest_planned: Batch | None
+    max_overhead: float
+    seconds: float
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """What is asked, the figure, and what to know about it."""
+        share = f"{100 * self.plain_bytes / self.memory_bytes:.0f} % of the {readable(self.memory_bytes)} for tensors"
+        found = [(name, readable(size), "there throughout") for name, size in self.step.step.fixed.items() if size]
+        found.append(("plain training needs", readable(self.plain_bytes), share))
+        bound = f"a plan is known; none needs less than {readable(self.least_bound_bytes)}"
+        found.append(("least budget", readable(self.least_bytes), bound))
+        found.append(("on this device", *self._here()))
+        if self.largest_plain is not None and self.largest_planned is not None:
+            most = self.largest_planned
+            found.append(("largest batch, plain", str(self.largest_plain), ""))
+            limit = f"at {100 * most.overhead:+.1f} % time; at most {100 * self.max_overhead:+.0f} % was asked for"
+            found.append(("largest batch by a plan", str(most.size), limit if most.size else "not even one fits"))
+        return found
+
+    def _here(self) -> tuple[str, str]:
+        if self.plain_bytes <= self.memory_bytes:
+            return "fits", "without a plan"
+        if self.answer.overhead is None:
+            least = "and none can" if self.least_bound_bytes > self.memory_bytes else "none was found in the time given"
+            return "does not fit", f"no plan fits, {least}"
+        low, high = self.overhead_range or (self.answer.overhead,) * 2
+        how = f"by a plan; {100 * low:.1f} to {100 * high:.1f} % if each class of kernels is off by up to 20 %"
+        return f"{100 * self.answer.overhead:+.1f} % time", how
+
+    def __str__(self) -> str:
+        device = "this machine" if self.step.target is None else self.step.target.name
+        head = f"{self.step.name} on {device}"
+        head += "" if self.batch is None else f", batch {self.batch}"
+        head += "" if self.optimizer is None else f", {self.optimizer}"
+        wide = [max(len(row[i]) for row in self.rows) for i in range(2)]
+        lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {note}".rstrip() for name, value, note in self.rows]
+        return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s"])
+
+
+def fit(
+    make_model: Callable[..., Any],
+    device: str | Target,
+    *,
+    optimizer: str | None = None,
+    batch: int | None = None,
+    max_overhead: float = 1 / 3,
+    planner: Planner | str | None = None,
+    time_limit_s: float = 20.0,
+    phase: Callable[[str], None] = lambda _: None,
+) -> Fit:
+    """Find out whether a model trains on a device: what it needs plain, by a plan, and the largest batch of each.
+
+    Nothing large is allocated and no device is needed. Prices are a model: see `remat.target.price`.
+
+    Args:
+        make_model: returns `(model, args)` or `(model, args, kwargs)`; if it takes `batch`, the largest one is looked for.
+        device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
+        optimizer: the name of one of torch's, such as "adamw"; its state counts.
+        batch: given to the function; None is its own default.
+        max_overhead: the most that the plan of the largest batch may cost, as a share of plain training's time.
+        planner: as for `remat.optimize`.
+        time_limit_s: for each solve.
+
+    Returns:
+        The figures; as text it is a table.
+
+    Raises:
+        InvalidData: the device or the optimizer is not known, or the function does not give a model.
+        CaptureError: the step cannot be captured as one graph.
+
+    Example:
+        >>> import torch
+        >>> def make_model(batch=4):
+        ...     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()), torch.ones(batch, 64)
+        >>> found = fit(make_model, "l40s", optimizer="adamw", planner="greedy")
+        >>> found.plain_bytes <= found.memory_bytes, found.largest_plain > 10_000
+        (True, True)
+    """
+    target = target_of(device)
+    if not max_overhead >= 0:
+        raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
+    asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005)
+    start = time.perf_counter()
+
+    def at(size: int | None) -> TargetStep:
+        return target_step(make_model, target, batch=size, optimizer=optimizer, table=asked.profiles, phase=phase)
+
+    first = at(batch)
+    graph, memory = first.graph, target.usable_bytes
+    phase("looking for the least budget")
+    least = _least(graph, time_limit_s)
+    phase("planning for the device's memory")
+    answer = asked.plan(Problem(graph, memory), options)
+    ends = first.overhead_range(answer.plan) if isinstance(answer.plan, Plan) else None
+    phase("planning at several budgets")
+    curve = _curve(graph, least, lambda problem: asked.plan(problem, replace(options, time_limit_s=time_limit_s / 4)))
+    sizes: tuple[int | None, Batch | None] = None, None
+    if "batch" in inspect.signature(make_model).parameters:
+        phase("looking for the largest batch")
+        default = inspect.signature(make_model).parameters["batch"].default
+        known = batch if batch is not None else default if isinstance(default, int) else None
+        search = _Batches(at, {} if known is None else {known: first}, memory, max_overhead)
+        sizes = search.plain(), search.planned(lambda problem: asked.plan(problem, options))
+    return Fit(
+        first,
+        batch,
+        optimizer,
+        memory,
+        plain_peak(graph),
+        least,
+        working_set(graph).least_bytes,
+        answer,
+        ends,
+        curve,
+        *sizes,
+        max_overhead,
+        time.perf_counter() - start,
+    )
+
+
+def _least(graph: Graph, seconds: float) -> int:
+    """The least peak of a plan that is found in the time given."""
+    end = time.perf_counter() + seconds
+    plan = least_memory(graph, stop=lambda: time.perf_counter() > end, rounds=8)
+    return verify(Problem(graph, plain_peak(graph)), plan).peak_bytes
+
+
+def _curve(graph: Graph, least: int, ask: Callable[[Problem], Answer]) -> tuple[Answer, ...]:
+    plain = plain_peak(graph)
+    budgets = sorted({least + (plain - least) * i // POINTS for i in range(POINTS + 1)})
+    return tuple(ask(Problem(graph, budget)) for budget in budgets)
+
+
+class _Batches:
+    """The step by batch: two sizes captured, the others between and beyond them by affine numbers."""
+
+    def __init__(
+        self, at: Callable[[int], TargetStep], known: Mapping[int, TargetStep], memory: int, max_overhead: float
+    ) -> None:
+        self._at, self._memory, self._most = at, memory, max_overhead
+        self._steps = {size: step.graph for size, step in known.items()}
+        self._plans: list[Plan] = []
+        largest = max((size for size in known if size > 1), default=2)  # a batch of one has strides of its own
+        self._pair = largest, 2 * largest
+        for size in self._pair:
+            self._captured(size)
+        if not same_structure(*(self._steps[size] for size in self._pair)):
+            raise CaptureError(f"the step is another program at a batch of {2 * largest} than at one of {largest}")
+
+    def plain(self) -> int:
+        """The largest batch that trains without a plan."""
+        return self._largest(lambda size: plain_peak(self._graph(size)) <= self._memory)
+
+    def planned(self, ask: Callable[[Problem], Answer]) -> Batch:
+        """The largest batch for which a plan is found that costs no more than is asked for, captured and planned."""
+        size = self._largest(self._promised)
+        while size:
+            problem = Problem(self._captured(size), self._memory)
+            answer = ask(problem)
+            if answer.overhead is not None and answer.overhead <= self._most:
+                return Batch(size, answer.overhead)
+            size = min(size - 1, int(size * 0.95))
+        return Batch(0, 0.0)
+
+    def _promised(self, size: int) -> bool:
+        """Whether an earlier plan or a greedy one is good enough at a batch."""
+        problem = Problem(self._graph(size), self._memory)
+        for plan in reversed(self._plans):
+            try:
+                cost = verify(problem, plan).cost_ns
+            except InvalidPlan:
+                continue
+            if overhead_of(cost, problem.subject.total_cost_ns) <= self._most:
+                return True
+        found = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
+        if not isinstance(found.plan, Plan) or (found.overhead or 0.0) > self._most:
+            return False
+        self._plans.append(found.plan)
+        return True
+
+    def _largest(self, holds: Callable[[int], bool]) -> int:
+        """The largest size that holds, by doubling and bisection; 0: none."""
+        low, high = 0, 1
+        while high <= MOST_BATCH and holds(high):
+            low, high = high, 2 * high
+        while high - low > max(1, low // 64):
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(middle) else (low, middle)
+        return low
+
+    def _captured(self, size: int) -> Graph:
+        if size not in self._steps:
+            self._steps[size] = self._at(size).graph
+        return self._steps[size]
+
+    def _graph(self, size: int) -> Graph:
+        if size in self._steps:
+            return self._steps[size]
+        one, other = self._pair
+        return between((one, self._steps[one]), (other, self._steps[other]), size)

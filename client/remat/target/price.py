@@ -1,0 +1,204 @@
+"""What a kernel would cost on a device that is not here: a roofline by class of kernel, or a recorded measurement.
+
+A kernel takes a launch and the longer of two times: its operations over the peak of its dtype, and the bytes that it
+reads and writes over the bandwidth (Williams, Waterman and Patterson 2009), at what kernels of its class achieve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from .. import _compat
+from ..capture.dataflow import tensors
+from ..capture.operations import Measured
+from ..device import NAMED
+from ..planning.profiles import ProfileTable
+from ..profiling.collectives import modelled_collective
+from ..profiling.profile import Profiled, signature
+from ..profiling.timing import rounded
+from .devices import Target
+
+_MATMUL = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear", "dot", "mv"))
+_REDUCTION = (
+    "sum",
+    "mean",
+    "softmax",
+    "norm",
+    "var",
+    "max",
+    "min",
+    "amax",
+    "argmax",
+    "nll_loss",
+    "loss",
+    "cumsum",
+    "any",
+)
+_GATHER = (
+    "embedding",
+    "index",
+    "gather",
+    "scatter",
+    "sort",
+    "topk",
+    "take",
+    "unique",
+    "upsample",
+    "grid_sample",
+    "pool",
+)
+
+
+class Priced(NamedTuple):
+    """The prices of a step's kernels.
+
+    Attributes:
+        profiled: as a measurement would have them.
+        classes: the class of each kernel.
+        recorded: how many kinds of kernels have a recorded cost, of `profiled.signatures`.
+    """
+
+    profiled: Profiled
+    classes: Mapping[fx.Node, str]
+    recorded: int
+
+
+def price(kernels: Iterable[fx.Node], target: Target, table: ProfileTable | None = None) -> Priced:
+    """The cost of each kernel on a device.
+
+    Args:
+        table: where costs measured on this kind of device are looked up, if the device says under which name.
+    """
+    start = time.perf_counter()
+    found: dict[str, Measured] = {}
+    signature_of: dict[fx.Node, str] = {}
+    classes: dict[fx.Node, str] = {}
+    first: dict[str, fx.Node] = {}
+    for node in kernels:
+        signature_of[node] = text = signature(node)
+        first.setdefault(text, node)
+        classes[node] = class_of(node.target)
+    recorded = table.get(target.profiles, sorted(first)) if table is not None and target.profiles else {}
+    for text, node in first.items():
+        known = recorded.get(text)
+        found[text] = Measured(*known) if known is not None else _modelled(node, classes[node], target)
+    seconds = time.perf_counter() - start
+    profiled = Profiled({n: found[s] for n, s in signature_of.items()}, len(first), len(recorded), seconds)
+    return Priced(profiled, classes, len(recorded))
+
+
+def class_of(operator: Any) -> str:
+    """The class of the kernels of an operator: one of `remat.target.devices.CLASSES`.
+
+    Example:
+        >>> class_of(torch.ops.aten.addmm.default), class_of(torch.ops.aten.gelu_backward.default)
+        ('matmul', 'pointwise')
+    """
+    if not isinstance(operator, _compat.OpOverload):
+        return "other"
+    if _compat.is_collective(operator):
+        return "collective"
+    name = _compat.operator_name(operator)
+    if name in _MATMUL:
+        return "matmul"
+    if "convolution" in name:
+        return "convolution"
+    if "attention" in name:
+        return "attention"
+    if any(word in name for word in _GATHER):
+        return "gather"
+    if any(word in name for word in _REDUCTION):
+        return "reduction"
+    return "pointwise" if _compat.is_known(operator) else "other"
+
+
+def _modelled(node: fx.Node, kind: str, target: Target) -> Measured:
+    if kind == "collective":
+        return modelled_collective(node)
+    read = [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
+    made = list(tensors(node.meta.get("val")))
+    share = target.achieved[kind]
+    moved = sum(map(_bytes, (*read, *made)))
+    operations = operations_of(node)
+    bandwidth = target.bandwidth * (target.achieved["pointwise"] if operations else share)
+    seconds = moved / bandwidth
+    if operations:
+        seconds = max(seconds, operations / (_peak(target, kind, (*read, *made)) * share))
+    return Measured(rounded(target.launch_ns + seconds * 1e9), workspace_bytes(node))
+
+
+def operations_of(node: fx.Node) -> int:
+    """Floating-point operations of a product, a convolution or an attention, by torch's own formulas; 0 for others."""
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+    return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def workspace_bytes(node: fx.Node) -> int:
+    """Bytes that live only while a kernel runs, where they follow from its shapes: flash attention's backward pass.
+
+    It accumulates the gradient of the queries in float32 and holds a sum for each row, both with rows rounded up to 128
+    and heads to 32; with fewer heads of keys than of queries it expands the gradients of keys and values. Workspaces of
+    convolutions and products are not modelled.
+    """
+    if node.target is not _compat.FLASH_ATTENTION_BACKWARD:
+        return 0
+    _, query, key = (a.meta["val"] for a in node.args[:3])  # type: ignore[union-attr]
+    batch, heads, rows, width = (int(n) for n in query.shape)
+    rows = -(-rows // 128) * 128
+    found = 4 * batch * heads * rows * (-(-width // 32) * 32 + 1)
+    if key.shape[1] != heads:
+        found += 2 * batch * heads * int(key.shape[2]) * width * int(key.element_size())
+    return found
+
+
+def _peak(target: Target, kind: str, found: Sequence[torch.Tensor]) -> float:
+    """The peak of the dtype of a kernel's first tensor of numbers; of one that is not in the table, the lowest."""
+    dtype = next((t.dtype for t in found if t.dtype.is_floating_point or t.dtype.is_complex), torch.float32)
+    name = str(dtype).removeprefix("torch.")
+    name = "float8" if name.startswith("float8") else name
+    if name == "float32":
+        backends: Any = torch.backends
+        library = backends.cudnn.conv if kind == "convolution" else getattr(backends, NAMED.type).matmul
+        name = "tf32" if library.fp32_precision == "tf32" and "tf32" in target.peak else name
+    return target.peak.get(name, min(target.peak.values()))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """What of a tensor lies in memory: an expanded dimension is there once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= int(size) if stride or size == 0 else 1
+    return elements * tensor.element_size()
+
+
+def spread(recomputed_ns: Mapping[str, int], total_ns: Mapping[str, int], within: float = 0.2) -> tuple[float, float]:
+    """The least and the most that a plan costs more, as a share, if each class is off by up to a factor 1 ± `within`.
+
+    The classes are off independently. The overhead is a quotient of two sums that are linear in the factors, so its
+    extremes lie where each factor is at an end of its range: all of those are tried.
+
+    Example:
+        >>> spread({"matmul": 10, "pointwise": 0}, {"matmul": 50, "pointwise": 50})
+        (0.08, 0.12)
+    """
+    names = sorted(name for name in total_ns if total_ns[name])
+    # ordered by how much of a class is computed again: the extremes raise all classes from some place on
+    names.sort(key=lambda name: recomputed_ns.get(name, 0) / total_ns[name])
+    found = [0.0]
+    ends = []
+    for cut in range(len(names) + 1):
+        for low, high in ((1 - within, 1 + within), (1 + within, 1 - within)):
+            factors = {name: low if i < cut else high for i, name in enumerate(names)}
+            whole = sum(factors[name] * total_ns[name] for name in names)
+            again = sum(factors[name] * recomputed_ns.get(name, 0) for name in names)
+            ends.append(again / whole if whole else 0.0)
+    return min(ends, default=found[0]), max(ends, default=found[0])

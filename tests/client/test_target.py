@@ -1,0 +1,320 @@
+"""A device that is not here: fake tensors of it, its kernels, their prices, and the commands that plan for it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import remat
+from remat.capture.dataflow import dataflow
+from remat.capture.trace import capture
+from remat.planning.plan_file import PlanFile
+from remat.target.attention import choice
+from remat.target.build import build, load, tracing_for
+from remat.target.devices import CLASSES, TARGETS, target_of
+from remat.target.price import class_of, operations_of, price, spread
+from remat.target.step import target_step
+from remat_ir import InvalidData, Plan, plain_plan
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.scale * nn.functional.dropout(self.down(nn.functional.gelu(self.up(x))), 0.1, self.training)
+
+class Net(nn.Module):
+    def __init__(self, width=64, layers=3):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(layers))
+        self.rates = [r.item() for r in torch.linspace(0, 1, layers, device="cpu")]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+def make_model(batch=8):
+    return Net(), (torch.randn(batch, 32, 64),)
+
+def halves(batch=8):
+    return Net().to(torch.bfloat16).cuda(), (torch.randn(batch, 32, 64, dtype=torch.bfloat16, device="cuda"),)
+
+def broken():
+    raise ValueError("no such weights")
+
+def reads():
+    return Net(), (torch.ones(int(torch.ones(()).item()), 32, 64),)
+
+def nothing():
+    return 3
+
+number = 3
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train_script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def operators(make: Any) -> set[Any]:
+    with tracing_for(CUDA):
+        built = build(make, CUDA)
+        captured = capture(built.model, built.args, built.kwargs)
+    assert all(p.device == CUDA for p in built.model.parameters())
+    return {node.target for node in dataflow(captured.joint, captured.forward_outputs).kernels}
+
+
+def test_the_kernels_of_a_cuda_device_are_in_the_graph(script: Path) -> None:
+    halves, singles = operators(load(f"{script}:halves")), operators(load(str(script)))
+    assert aten._scaled_dot_product_flash_attention.default in halves
+    assert aten._scaled_dot_product_flash_attention_backward.default in halves
+    assert aten._scaled_dot_product_efficient_attention_backward.default in singles
+    assert aten.native_dropout.default in halves & singles
+
+
+def test_nothing_stays_behind_where_there_is_no_device(script: Path) -> None:
+    x = torch.ones(3, requires_grad=True)
+    (x * x).sum().backward()  # autograd has counted its devices
+    operators(load(f"{script}:halves"))
+    x = torch.ones(3, requires_grad=True)
+    (x * x).sum().backward()
+    assert x.grad is not None
+    assert torch.cuda.is_available() or torch.accelerator.current_accelerator() is None
+    out = nn.functional.scaled_dot_product_attention(*(torch.ones(1, 2, 8, 8) for _ in range(3)))
+    assert out.device.type == "cpu"
+
+
+def _qkv(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=dtype, device="meta") for _ in range(3))
+
+
+def test_attention_is_chosen_as_on_the_device() -> None:
+    mask = torch.empty(1, 1, 32, 32, device="meta")
+    assert choice(*_qkv(2, 4, 32, 64), None, True, False) == "flash"
+    assert choice(*_qkv(2, 4, 32, 64), mask, False, False) == "efficient"
+    assert choice(*_qkv(2, 4, 32, 64, dtype=torch.float32), None, False, False) == "efficient"
+    assert choice(*_qkv(2, 4, 32, 64, dtype=torch.float64), None, False, False) == "math"
+    assert choice(*_qkv(2, 4, 32, 320), None, False, False) == "efficient"
+    assert choice(*_qkv(2, 4, 32, 3, dtype=torch.float32), None, False, False) == "math"
+    query, key, value = *_qkv(2, 4, 32, 64)[:1], *_qkv(2, 2, 32, 64)[:2]
+    assert choice(query, key, value, None, True, True) == "flash"
+    assert choice(query, key, value, mask, False, True) == "math"
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert choice(*_qkv(2, 4, 32, 64), None, True, False) == "math"
+
+
+def test_a_product_costs_its_operations_and_a_sum_its_bytes(script: Path) -> None:
+    with tracing_for(CUDA):
+        built = build(load(f"{script}:halves"), CUDA, batch=64)
+        captured = capture(built.model, built.args, built.kwargs)
+    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    h100 = target_of("h100")
+    priced = price(kernels, h100)
+    assert set(priced.classes.values()) <= set(CLASSES)
+    product = next(n for n in kernels if n.target is aten.addmm.default)
+    assert operations_of(product) == 2 * 64 * 32 * 64 * 192
+    assert all(m.cost_ns >= h100.launch_ns for m in priced.profiled.kernels.values())
+    by_bytes = price(kernels, TARGETS["l40s"])
+    flat = [n for n in kernels if priced.classes[n] == "pointwise"]
+    assert sum(by_bytes.profiled.kernels[n].cost_ns for n in flat) > sum(
+        priced.profiled.kernels[n].cost_ns for n in flat
+    )
+    backward = next(n for n in kernels if n.target is aten._scaled_dot_product_flash_attention_backward.default)
+    assert priced.profiled.kernels[backward].workspace_bytes == 4 * 64 * 4 * 128 * (32 + 1)
+
+
+def test_recorded_costs_count_where_the_device_says_under_which_name(script: Path) -> None:
+    from dataclasses import replace
+
+    from remat.planning.profiles import Profile
+    from remat.profiling.profile import signature
+
+    class Table:
+        def get(self, device: str, signatures: Any) -> dict[str, Profile]:
+            assert device == "cuda this kind"
+            return {s: Profile(77, 5) for s in signatures if s == wanted}
+
+    with tracing_for(CUDA):
+        built = build(load(f"{script}:halves"), CUDA)
+        captured = capture(built.model, built.args, built.kwargs)
+    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    wanted = signature(kernels[3])
+    priced = price(kernels, replace(target_of("h100"), profiles="cuda this kind"), Table())  # type: ignore[arg-type]
+    assert priced.recorded == 1
+    assert priced.profiled.kernels[kernels[3]] == (77, 5)
+    assert price(kernels, target_of("h100"), Table()).recorded == 0  # type: ignore[arg-type]
+
+
+CLASS = st.tuples(st.integers(0, 50), st.integers(1, 50)).map(lambda pair: (min(pair), max(pair)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(CLASS, min_size=1, max_size=6), st.floats(0, 0.5))
+def test_the_range_of_an_overhead_is_that_over_all_corners(found: list[tuple[int, int]], within: float) -> None:
+    again = {str(i): r for i, (r, _) in enumerate(found)}
+    whole = {str(i): t for i, (_, t) in enumerate(found)}
+    corners = [
+        sum(f * again[n] for f, n in zip(factors, whole, strict=True))
+        / sum(f * whole[n] for f, n in zip(factors, whole, strict=True))
+        for factors in itertools.product((1 - within, 1 + within), repeat=len(found))
+    ]
+    assert spread(again, whole, within) == pytest.approx((min(corners), max(corners)))
+
+
+def test_operators_have_the_class_of_their_kernels() -> None:
+    assert class_of(aten.convolution_backward.default) == "convolution"
+    assert class_of(aten._softmax.default) == "reduction"
+    assert class_of(aten.embedding_dense_backward.default) == "gather"
+    assert class_of(aten._scaled_dot_product_flash_attention.default) == "attention"
+    assert class_of(torch.ops._c10d_functional.all_reduce.default) == "collective"
+    assert class_of(print) == "other"
+
+
+TABLE = """
+name = "mine"
+memory = "16GiB"
+bandwidth = 1e12
+peak = {bfloat16 = 100e12, float32 = 10e12}
+achieved = {matmul = 0.5}
+"""
+
+
+def test_a_table_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(TABLE)
+    found = target_of(str(path))
+    assert (found.name, found.memory_bytes, found.achieved["matmul"]) == ("mine", 16 * 2**30, 0.5)
+    assert found.achieved["pointwise"] == TARGETS["h100"].achieved["pointwise"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("bandwidth = 1e12", ""), "bandwidth is missing"),
+        (("bandwidth = 1e12", "bandwidth = -1"), "bandwidth must be a positive number"),
+        (("16GiB", "16"), "context leaves nothing of memory"),
+        (("matmul", "matmull"), "none of the classes"),
+        (("0.5", "1.5"), "at most 1"),
+        (("name", "nome"), "nome is none of the fields"),
+        (("peak = {", "peak = {x"), "peak has operations per second by .* not xbfloat16"),
+        (("= {", "{"), "is no TOML"),
+    ],
+)
+def test_a_wrong_table_says_what_is_wrong(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(TABLE.replace(*change))
+    with pytest.raises(InvalidData, match=said):
+        target_step(lambda: None, str(path))
+
+
+def test_what_makes_no_model_is_refused_in_a_sentence(script: Path, tmp_path: Path) -> None:
+    for text, said in [
+        (f"{tmp_path}/no.py:make_model", "there is no file"),
+        ("no_such_package.models:make_model", "there is no module"),
+        (f"{script}:missing", "has no function missing"),
+        (f"{script}:number", "has no function number"),
+    ]:
+        with pytest.raises(InvalidData, match=said):
+            load(text)
+    for name, said in [
+        ("broken", r"broken fails: ValueError: no such weights \(at train_script.py, line \d+\)"),
+        ("nothing", "must return"),
+        ("reads", "device='cpu'"),
+    ]:
+        with pytest.raises(InvalidData, match=said):
+            target_step(load(f"{script}:{name}"), "h100")
+    with pytest.raises(InvalidData, match="take the argument batch"):
+        target_step(load(f"{script}:broken"), "h100", batch=2)
+    with pytest.raises(InvalidData, match="'h1000' is no device: write one of a100, h100"):
+        target_step(load(str(script)), "h1000")
+    with pytest.raises(InvalidData, match="there is no optimizer 'adamn'"):
+        target_step(load(str(script)), "h100", optimizer="adamn")
+
+
+def test_optimizer_state_is_fixed(script: Path) -> None:
+    plain, adamw = (target_step(load(str(script)), "h100", optimizer=o).step.fixed for o in (None, "adamw"))
+    assert plain["optimizer state"] == 0
+    assert 2 * plain["parameters"] >= adamw["optimizer state"] > 1.9 * plain["parameters"] - 512 * 100
+
+
+def remat_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "REMAT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "remat", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, tmp_path: Path) -> None:
+    ran = remat_command(
+        "plan", f"{script.name}:halves", "--device", "h100", "--budget", "70%", "--batch", "64", "--local", "--json",
+        "--picture", "memory.svg", "-o", "plan.json", "-q", folder=tmp_path,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    data = json.loads(ran.stdout)
+    low, high = data["overhead_range"]
+    assert 0 < low < data["answer"]["overhead"] < high
+    assert data["device"] == "NVIDIA H100 80GB HBM3"
+    assert data["priced"] == "a roofline of NVIDIA H100 80GB HBM3"
+    assert (tmp_path / "memory.svg").read_text().startswith("<svg xmlns")
+    (step,) = PlanFile(tmp_path / "plan.json").steps
+    assert step.priced == data["priced"]
+    assert any("flash" in name for name in step.graph.op_names or ())
+
+
+def test_a_plan_made_by_the_command_is_one_of_the_job(script: Path, tmp_path: Path) -> None:
+    """Captured from fake tensors by one process, from real ones by another: the same graph."""
+    ran = remat_command("plan", script.name, "-b", "80%", "--local", "-o", "plan.json", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "costs: measured on cpu" in ran.stdout
+    model, args = load(str(script))()
+    trained = remat.optimize(model, args, plan=tmp_path / "plan.json")
+    (planned,) = trained.plans.values()
+    assert planned is not None
+    assert planned.answer.plan == PlanFile(tmp_path / "plan.json").steps[0].answer.plan
+    trained(*args).backward()
+
+
+def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, tmp_path: Path) -> None:
+    ran = remat_command("capture", script.name, "--device", "a100", "-o", "graph.json", "-q", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    graph = remat.Graph.from_json((tmp_path / "graph.json").read_bytes())
+    assert any(name.startswith("blocks.1.up:") for name in graph.op_names or ())
+    wrong = remat_command("plan", f"{script.name}:broken", "--device", "a100", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines()[-1].startswith("remat: broken fails: ValueError: no such weights")
+
+
+def test_no_plan_costs_nothing_over_and_nothing_is_uncertain(script: Path) -> None:
+    found = target_step(load(f"{script}:halves"), "h100")
+    plan = plain_plan(found.graph)
+    assert isinstance(plan, Plan)
+    assert found.overhead_range(plan) == (0.0, 0.0)
+    assert found.peak_bytes() == found.peak_bytes(plan)
