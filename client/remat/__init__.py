@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .planning.profiles import Profile, ProfileTable
     from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
     from .settings import Settings
+    from .target.fit import fit
     from .training.enable import disable, enable
     from .training.module import Rematerialized
     from .training.optimize import optimize
@@ -72,6 +73,7 @@ _HOMES = {
     "ProfileTable": "planning.profiles",
     "Settings": "settings",
     "backend": "compile.backend",
+    "fit": "target.fit",
     "checkpoint_sequential": "chains.training",
     "optimize_chain": "chains.training",
     "optimize_join": "chains.join_training",
@@ -126,6 +128,7 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "fit",
     "max_batch",
     "optimize",
     "optimize_chain",

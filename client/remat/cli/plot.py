@@ -96,6 +96,21 @@ def curve_picture(path: Path, answers: Sequence[Answer], plain_bytes: int, *, ti
     _save(figure, axes, path)
 
 
+def ways_picture(path: Path, ways: Sequence[tuple[str, int, float]], budget: int, *, title: str = "") -> None:
+    """Ways to train one step as a picture: a point for each (name, peak in bytes, overhead as a share).
+
+    Raises:
+        InvalidData: matplotlib is not installed, or the file cannot be written.
+    """
+    figure, axes = _figure()
+    for name, peak, overhead in ways:
+        axes.plot([peak / 2**20], [100 * overhead], "o", label=name)
+    axes.axvline(budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
+    axes.set(xlabel="peak in MiB", ylabel="overhead in %", title=title)
+    axes.set_xlim(left=0)
+    _save(figure, axes, path)
+
+
 def _fitted(curve: Sequence[int], columns: int) -> list[int]:
     """The curve in at most so many columns, each the largest of what it stands for; a few ops are drawn broad."""
     if len(curve) <= columns:

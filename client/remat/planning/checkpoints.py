@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from remat_ir import Graph, InvalidData, Plan, plan_of, without_unread
+from remat_ir import Graph, InvalidData, Plan, plan_of
+from remat_ir.plan import without_unread
 from remat_ir.working_set import pinned_ops
 
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
@@ -24,7 +25,8 @@ def per_block(graph: Graph) -> Plan:
         >>> from dataclasses import replace
         >>> names = ("h.0:mm", "h.0:tanh", "h.1:mm", "turn", "h.1:mm", "h.0:mm")
         >>> graph = graph_of([1] * 6, [8] * 6, [[], [0], [1], [2], [3, 2, 1], [4, 1, 0]])
-        >>> [step.op for step in per_block(replace(graph, backward_from=3, op_names=names)).steps if hasattr(step, "op")]
+        >>> plan = per_block(replace(graph, backward_from=3, op_names=names))
+        >>> [step.op for step in plan.steps if hasattr(step, "op")]
         [0, 1, 2, 3, 2, 4, 0, 1, 5]
 
     Raises:

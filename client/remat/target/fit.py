@@ -125,7 +125,7 @@ def fit(
     Nothing large is allocated and no device is needed. Prices are a model: see `remat.target.price`.
 
     Args:
-        make_model: returns `(model, args)` or `(model, args, kwargs)`; if it takes `batch`, the largest one is looked for.
+        make_model: returns `(model, args)` or `(model, args, kwargs)`; if it takes `batch`, the largest is looked for.
         device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
         batch: given to the function; None is its own default.

@@ -1,0 +1,239 @@
+"""`remat fit` and `remat compare`: whether a model trains on a device, and what other ways would make of its step."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, overhead_of, plain_peak, plain_plan, verify
+
+from ..planning.budget import readable
+from ..planning.check import checked
+from ..planning.checkpoints import per_block, selective
+from ..planning.options import SolveOptions
+from ..planning.planner import Planner
+from .app import (
+    NOTHING_FOUND,
+    FractionOption,
+    GapOption,
+    JsonOption,
+    LocalOption,
+    MethodOptions,
+    QuietOption,
+    TimeOption,
+    UrlOption,
+    app,
+)
+from .files import read_subject
+from .model import EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
+from .plot import check_picture, curve_chart, curve_picture, ways_picture
+from .show import percent
+from .solve import asked_planner, budget_of, options_of, solve_options_of
+
+PEERS: dict[str, Callable[[Graph], Plan]] = {
+    "plain": plain_plan,
+    "checkpoint each block": per_block,
+    "selective checkpoints": selective,
+}
+
+METHODS = "auto,greedy,chen-sqrt,ap-sqrt,linearized-greedy,lp-rounding"
+
+
+@app.command(
+    help="Find out whether MODEL trains on a device: plain, by a plan, and at which batch; no device is needed."
+    + EXAMPLE
+)
+def fit(
+    model: ModelArgument,
+    device: Annotated[
+        str, typer.Option("--device", "-d", metavar="D", help="a100, h100, h200, l40s, or a table's file.")
+    ],
+    batch: BatchOption = None,
+    optimizer: OptimizerOption = None,
+    max_overhead: Annotated[
+        float, typer.Option("--max-overhead", metavar="F", help="The most that the largest batch's plan may cost more.")
+    ] = 1 / 3,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
+    ] = 20.0,
+    png: Annotated[
+        Path | None, typer.Option("--png", metavar="FILE", help="Overhead over memory as a picture.")
+    ] = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    check_picture(png)
+    solve_options_of("auto", time_limit, 0.0)
+    start = time.perf_counter()
+
+    def phase(text: str) -> None:
+        if not quiet:
+            print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    found = target("fit").fit(
+        target("build").load(model),
+        target("devices").target_of(device),
+        optimizer=optimizer,
+        batch=batch,
+        max_overhead=max_overhead,
+        planner=asked_planner(base_url, local),
+        time_limit_s=time_limit,
+        phase=phase,
+    )
+    if png is not None:
+        curve_picture(png, found.curve, found.plain_bytes, title=f"{found.step.name} on {found.step.target.name}")
+    if as_json:
+        print(json.dumps(_figures(found), allow_nan=False))
+    else:
+        console = Console()
+        console.print(str(found), highlight=False)
+        console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
+        console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
+    return 0 if found.answer.plan is not None else NOTHING_FOUND
+
+
+def _figures(found: Any) -> dict[str, Any]:
+    planned = found.largest_planned
+    return {
+        "model": found.step.name,
+        "device": found.step.target.name,
+        "priced": found.step.priced,
+        "memory_bytes": found.memory_bytes,
+        "fixed_bytes": dict(found.step.step.fixed),
+        "plain_bytes": found.plain_bytes,
+        "least_bytes": found.least_bytes,
+        "least_bound_bytes": found.least_bound_bytes,
+        "overhead": found.answer.overhead,
+        "overhead_range": None if found.overhead_range is None else list(found.overhead_range),
+        "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
+        "largest_plain_batch": found.largest_plain,
+        "largest_planned_batch": None if planned is None else planned.size,
+        "largest_planned_overhead": None if planned is None else planned.overhead,
+        "seconds": found.seconds,
+    }
+
+
+class Way(NamedTuple):
+    """One way to train a step, with what came of it; `plan` is None where there is none."""
+
+    name: str
+    ending: str
+    seconds: float
+    plan: Plan | None
+    cost_ns: int = 0
+    peak_bytes: int = 0
+
+
+@app.command(
+    help="Put methods and checkpoints next to each other on one step: MODEL, or a graph file with names." + EXAMPLE
+)
+def compare(
+    model: Annotated[str, typer.Argument(metavar="MODEL|FILE", help="SCRIPT:make_model, or a graph file.")],
+    budget: Annotated[
+        str | None, typer.Option("--budget", "-b", metavar="SIZE", help="24GiB, or 50% of what plain training needs.")
+    ] = None,
+    budget_fraction: FractionOption = None,
+    methods: Annotated[str, typer.Option("--methods", metavar="LIST", help="Methods of the solver.")] = METHODS,
+    device: DeviceOption = None,
+    batch: BatchOption = None,
+    optimizer: OptimizerOption = None,
+    time_limit: TimeOption = 20.0,
+    max_gap: GapOption = 0.001,
+    option: MethodOptions = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Overhead over peak as a picture.")] = None,
+    base_url: UrlOption = None,
+    local: LocalOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    check_picture(png)
+    asked = [solve_options_of(name.strip(), time_limit, max_gap) for name in methods.split(",") if name.strip()]
+    planner = asked_planner(base_url, local, options_of(option))
+    step = None
+    if Path(model).suffix == ".json" or model == "-":
+        graph = read_subject(Path(model))
+        if not isinstance(graph, Graph):
+            raise InvalidData(f"{model}: ways to train are compared for graphs only")
+    else:
+        step = captured(model, device, batch, optimizer, base_url, quiet)
+        graph = step.graph
+    problem = Problem(graph, budget_of(graph, budget, budget_fraction))
+    ways = [_peer(name, make, problem) for name, make in PEERS.items()]
+    ways += [_solved(planner, problem, asking) for asking in asked]
+    rows = [_row(way, problem, step) for way in ways]
+    if png is not None:
+        drawn = [(w.name, w.peak_bytes, overhead_of(w.cost_ns, graph.total_cost_ns)) for w in ways if w.plan]
+        ways_picture(png, drawn, problem.budget_bytes, title=model)
+    if as_json:
+        print(json.dumps({"budget_bytes": problem.budget_bytes, "ways": rows}, allow_nan=False))
+    else:
+        Console().print(_table(rows, plain_peak(graph), problem.budget_bytes))
+    return 0
+
+
+def _peer(name: str, make: Callable[[Graph], Plan], problem: Problem) -> Way:
+    """A way that keeps to no budget."""
+    start = time.perf_counter()
+    try:
+        plan = make(problem.graph)
+    except InvalidData as error:
+        return Way(name, str(error), time.perf_counter() - start, None)
+    cost, peak = verify(Problem(problem.graph, 2**53), plan)
+    ending = "fits" if peak <= problem.budget_bytes else "over the budget"
+    return Way(name, ending, time.perf_counter() - start, plan, cost, peak)
+
+
+def _solved(planner: Planner, problem: Problem, asking: SolveOptions) -> Way:
+    start = time.perf_counter()
+    try:
+        answer: Answer = checked(problem, planner.plan(problem, asking))
+    except InvalidData as error:
+        return Way(asking.method, str(error), time.perf_counter() - start, None)
+    seconds = time.perf_counter() - start
+    if not isinstance(answer.plan, Plan):
+        return Way(asking.method, answer.message or answer.ending, seconds, None)
+    return Way(asking.method, answer.ending, seconds, answer.plan, answer.cost_ns or 0, answer.peak_bytes or 0)
+
+
+def _row(way: Way, problem: Problem, step: Any) -> dict[str, Any]:
+    overhead = None if way.plan is None else overhead_of(way.cost_ns, problem.subject.total_cost_ns)
+    ends = None if step is None or way.plan is None else step.overhead_range(way.plan)
+    return {
+        "way": way.name,
+        "overhead": overhead,
+        "overhead_range": None if ends is None else list(ends),
+        "peak_bytes": way.peak_bytes or None,
+        "seconds": round(way.seconds, 3),
+        "ending": way.ending,
+    }
+
+
+def _table(rows: list[dict[str, Any]], plain: int, budget: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"budget {readable(budget)}", title_justify="left")
+    for name in ("way", "time", "± 20 %", "peak", "of plain", "solved in", ""):
+        table.add_column(name, justify="left" if name in ("way", "") else "right")
+    for row in rows:
+        if row["overhead"] is None:
+            table.add_row(row["way"], "", "", "", "", f"{row['seconds']:.1f} s", row["ending"], style="dim")
+            continue
+        ends = row["overhead_range"]
+        table.add_row(
+            row["way"],
+            f"+{percent(row['overhead'])}",
+            "" if ends is None else f"{percent(ends[0])} to {percent(ends[1])}",
+            readable(row["peak_bytes"]),
+            f"{100 * row['peak_bytes'] / plain:.0f} %",
+            f"{row['seconds']:.1f} s",
+            row["ending"],
+        )
+    return table

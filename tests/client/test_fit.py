@@ -1,0 +1,171 @@
+"""Whether a model trains on a device that is not here, and what other ways would make of its step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import remat
+from remat.batch.affine import between
+from remat.cli import app
+from remat.planning.checkpoints import per_block, selective
+from remat.target.step import target_step
+from remat_ir import InvalidData, Problem, graph_of, overhead_of, plain_peak, plain_plan, recomputed, verify
+
+TABLE = """
+name = "a small one"
+memory = "2MiB"
+context = "0MiB"
+bandwidth = 1e11
+peak = {float32 = 1e13}
+"""
+
+SCRIPT = """
+import torch
+from torch import nn
+
+def make_model(batch=64):
+    layers = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(6)]
+    return Net(nn.ModuleList(layers)), torch.ones(batch, 32)
+
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.sum()
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "fit_script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+class Net(nn.Module):
+    """Blocks in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)) for _ in range(6))
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.sum()
+
+
+def make_model(batch: int = 64) -> tuple[nn.Module, torch.Tensor]:
+    return Net(), torch.ones(batch, 32)
+
+
+def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
+    found = remat.fit(make_model, str(table), optimizer="adamw", planner="greedy", time_limit_s=2)
+    assert found.memory_bytes == 2 * 2**20
+    assert found.least_bound_bytes <= found.least_bytes <= found.plain_bytes
+    plain, planned = found.largest_plain, found.largest_planned
+    assert plain is not None
+    assert planned is not None
+    assert planned.size > plain
+    assert 0 <= planned.overhead <= found.max_overhead
+
+    def graph(size: int) -> remat.Graph:
+        return target_step(make_model, str(table), batch=size, optimizer="adamw").graph
+
+    assert plain_peak(graph(plain)) <= found.memory_bytes
+    assert plain_peak(graph(plain + max(1, plain // 64) + 1)) > found.memory_bytes
+    fitted = between((64, graph(64)), (128, graph(128)), 300)
+    assert abs(plain_peak(fitted) / plain_peak(graph(300)) - 1) < 0.02
+
+
+def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> None:
+    found = remat.fit(make_model, str(table), batch=512, planner="greedy", time_limit_s=2)
+    budgets = [answer.budget_bytes for answer in found.curve]
+    assert budgets[0] == found.least_bytes
+    assert budgets[-1] == found.plain_bytes
+    assert found.curve[-1].overhead == 0
+    text = str(found)
+    assert text.startswith("Net on a small one, batch 512")
+    assert "a roofline of a small one" in text
+
+
+def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    table = {"name": "tiny", "memory": "64KiB", "context": "1B", "bandwidth": 1e9, "peak": {"float32": 1e9}}
+    path.write_text(json.dumps(table))
+    found = remat.fit(make_model, str(path), planner="greedy", time_limit_s=1)
+    assert found.answer.plan is None
+    assert (found.largest_plain, found.largest_planned and found.largest_planned.size) == (0, 0)
+    assert "does not fit" in str(found)
+    assert "none can" in str(found)
+    with pytest.raises(InvalidData, match="max_overhead"):
+        remat.fit(make_model, str(path), max_overhead=-1)
+
+
+def test_a_function_without_a_batch_has_no_largest_one(table: Path) -> None:
+    found = remat.fit(lambda: make_model(), str(table), planner="greedy", time_limit_s=1)
+    assert found.largest_plain is found.largest_planned is None
+    assert "largest" not in str(found)
+
+
+def test_checkpoints_run_each_block_again_and_keep_what_they_say(table: Path) -> None:
+    graph = target_step(make_model, str(table), batch=512).graph
+    whole = Problem(graph, 2**50)
+    plain, block, some = (verify(whole, make(graph)) for make in (plain_plan, per_block, selective))
+    assert plain.cost_ns < some.cost_ns < block.cost_ns
+    assert block.peak_bytes < plain.peak_bytes
+    assert block.cost_ns <= 2 * plain.cost_ns
+    assert graph.op_names is not None
+    again = [name for name, times in zip(graph.op_names, recomputed(selective(graph), graph.ops), strict=True) if times]
+    assert again
+    assert not any("mm" in name for name in again)
+    with pytest.raises(InvalidData, match="names of modules"):
+        per_block(graph_of([1], [1], [[]]))
+
+
+def test_fit_and_compare_on_the_command_line(script: Path, table: Path, tmp_path: Path) -> None:
+    run, cli = CliRunner(), ["--device", str(table), "--local", "-q", "--json"]
+    found = run.invoke(app, ["fit", str(script), *cli, "-t", "2", "--optimizer", "adamw"])
+    assert found.exit_code == 0, found.output
+    data = json.loads(found.stdout)
+    assert data["largest_planned_batch"] > data["largest_plain_batch"] > 0
+    picture = tmp_path / "ways.png"
+    arguments = ["compare", str(script), *cli, "-t", "2", "-b", "70%", "--methods", "auto,greedy,chen-sqrt"]
+    found = run.invoke(app, [*arguments, "--png", str(picture), "--batch", "512"])
+    assert found.exit_code == 0, found.output
+    rows = {row["way"]: row for row in json.loads(found.stdout)["ways"]}
+    assert list(rows) == ["plain", "checkpoint each block", "selective checkpoints", "auto", "greedy", "chen-sqrt"]
+    assert rows["plain"]["ending"] == "over the budget"
+    low, high = rows["auto"]["overhead_range"]
+    assert low <= rows["auto"]["overhead"] <= high
+    assert rows["auto"]["overhead"] <= rows["greedy"]["overhead"]
+    assert picture.stat().st_size > 1000
+
+
+def test_compare_reads_a_graph_file(tmp_path: Path) -> None:
+    graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph.to_json()))
+    found = CliRunner().invoke(app, ["compare", str(path), "--local", "-b", "100%", "--methods", "greedy", "--json"])
+    rows = {row["way"]: row for row in json.loads(found.stdout)["ways"]}
+    assert rows["checkpoint each block"]["overhead"] is None
+    assert "names of modules" in rows["checkpoint each block"]["ending"]
+    assert rows["greedy"]["overhead"] == overhead_of(6, 6) == 0
