@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-standin lint demo wheel clean
+.PHONY: help test test-slow test-standin lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,14 @@ lint: $(STAMP)  ## style, types, and which room may import which
 
 wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
 	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/house/wheel.sh
+
+sbom: $(STAMP)  ## a CycloneDX list of what docker/requirements.lock installs: remat.cdx.json
+	$(BIN)/pip install --disable-pip-version-check --quiet 'cyclonedx-bom>=7'
+	$(BIN)/cyclonedx-py requirements docker/requirements.lock --pyproject pyproject.toml --output-reproducible -o remat.cdx.json
+
+audit-dependencies: $(STAMP)  ## known vulnerabilities of what docker/requirements.lock installs; needs the network
+	$(BIN)/pip install --disable-pip-version-check --quiet 'pip-audit>=2.9'
+	$(BIN)/pip-audit --require-hashes --disable-pip -r docker/requirements.lock
 
 clean:  ## remove the environment and what tools left behind
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

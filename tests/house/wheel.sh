@@ -24,6 +24,8 @@ PY
 "$work/thin/bin/remat" --help >/dev/null
 
 "$PYTHON" -m venv "$work/full"
+# what the image installs, by its hashes; then the rest over it
+"$work/full/bin/pip" install --disable-pip-version-check --quiet --require-hashes -r "$OLDPWD/docker/requirements.lock"
 "$work/full/bin/pip" install --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
 "$work/full/bin/python" -c "import remat, remat_ir, remat_service, remat_solver, torch; print('wheel: full install has all four')"
 "$work/full/bin/remat-service" --help >/dev/null

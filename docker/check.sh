@@ -1,0 +1,79 @@
+#!/bin/sh
+# Build the image and run it, without a daemon: needs root and buildah; and debootstrap where BASE names no image.
+#   docker/check.sh [IMAGE]        BASE=docker.io/library/python:3.11-slim docker/check.sh
+# Prints the image's size and what it answers; exit code 0 where all of it holds.
+set -eu
+cd "$(dirname "$0")/.."
+image=${1:-localhost/remat}
+work=$(mktemp -d)
+export STORAGE_DRIVER=${STORAGE_DRIVER:-vfs} BUILDAH_ISOLATION=chroot
+box=
+finish() {
+  status=$?
+  [ -z "$box" ] || buildah rm "$box" >/dev/null
+  rm -rf "$work"
+  exit "$status"
+}
+trap finish EXIT
+fail() { echo "image: $1" >&2; exit 1; }
+
+if [ -z "${BASE:-}" ]; then
+  echo "image: a base with Python from Debian's packages"
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates "${SUITE:-bookworm}" "$work/root" \
+    >"$work/debootstrap.log" 2>&1 || { tail "$work/debootstrap.log" >&2; fail "debootstrap failed"; }
+  rm -rf "$work/root/var/cache/apt" "$work/root/var/lib/apt/lists"
+  base=$(buildah from scratch)
+  buildah add -q "$base" "$work/root" / >/dev/null
+  buildah commit -q "$base" localhost/remat-base >/dev/null
+  buildah rm "$base" >/dev/null
+  BASE=localhost/remat-base
+fi
+
+# pip's settings of this machine, such as a mirror, and its certificates reach the build; none of them stays in the image
+certificates=/etc/ssl/certs/ca-certificates.crt
+python3 - >"$work/pip.conf" <<'PY'
+import configparser, pathlib, sys
+
+merged = configparser.RawConfigParser(strict=False)
+merged.read([pathlib.Path(p).expanduser() for p in ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")])
+merged.write(sys.stdout)
+PY
+echo "image: building"
+# shellcheck disable=SC2086
+buildah build -q -f docker/Dockerfile --build-arg BASE="$BASE" \
+  -v "$work/pip.conf:/etc/pip.conf:ro" \
+  -v "$certificates:$certificates:ro" ${BUILD_OPTIONS:-} \
+  -t "$image" . >"$work/build.log" 2>&1 || { tail -30 "$work/build.log" >&2; fail "the build failed"; }
+
+box=$(buildah from "$image")
+root=$(buildah mount "$box")
+echo "image: $(du -sm "$root" | cut -f1) MiB, of which $(du -sm "$root/opt/remat" | cut -f1) MiB are remat and what it needs"
+[ ! -e "$root/opt/remat/bin/pip" ] || fail "pip is in it"
+[ -n "$(find "$root/opt/remat/numba" -name '*.nbc' 2>/dev/null | head -1)" ] || fail "the search is not compiled in it"
+chmod -R a-w "$root/opt/remat"
+
+run() { buildah run --user 10001 --env HOME=/var/lib/remat "$box" -- "$@"; }
+[ "$(run python -c 'import os; print(os.getuid())')" = 10001 ] || fail "it does not run as user 10001"
+run remat-service --version
+refusal=$(run remat-service serve 2>&1) && fail "it serves without a key"
+echo "$refusal" | grep -q "there are none; make one" || fail "without a key it says: $refusal"
+key=$(run remat-service keys create check 2>/dev/null)
+run remat-service serve >"$work/serve.log" 2>&1 &
+server=$!
+for _ in $(seq 100); do grep -q "ready on" "$work/serve.log" && break; sleep 0.3; done
+answer=$(CHECK_KEY=$key python3 - <<'PY'
+import json, os, urllib.request
+
+graph = {
+    "format": "remat-graph/1", "op_cost_ns": [1] * 8, "op_workspace_bytes": [0] * 8, "value_op": list(range(8)),
+    "value_bytes": [10] * 8, "keep": [7], "op_inputs": [[], [0], [1], [2], [3], [4, 2], [5, 1], [6, 0]],
+}
+body = json.dumps({"problem": {"graph": graph, "budget_bytes": 40}, "method": "search", "time_limit_s": 5}).encode()
+headers = {"Authorization": "Bearer " + os.environ["CHECK_KEY"], "Content-Type": "application/json", "Prefer": "wait=20"}
+print(json.load(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8750/v1/solves", body, headers)))["status"])
+PY
+) || answer="nothing"
+pkill -P "$server" 2>/dev/null || kill "$server"
+[ "$answer" = feasible ] || [ "$answer" = optimal ] || { tail -5 "$work/serve.log" >&2; fail "a problem was answered: $answer"; }
+if find "$root/tmp" "$root/var/lib/remat" -name '*.nbc' | grep -q .; then fail "the search was compiled again"; fi
+echo "image: passed"
