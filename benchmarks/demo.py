@@ -2,8 +2,8 @@
 
 `python -m benchmarks.demo` starts the service on a free port with a SQLite file, captures and profiles a GPT-2 of six
 layers and a ResNet50 from transformers configs with random weights, POSTs each at half its plain activation memory,
-trains three steps plainly and by the plan, and prints one table. It then does it again against the same store, which
-profiles nothing and is served from the cache. Pictures of memory over the steps go to `demo-out/`.
+trains three steps without a plan and by the plan, and prints one table. It then does it again against the same store,
+which profiles nothing and is served from the cache. Pictures of memory over the steps go to `demo-out/`.
 
 Exit code 1: a measured peak above the budget, a gradient that differs, or a second run that was not served from the
 store.
@@ -85,7 +85,7 @@ def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Cal
 
 
 def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callable[[str], None]) -> Result:
-    """Plan a model, train it plainly and by the plan, and measure both."""
+    """Plan a model, train it without a plan and by the plan, and measure both."""
     line = ProgressLine(subject.title)
     start = time.perf_counter()
     module = planned(subject, planner, time_limit_s, line.report)
@@ -101,12 +101,12 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     say(f"  {graph.ops} ops; {answer.status.value}, gap {percent(answer.gap or 0.0)}, cache {answer.cache}")
 
     start = time.perf_counter()
-    twin = copy.deepcopy(subject.model)
-    differing = train_both(module, twin, subject.inputs)
-    plain_step = forward_backward(twin, (), subject.inputs, loss_of)
+    reference = copy.deepcopy(subject.model)
+    differing = train_both(module, reference, subject.inputs)
+    plain_step = forward_backward(reference, (), subject.inputs, loss_of)
     plan_step = forward_backward(module, (), subject.inputs, loss_of)
-    plain_seconds, plan_seconds = timed_in_pairs((twin, plain_step), (module, plan_step))
-    curves = measured_curve(twin, plain_step), measured_curve(module, plan_step)
+    plain_seconds, plan_seconds = timed_in_pairs((reference, plain_step), (module, plan_step))
+    curves = measured_curve(reference, plain_step), measured_curve(module, plan_step)
     result = Result(
         name=subject.title,
         budget=answer.budget_bytes - graph.fixed_bytes,
@@ -129,18 +129,20 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     return result
 
 
-def train_both(module: nn.Module, twin: nn.Module, inputs: Mapping[str, torch.Tensor]) -> list[str]:
+def train_both(module: nn.Module, reference: nn.Module, inputs: Mapping[str, torch.Tensor]) -> list[str]:
     """Train both for a few steps from the same seeds; the names of gradients, buffers and weights that differ."""
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (twin, module)]
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01, momentum=0.9) for part in (reference, module)]
     found: list[str] = []
     for number in range(STEPS):
-        ended = [outcome(part, forward_backward(part, (), inputs, loss_of), SEED + number) for part in (twin, module)]
+        ended = [
+            outcome(part, forward_backward(part, (), inputs, loss_of), SEED + number) for part in (reference, module)
+        ]
         found += [f"step {number + 1}: {name}" for name in differences(*ended)]
         for optimizer in optimizers:
             optimizer.step()
-    weights = zip(twin.parameters(), module.parameters(), strict=True)
+    weights = zip(reference.parameters(), module.parameters(), strict=True)
     found += [f"weight {i}" for i, (a, b) in enumerate(weights) if not torch.equal(a, b)]
-    for part in (twin, module):
+    for part in (reference, module):
         part.zero_grad(set_to_none=True)
     return found
 
@@ -148,7 +150,7 @@ def train_both(module: nn.Module, twin: nn.Module, inputs: Mapping[str, torch.Te
 def timed_in_pairs(
     plain: tuple[nn.Module, Callable[[], Any]], plan: tuple[nn.Module, Callable[[], Any]], pairs: int = 5
 ) -> tuple[float, float]:
-    """Least seconds of a step of each, measured one beside the other: what else the machine does only adds to them."""
+    """Least seconds of a step of each, measured side by side: what else the machine does only adds to them."""
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(pairs):
         for times, (module, step) in zip(taken, (plain, plan), strict=True):

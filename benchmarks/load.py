@@ -3,8 +3,8 @@
 `python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario, row by
 row, and appends it to `--out FILE`; ended by SIGTERM it keeps the rows that it had and leaves no process behind. Each
 starts its own service on a free port with a temporary database; those from `scaling` on start PostgreSQL servers of
-their own. Every answer's plan is replayed by the judge on the problem as it was sent; a lost or wrong answer ends the
-run with exit code 1.
+their own. Every answer's plan is verified on the problem as it was sent; a lost or wrong answer ends the run
+with exit code 1.
 """
 
 from __future__ import annotations

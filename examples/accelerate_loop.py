@@ -8,7 +8,7 @@ import remat
 
 
 def train(budget: "remat.Fraction | None") -> list[float]:
-    """Losses of three steps, plainly or by a plan."""
+    """Losses of three steps, without a plan or by one."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 def train(budget: "remat.Fraction | None") -> list[float]:
-    """Losses of three steps, plainly or by a plan for each block."""
+    """Losses of three steps, without a plan or by one for each block."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(4)))
     for block in model:

@@ -26,7 +26,7 @@ class Classifier(pl.LightningModule):
 
 
 def train(budget: "remat.Fraction | None") -> list[float]:
-    """Losses of three steps, plainly or by a plan."""
+    """Losses of three steps, without a plan or by one."""
     pl.seed_everything(0, verbose=False)
     module = Classifier()
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(1536, 64)), batch_size=512)

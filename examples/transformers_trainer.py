@@ -21,7 +21,7 @@ class Text(torch.utils.data.Dataset):
 
 
 def train(budget: "remat.Fraction | None") -> list[float]:
-    """Losses of three steps, plainly or by a plan."""
+    """Losses of three steps, without a plan or by one."""
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=32, bos_token_id=1, eos_token_id=2)
     with tempfile.TemporaryDirectory() as folder:

@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=(*SECTIONS, "tables"))
     parser.add_argument("--most", type=int, default=MODULE_SAMPLES, help="samples of each module; torch has up to 150")
-    parser.add_argument("--part", default="1/1", help="every N-th sample from the I-th on, as 2/4: runs beside others")
+    parser.add_argument("--part", default="1/1", help="every N-th sample from the I-th on, as 2/4: runs next to others")
     given = parser.parse_args()
     first, step = map(int, given.part.split("/"))
     if given.what == "tables":

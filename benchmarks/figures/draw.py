@@ -1,4 +1,4 @@
-"""Pictures and a page of the docs from the measured CSV files, beside what the paper reports."""
+"""Pictures and a page of the docs from the measured CSV files, next to what the paper reports."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ installation, is not counted.
 
 
 def draw(folder: Path) -> None:
-    """Write a picture for each CSV file that is there, and the page `figures.md` beside the folder."""
+    """Write a picture for each CSV file that is there, and the page `figures.md` next to the folder."""
     for name, (picture, _) in _FIGURES.items():
         if picture is not None and (rows := rows_of(folder, name)):
             picture(rows, folder / f"{name}.png")

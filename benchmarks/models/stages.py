@@ -12,7 +12,7 @@ CLASSES = 10
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions next to a shortcut."""
 
     def __init__(self, width: int, out: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Residual(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution of a quarter of the width between two 1×1 ones, beside a shortcut."""
+    """A 3×3 convolution of a quarter of the width between two 1×1 ones, next to a shortcut."""
 
     def __init__(self, width: int, out: int, stride: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.harness.table import Report
-from benchmarks.service.crowd import JSON, Processes, ask, client, cpu_seconds, in_thread, judged, many, step, timed
+from benchmarks.service.crowd import JSON, Processes, ask, client, cpu_seconds, in_thread, many, step, timed, verified
 from remat_ir import Problem, budget_at, plain_peak
 
 BARE = """
@@ -124,7 +124,7 @@ async def identical(folder: Path, options: argparse.Namespace) -> None:
 
 
 async def _at_once(processes: Processes, problem: Problem, count: int) -> tuple[list[dict[str, Any]], float, float]:
-    """Judged answers to as many equal POSTs at once; how many seconds they took, and how many solves."""
+    """Verified answers to as many equal POSTs at once; how many seconds they took, and how many solves."""
     processes.serve()
     body = json.dumps({"problem": problem.to_json(), "time_limit_s": 10, "max_gap": 0.0}).encode()
     begun = time.perf_counter()
@@ -134,7 +134,7 @@ async def _at_once(processes: Processes, problem: Problem, count: int) -> tuple[
     async with client(processes.port) as http:  # the server may have closed idle connections of the crowd
         metrics = (await http.get("/metrics")).text
     for data in found:
-        judged(problem, data)
+        verified(problem, data)
     rows = [row for row in metrics.splitlines() if row.startswith("remat_solve_seconds_count")]
     return found, seconds, sum(float(row.rsplit(" ", 1)[1]) for row in rows)
 

@@ -69,7 +69,7 @@ class Trial(NamedTuple):
 async def trial(
     folder: Path, count: int, workers: int, fraction: float = 1.0, kill_every_s: float | None = None, restarts: int = 0
 ) -> Trial:
-    """Distinct problems through one server and some workers, each answer judged.
+    """Distinct problems through one server and some workers, each answer verified.
 
     Raises:
         SystemExit: an answer is lost or wrong, a problem was solved in two flights, or a row is left open.

@@ -105,8 +105,8 @@ class Processes:
         self.running.remove(process)
 
 
-def judged(problem: Problem, data: dict[str, Any]) -> None:
-    """An answer is an optimum or a plan that the judge passes; else the run has failed."""
+def verified(problem: Problem, data: dict[str, Any]) -> None:
+    """An answer is an optimum or a plan that the verifier passes; else the run has failed."""
     answer = Answer.from_json(data)
     if answer.plan is None:
         raise SystemExit(f"no plan for {data['id']}: {data['status']} {data['message']}")
@@ -162,7 +162,7 @@ async def timed(work: Callable[[], Awaitable[httpx2.Response]], times: int) -> l
 
 
 async def many(port: int, count: int, ops: int, seed: int, fraction: float = 1.0) -> tuple[int, float]:
-    """Distinct small problems, each judged: how many, in how many seconds."""
+    """Distinct small problems, each verified: how many, in how many seconds."""
     graphs = [step(ops, seed + i) for i in range(count)]
     problems = [Problem(graph, budget_at(graph, fraction)) for graph in graphs]
     bodies = [
@@ -179,5 +179,5 @@ async def many(port: int, count: int, ops: int, seed: int, fraction: float = 1.0
         found = await asyncio.gather(*(one(i) for i in range(count)))
     seconds = time.perf_counter() - begun
     for problem, data in zip(problems, found, strict=True):
-        judged(problem, data)
+        verified(problem, data)
     return len(found), seconds

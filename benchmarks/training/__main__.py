@@ -1,4 +1,4 @@
-"""What training by remat's plans costs, beside what a job would use in its place, on real models.
+"""What training by remat's plans costs, compared with what a job would use in its place, on real models.
 
 For each model, in a process of its own: overhead over `aot_eager`, predicted against measured time and peak, and step
 time against measured peak for plain training, `torch.utils.checkpoint` per block, selective checkpointing,

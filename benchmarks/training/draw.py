@@ -190,7 +190,7 @@ def _duels(model: Found) -> list[tuple[str, Ratio]]:
 
 
 def _rival(model: Found, name: str) -> str:
-    """The plan that stands beside a way, where there is one for its peak."""
+    """The plan that stands next to a way, where there is one for its peak."""
     ways = model["ways"]
     if name == "plain" and ways["plain"]["peak_bytes"] >= 0.999 * model["plain_bytes"]:
         return PLAIN_PLAN
@@ -198,7 +198,7 @@ def _rival(model: Found, name: str) -> str:
 
 
 def pairs(model: Found) -> str:
-    """One model's ways, remat's beside each."""
+    """One model's ways, remat's next to each."""
     ways = model["ways"]
     duels = dict(_duels(model))
     body = []

@@ -1,4 +1,4 @@
-"""Plans under Inductor beside what else there is: `python -m benchmarks.training.inductor --models gpt2 --out FOLDER`.
+"""Plans under Inductor and what else there is: `python -m benchmarks.training.inductor --models gpt2 --out FOLDER`.
 
 Each model is trained for a step by plain Inductor, by `activation_memory_budget` at three settings, by per-block
 checkpoints under Inductor, and by remat at two budgets, in one process; steps are timed in turns.

@@ -163,7 +163,7 @@ class Bench:
         print(f"  {name}: {peak / 2**20:.1f} MiB, {len(unequal)} results not bitwise plain's", flush=True)
 
     def rounds(self, count: int) -> None:
-        """Time every way once a round, in an order drawn anew, each beside its rival; write after each round."""
+        """Time every way once a round, in an order drawn anew, each next to its rival; write after each round."""
         draw = random.Random(SEED)
         ways = self.found["ways"]
         self.one_round(self.order(draw))

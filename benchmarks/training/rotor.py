@@ -29,7 +29,7 @@ from remat_solver import solve
 from remat_solver.chain import Least, segmented_plan
 
 FRACTIONS = (0.35, 0.5, 0.65, 0.8)
-"""Budgets of rotor and revolve beside those of the sequential plans' peaks."""
+"""Budgets of rotor and revolve next to those of the sequential plans' peaks."""
 
 
 class Row(NamedTuple):
@@ -68,11 +68,11 @@ def plans_of(chain: Chain) -> Iterator[tuple[str, int, ChainPlan]]:
 
 def measured(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor, rounds: int) -> list[Row]:
     """Profile a model, make all plans, and run them in turns."""
-    chain, graded = chain_of(stages, x, repetitions=max(3, rounds), clock=time.process_time_ns)
+    chain, needs_grad = chain_of(stages, x, repetitions=max(3, rounds), clock=time.process_time_ns)
     cases = []
     for method, budget, plan in plans_of(chain):
         verdict = verify(Problem(chain, 2**53), plan)
-        trained = ChainedModule(stages, chain, plan, graded=graded)
+        trained = ChainedModule(stages, chain, plan, needs_grad=needs_grad)
         run = _step(trained, x)
         run()
         peak = measure.peak_memory(run).peak_bytes + chain.fixed_bytes

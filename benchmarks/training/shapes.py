@@ -2,7 +2,7 @@
 
 A small GPT-2 from its config, random tokens, lengths drawn log-normally and rounded up to sixteen; the same batches in
 the same order each time. A stall is a step that has to capture, profile and compile before it can run. Solves are
-counted where they happen: on the thread that trains, or beside it. Seconds are CPU seconds of the thread that trains.
+counted where they happen: on the thread that trains, or next to it. Seconds are CPU seconds of the thread that trains.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def model_of() -> nn.Module:
 
 
 def ran(name: str, lengths: Sequence[int], buckets: Buckets | None, budget: int | None, ahead: bool) -> Row:
-    """Train a fresh model on the batches, by plans within a budget or plainly."""
+    """Train a fresh model on the batches, by plans within a budget or without one."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     counting = Counting(remat.LocalPlanner())
@@ -173,7 +173,7 @@ def report(rows: Sequence[Row], budget: int, steps: int) -> str:
     """The table and what it says."""
     ran_on = machine("torch")
     columns = "kinds, hits, before the first step (s), stalls, stalled (s), longest step (s), median step (ms), "
-    columns += "all steps (s), solves on the path, solves beside it, plans that took over, tokens, measured peak"
+    columns += "all steps (s), solves on the path, solves next to it, plans that took over, tokens, measured peak"
     body = [
         (
             *(r.name, r.plans, r.hits, f"{r.ahead_s:.1f}", r.stalls, f"{r.stalled_s:.1f}", f"{r.longest_s:.2f}"),
@@ -196,7 +196,7 @@ def report(rows: Sequence[Row], budget: int, steps: int) -> str:
         table(("", *columns.split(", ")), body),
         "",
         "A plan of one size is verified on the next before it runs: a new size waits for its capture and its profile,",
-        "and a solve, where there is one, goes on beside the training. Kernels of a size between two known ones, or a",
+        "and a solve, where there is one, goes on next to the training. Kernels of a size between two known ones, or a",
         "little below, are not timed: their times follow from those two. How loaded the machine was shows in the first",
         "row.",
     ]

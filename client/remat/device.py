@@ -157,7 +157,7 @@ class MemoryFigures(NamedTuple):
 
 
 class Accelerator(Device):
-    """A device whose work runs beside the host's, in streams, from memory that a caching allocator keeps."""
+    """A device whose work runs next to the host's, in streams, from memory that a caching allocator keeps."""
 
     GRANULE = 512
 
@@ -240,7 +240,7 @@ class Accelerator(Device):
         return self.module.current_stream(self.device)
 
     def side_streams(self) -> tuple[Any, Any]:
-        """Two streams beside the computing one, always the same: torch hands out 32 in turn, then those again."""
+        """Two streams besides the computing one, always the same: torch hands out 32 in turn, then those again."""
         return _side_streams(self)
 
     def inside(self, stream: Any) -> AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 RematError                    anything that remat refuses (remat_ir)
 ├── InvalidData               a graph, plan or problem that cannot be one (remat_ir)
-├── InvalidPlan               a plan that the judge refuses (remat_ir)
+├── InvalidPlan               a plan that the verifier refuses (remat_ir)
 ├── PlanMismatch              a plan file that is not for the step at hand, or does not fit its budget
 ├── CaptureError              a module whose training step cannot be captured as a graph
 ├── PlanningError             no plan: the answer is at hand
@@ -12,10 +12,10 @@ RematError                    anything that remat refuses (remat_ir)
     ├── Unreachable           no connection, or no reply in time
     ├── Refused               4xx: the request is at fault; `pointer` leads to the place
     │   ├── NotAllowed        401, 403: the key is missing, wrong or not enough
-    │   ├── NotThere          404, 410: no such solve or plan
-    │   └── TooMany           429: still over the quota after the retries; `retry_after_s` says when
+    │   ├── NotFound          404, 410: no such solve or plan
+    │   └── RateLimited       429: still over the quota after the retries; `retry_after_s` says when
     ├── ServiceFailed         5xx: the service is at fault
-    └── BadAnswer             a reply that is not what it claims to be: nonsense, a lie, another graph's plan
+    └── InvalidResponse       a reply that is not what it claims to be: nonsense, a lie, another graph's plan
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from __future__ import annotations
 from remat_ir import Answer, InvalidData, InvalidPlan, RematError
 
 __all__ = [
-    "BadAnswer",
     "BudgetTooSmall",
     "CaptureError",
     "InvalidData",
     "InvalidPlan",
+    "InvalidResponse",
     "NotAllowed",
-    "NotThere",
+    "NotFound",
     "NothingFound",
     "PlanMismatch",
     "PlanningError",
+    "RateLimited",
     "Refused",
     "RematError",
     "ServiceError",
     "ServiceFailed",
-    "TooMany",
     "Unreachable",
 ]
 
@@ -100,11 +100,11 @@ class NotAllowed(Refused):
     """The API key is missing, wrong, or does not allow this."""
 
 
-class NotThere(Refused):
+class NotFound(Refused):
     """There is no such solve or plan."""
 
 
-class TooMany(Refused):
+class RateLimited(Refused):
     """Over a quota, also after the retries; `retry_after_s` is the service's advice, or None."""
 
     def __init__(
@@ -122,5 +122,5 @@ class ServiceFailed(ServiceError):
         self.retry_after_s = retry_after_s
 
 
-class BadAnswer(ServiceError):
+class InvalidResponse(ServiceError):
     """A reply that is not what it claims to be."""

@@ -12,7 +12,7 @@ ServiceError
 ├── TooLarge            over a cap on bytes, ops or edges
 ├── Unsupported         content type or encoding
 ├── Invalid             understood, and wrong; the pointer says where
-├── TooMany             over a quota; says when to come back
+├── RateLimited         over a quota; says when to come back
 └── Unavailable         stopping, or the queue is full
 """
 
@@ -77,7 +77,7 @@ class Invalid(ServiceError):
     """Understood, and wrong."""
 
 
-class TooMany(ServiceError):
+class RateLimited(ServiceError):
     """Over a quota."""
 
 
@@ -108,7 +108,7 @@ KINDS: dict[type[Exception], Kind] = {
     Invalid: Kind(422, "invalid", "Understood, and wrong"),
     InvalidData: Kind(422, "invalid", "Understood, and wrong"),
     InvalidPlan: Kind(422, "invalid-plan", "The plan breaks a rule of its problem"),
-    TooMany: Kind(429, "too-many", "Over a quota"),
+    RateLimited: Kind(429, "too-many", "Over a quota"),
     Unavailable: Kind(503, "unavailable", "Not now"),
 }
 

@@ -40,7 +40,7 @@ class Metrics:
         )  # fmt: skip
         self.gap = Histogram("remat_solve_gap", "Gap at the end of solves", buckets=_GAPS, registry=registry)
         self.rejections = Counter(
-            "remat_verifier_rejections", "Plans that the judge refused", ("where",), registry=registry
+            "remat_verifier_rejections", "Plans that the verifier refused", ("where",), registry=registry
         )
         self.kills = Counter("remat_solver_kills", "Solver children ended from outside", ("reason",), registry=registry)
         self.mended = Counter("remat_store_mended", "Damaged rows written anew", ("kind",), registry=registry)

@@ -1,4 +1,4 @@
-"""The language all parts speak: graphs, problems, plans, answers, their digests, and the judge of every plan."""
+"""The language all parts speak: graphs, problems, plans, answers, their digests, and the verifier of every plan."""
 
 from .answer import Answer, Progress, Status, gap_of, overhead_of
 from .chain import Chain

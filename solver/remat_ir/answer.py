@@ -108,7 +108,7 @@ class Answer:
     Attributes:
         status: how it ended, or that it has not.
         method: the method that was asked for.
-        cost_ns, peak_bytes: of the plan, as the judge replayed them; None without a plan.
+        cost_ns, peak_bytes: of the plan, as the verifier replayed them; None without a plan.
         bound_ns: proved lower bound on the cost of any plan of the space that `restricted_to` names, in ns.
         overhead: cost / (sum of each op once) − 1.
         gap: (cost − bound) / cost.

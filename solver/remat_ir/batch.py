@@ -25,7 +25,7 @@ class LargestBatch:
         batch: the largest batch with a verified plan, 0 if there is none.
         bound: no batch above it has a plan within the budget and the cost; equal to `batch` when that is optimal.
         most_cost_ns: the cost that a plan may have at the batch of the capture.
-        answer: the plan at `batch`, judged on the graph scaled to it; None if there is none.
+        answer: the plan at `batch`, verified on the graph scaled to it; None if there is none.
         seconds: what the search took.
     """
 

@@ -68,7 +68,7 @@ class Branches:
         """The steps of a join plan on the graph's ops, its backward steps in the graph's order.
 
         Forward steps before the turn are put into op order (RR-9273, Lemma 1). After it branches do not depend on each
-        other, so each one's steps run when the graph's order comes to it. Whether it fits is the judge's to say.
+        other, so each one's steps run when the graph's order comes to it. Whether it fits is the verifier's to say.
         """
         turn = next(i for i, step in enumerate(plan.steps) if step.verb is JoinVerb.TURN)
         streams: list[list[tuple[JoinVerb, int]]] = [[] for _ in self.forward]

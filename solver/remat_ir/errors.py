@@ -28,7 +28,7 @@ class InvalidData(RematError, ValueError):
 
 
 class InvalidPlan(RematError):
-    """A plan that the judge refuses; `step` is the index of the first wrong step, or None for the plan as a whole."""
+    """A plan that the verifier refuses; `step` is the index of the first wrong one, or None for the plan as a whole."""
 
     def __init__(self, reason: str, step: int | None = None) -> None:
         super().__init__(reason if step is None else f"step {step}: {reason}")

@@ -201,7 +201,7 @@ def join_in_bytes(join: Join, plan: JoinPlan) -> tuple[Graph, Plan]:
     """A join plan in bytes: the graph whose backward ops stand in the plan's order, and its plan with the same steps.
 
     Forward steps before the turn are put into the graph's order, branch by branch (RR-9273, Lemma 1); the peak in bytes
-    is the judge's to say, and is higher than in slots wherever a step works in place.
+    is the verifier's to say, and is higher than in slots wherever a step works in place.
     """
     turn = next(i for i, step in enumerate(plan.steps) if step.verb is JoinVerb.TURN)
     starts = [sum(join.lengths[:j]) for j in range(len(join.lengths))]

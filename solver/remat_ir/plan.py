@@ -1,4 +1,4 @@
-"""A plan is data: a tuple of small actions. Executor, judge, cost model and plots are folds over it."""
+"""A plan is data: a tuple of small actions. Executor, verifier, cost model and plots are folds over it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def plan_of(graph: Graph, sequence: Iterable[int]) -> Plan:
 
     Every use reads the latest instance of a value; an instance is kept only if something reads it, or the graph keeps
     it, and is freed after its last use. `sequence` lists ops, recomputations included. Whether the result obeys the
-    problem (first computations in order, inputs there, budget) is the judge's to say.
+    problem (first computations in order, inputs there, budget) is the verifier's to say.
     """
     order = tuple(sequence)
     current: dict[int, int] = {}  # value -> position of the compute that made its latest instance

@@ -1,4 +1,4 @@
-"""The one judge: nothing is stored, served or executed that has not passed here, on the original problem."""
+"""The one verifier: nothing is stored, served or executed that has not passed here, on the original problem."""
 
 from __future__ import annotations
 

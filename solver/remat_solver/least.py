@@ -44,8 +44,8 @@ def least_budget(
 ) -> Answer:
     """Look for the smallest budget that suffices, from both sides, by bisection.
 
-    From above a budget counts once a plan within it has passed the judge; from below by what pairs of values need, and
-    once `prover` has certified that no plan exists. What the staged relaxation with its capacity minimised says is
+    From above a budget counts once a plan within it has passed the verifier; from below by what pairs of values need,
+    and once `prover` has certified that no plan exists. What the staged relaxation with its capacity minimised says is
     what the prover is asked first. Without a prover only plans are looked for.
 
     Returns:
@@ -96,7 +96,7 @@ class _Look:
         return self.low >= self.high or self.deadline.passed() or self.cancelled()
 
     def found(self, plan: Plan, source: str) -> None:
-        """Take a plan with a smaller peak, judged."""
+        """Take a plan with a smaller peak, verified."""
         peak = peak_of(self.graph, plan)
         if peak < self.high:
             verdict = verify(Problem(self.graph, peak), plan)

@@ -191,7 +191,7 @@ def sharded_units() -> dict[str, Any]:
 
 
 def sharded_budget() -> dict[str, Any]:
-    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak beside it."""
+    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak next to it."""
 
     def model() -> nn.Sequential:
         torch.manual_seed(0)

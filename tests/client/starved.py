@@ -1,4 +1,4 @@
-"""Run in a process of its own: a step that does not fit the address space that is left, plainly and by a plan.
+"""Run in a process of its own: a step that does not fit the address space that is left, without a plan and by a plan.
 
 Prints the gradients' hash, or the reason why there are none. Arguments: "plain" or "planned"; MiB left, 0: no limit.
 """

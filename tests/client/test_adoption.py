@@ -196,7 +196,7 @@ def test_a_graph_may_be_kept_for_a_second_backward_pass(models: tuple[nn.Module,
 
 
 def test_two_ways_of_recomputing_are_one_too_many() -> None:
-    """The callback for transformers refuses to work beside gradient_checkpointing=True."""
+    """The callback for transformers refuses to work together with gradient_checkpointing=True."""
     from types import SimpleNamespace
 
     from remat.trainers.transformers import RematCallback

@@ -11,7 +11,7 @@ import pytest
 
 import remat
 from client.liar import Said, in_turn, lying
-from remat.errors import BadAnswer, NotAllowed, ServiceError, Unreachable
+from remat.errors import InvalidResponse, NotAllowed, ServiceError, Unreachable
 from remat.planning.call import Timeouts
 from remat_ir import InvalidData, Problem, Status, budget_at, plain_peak, verify
 from service.serving import Service, eventually, hard_graph, serving, training_graph
@@ -97,7 +97,7 @@ async def test_deadlines_retries_and_checks_are_those_of_the_blocking_client() -
         assert (len(failing.asked), len(keys)) == (2, 1)
     with lying(in_turn(Said(200, {"status": "optimal"}))) as liar:
         async with remat.AsyncRemat(liar.url) as client:
-            with pytest.raises(BadAnswer):
+            with pytest.raises(InvalidResponse):
                 await client.solve(problem)
 
 

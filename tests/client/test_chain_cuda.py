@@ -1,4 +1,4 @@
-"""Chain plans on CUDA: recomputation and transfers beside the computation, with plain training's bits and the peak."""
+"""Chain plans on CUDA: recomputation and transfers next to the computation, with plain training's bits and the peak."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Profiled(NamedTuple):
     stages: list[nn.Module]
     x: torch.Tensor
     chain: Chain
-    graded: tuple[bool, ...]
+    needs_grad: tuple[bool, ...]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,14 @@ def profiled() -> Profiled:
     device = torch.device("cuda")
     stages = [stage.to(device) for stage in (*convolutions(), MeanSquare())]
     x = numbers(8, 3, 32, 32).to(device)
-    chain, graded = chain_of(stages, x, link_bytes_per_s=bandwidth(device))
-    return Profiled(stages, x, chain, graded)
+    chain, needs_grad = chain_of(stages, x, link_bytes_per_s=bandwidth(device))
+    return Profiled(stages, x, chain, needs_grad)
 
 
 @pytest.mark.parametrize("tenths", [4, 6, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_plans_on_cuda(method: str, tenths: int, profiled: Profiled) -> None:
-    stages, x, chain, graded = profiled
+    stages, x, chain, needs_grad = profiled
     device = x.device
     problem = Problem(chain, budget_at(chain, tenths / 10))
     answer = LocalPlanner().plan(problem, SolveOptions(method=method, time_limit_s=2))
@@ -59,7 +59,7 @@ def test_plans_on_cuda(method: str, tenths: int, profiled: Profiled) -> None:
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     fresh = nn.ModuleList(copy.deepcopy(stages))
-    trained = carry_out_chain(list(fresh), problem, answer, graded)
+    trained = carry_out_chain(list(fresh), problem, answer, needs_grad)
     found = outcome(fresh, trained, x)
     assert measure.differences(plain[0], found[0]) == []
     assert found[1] == plain[1]

@@ -1,4 +1,4 @@
-"""Stages train by chain plans exactly as they train plainly, whatever Python is inside them."""
+"""Stages train by chain plans exactly as they train without a plan, whatever Python is inside them."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def outcome(stages: nn.ModuleList, call, x: torch.Tensor):  # type: ignore[no-un
 def test_chain_plans_train_exactly_with_one_hook_call_a_gradient(name: str) -> None:
     make, x = CASES[name]
     stages = make()
-    chain, graded = chain_of(stages, x)
+    chain, needs_grad = chain_of(stages, x)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     for plan in (plain_chain_plan(chain), bisection(len(stages)), segments_plan(len(stages), 3)):
         verify(Problem(chain, 2**50), plan)
         fresh = copy.deepcopy(stages)
-        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, graded=graded), x)
+        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
         assert measure.differences(plain[0], found[0]) == []
         assert found[1] == plain[1]
 
@@ -133,7 +133,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
 ) -> None:
     """Also of plans that free or move the input of a live tape, or a tape itself."""
     stages, x = [*convolutions(), MeanSquare()], numbers(16, 3, 32, 32)
-    chain, graded = chain_of(stages, x, link_bytes_per_s=2 * 10**9)
+    chain, needs_grad = chain_of(stages, x, link_bytes_per_s=2 * 10**9)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     problem = Problem(chain, budget_at(chain, tenths / 10))
@@ -144,7 +144,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
             continue
         verbs |= {step.verb for step in answer.plan.steps}
         fresh = nn.ModuleList(copy.deepcopy(stages))
-        trained = carry_out_chain(list(fresh), problem, answer, graded)
+        trained = carry_out_chain(list(fresh), problem, answer, needs_grad)
         found = outcome(fresh, trained, x)
         assert measure.differences(plain[0], found[0]) == [], method
         assert found[1] == plain[1]
@@ -200,12 +200,12 @@ def test_a_tape_survives_its_input(name: str, text: str) -> None:
     torch.manual_seed(0)
     stages = [nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU()), AFTERWARDS[name](), MeanSquare()]
     x = numbers(3, 16) if name != "recurrent" else numbers(3, 5, 16)
-    chain, graded = chain_of(stages, x, link_bytes_per_s=10**9)
+    chain, needs_grad = chain_of(stages, x, link_bytes_per_s=10**9)
     plan = row(text)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     fresh = copy.deepcopy(stages)
-    found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, graded=graded), x)
+    found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
     assert measure.differences(plain[0], found[0]) == []
     assert found[1] == plain[1]
 
@@ -242,11 +242,11 @@ def test_a_module_that_comes_several_times(plan) -> None:  # type: ignore[no-unt
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.GELU())
     stages, x = [block, nn.Linear(16, 16), block, block, MeanSquare()], numbers(6, 16)
-    chain, graded = chain_of(stages, x)
+    chain, needs_grad = chain_of(stages, x)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     fresh = copy.deepcopy(nn.ModuleList(stages))
-    trained = ChainedModule(list(fresh), chain, plan(chain), graded=graded)
+    trained = ChainedModule(list(fresh), chain, plan(chain), needs_grad=needs_grad)
     found = outcome(fresh, trained, x)
     assert measure.differences(plain[0], found[0]) == []
     assert found[1] == plain[1]
@@ -315,11 +315,11 @@ def test_a_chain_runs_backward_once() -> None:
 
 def test_random_chain_plans_train_exactly() -> None:
     stages, x = convolutions(5), numbers(2, 3, 8, 8)
-    chain, graded = chain_of(stages, x)
+    chain, needs_grad = chain_of(stages, x)
     plain_stages = nn.ModuleList(copy.deepcopy(stages))
     plain = outcome(plain_stages, nn.Sequential(*plain_stages), x)
     for seed in range(4):
         plan = segments_plan(5, random.Random(seed).randint(1, 5))
         fresh = copy.deepcopy(stages)
-        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, graded=graded), x)
+        found = outcome(nn.ModuleList(fresh), ChainedModule(fresh, chain, plan, needs_grad=needs_grad), x)
         assert measure.differences(plain[0], found[0]) == []

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from backports import zstd
 
-from remat.errors import BadAnswer, Unreachable
+from remat.errors import InvalidResponse, Unreachable
 from remat.planning.call import Timeouts
 from remat.planning.http import Http
 
@@ -104,6 +104,6 @@ def test_a_reply_of_many_small_things_is_refused_in_little_memory() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: zstd\r\nContent-Length: %d\r\n\r\n" % len(body)
     with _server(lambda link: link.sendall(head + body)) as url:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with pytest.raises(BadAnswer, match="more than"):
+        with pytest.raises(InvalidResponse, match="more than"):
             Http(url).call("GET", "/v1/capabilities")
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

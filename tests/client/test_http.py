@@ -11,7 +11,7 @@ import pytest
 from backports import zstd
 
 from client.liar import Said, in_turn, lying
-from remat.errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceFailed, TooMany, Unreachable
+from remat.errors import InvalidResponse, NotAllowed, NotFound, RateLimited, Refused, ServiceFailed, Unreachable
 from remat.planning import encoding
 from remat.planning.call import Timeouts
 from remat.planning.http import Http
@@ -57,7 +57,7 @@ def test_two_calls_have_two_keys() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, Refused), (401, NotAllowed), (403, NotAllowed), (404, NotThere), (413, Refused), (422, Refused)],
+    [(400, Refused), (401, NotAllowed), (403, NotAllowed), (404, NotFound), (413, Refused), (422, Refused)],
 )
 def test_what_cannot_pass_is_tried_once(status: int, kind: type[Refused]) -> None:
     body = {"title": "no", "detail": "op 3: cost_ns must not be negative", "pointer": "/problem/graph/op_cost_ns/3"}
@@ -94,7 +94,7 @@ def test_retry_after_may_be_a_date() -> None:
 
 def test_a_retry_after_of_an_hour_is_not_slept_through() -> None:
     clock = Clock()
-    with lying(in_turn(Said(429, headers={"Retry-After": "3600"}))) as server, pytest.raises(TooMany) as caught:
+    with lying(in_turn(Said(429, headers={"Retry-After": "3600"}))) as server, pytest.raises(RateLimited) as caught:
         http(server.url, sleep=clock).call("GET", "/x")
     assert caught.value.retry_after_s == 3600
     assert clock.pauses == []
@@ -147,7 +147,7 @@ def test_a_stall_a_hang_up_and_a_body_cut_off_are_tried_again(said: Said) -> Non
     ],
 )
 def test_nonsense_is_a_bad_answer_and_is_not_asked_for_again(said: Said) -> None:
-    with lying(in_turn(said)) as server, pytest.raises(BadAnswer):
+    with lying(in_turn(said)) as server, pytest.raises(InvalidResponse):
         http(server.url).call("GET", "/x")
     assert len(server.asked) == 1
 

@@ -86,7 +86,7 @@ def test_the_same_training_inside_the_budget(norm: bool) -> None:
 
 @pytest.mark.slow
 def test_plans_are_judged_on_the_graph_of_regions() -> None:
-    """The answer's plan passes the judge on the graph that was planned; regions are fewer than ATen's kernels."""
+    """The answer's plan passes the verifier on the graph that was planned; regions are fewer than ATen's kernels."""
     model = Net()
     run, backend = compiled(model)
     run(INPUT).backward()

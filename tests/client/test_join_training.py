@@ -1,4 +1,4 @@
-"""Branches that meet in a head train by join plans and by plans of their graph, exactly as they train plainly."""
+"""Branches that meet in a head train by join plans and by plans of their graph, exactly as without a plan."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def siamese(branches: int) -> tuple[Branches, nn.Module]:
     return [tower] * branches, Distance()
 
 
-def twins(branches: int) -> tuple[Branches, nn.Module]:
+def unequal(branches: int) -> tuple[Branches, nn.Module]:
     """Branches of their own weights and different lengths, a module shared at their ends."""
     torch.manual_seed(0)
     last = block()
@@ -68,8 +68,8 @@ def heterogeneous(branches: int) -> tuple[Branches, nn.Module]:
 CASES: dict[str, tuple[Callable[[int], tuple[Branches, nn.Module]], int]] = {
     "siamese of two": (siamese, 2),
     "siamese of three": (siamese, 3),
-    "unequal lengths": (twins, 2),
-    "three unequal lengths": (twins, 3),
+    "unequal lengths": (unequal, 2),
+    "three unequal lengths": (unequal, 3),
     "heterogeneous": (heterogeneous, 2),
 }
 
@@ -165,7 +165,7 @@ def test_the_plain_plan_and_inputs_with_gradients() -> None:
 
 
 def test_the_graph_of_branches_is_seen_as_one() -> None:
-    branches, head = twins(2)
+    branches, head = unequal(2)
     profiled = join_of(branches, head, inputs(2))
     for order in ([1] * 6 + [0] * 4, [0, 1] * 4 + [1, 1]):
         graph = profiled.graph(order)

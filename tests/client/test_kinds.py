@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from remat.capture.guards import Call, Holders, kind_of_call, parts, what_changed
+from remat.capture.guards import Call, Holders, parts, state_of, what_changed
 
 
 def network() -> nn.Module:
@@ -29,14 +30,19 @@ CHANGES: dict[str, tuple[str, Callable[[nn.Module], object]]] = {
 }
 
 
+def _key(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+    call = Call(module, module, args, kwargs)
+    return (*call.arguments, *call.numbers), *state_of(module)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_plan_takes_for_granted_is_in_the_key(name: str) -> None:
     aspect, change = CHANGES[name]
     module, args = network(), (torch.zeros(3, 4),)
-    before = kind_of_call(module, args, {})
-    assert kind_of_call(module, args, {}) == before
+    before = _key(module, args, {})
+    assert _key(module, args, {}) == before
     change(module)
-    after = kind_of_call(module, args, {})
+    after = _key(module, args, {})
     assert after != before
     assert aspect in what_changed(after, before)
 
@@ -45,7 +51,7 @@ def test_the_log_says_in_what_the_arguments_differ() -> None:
     module, x = network(), torch.zeros(3, 4)
 
     def told(*args: torch.Tensor) -> str:
-        return what_changed(kind_of_call(module, args, {}), kind_of_call(module, (x, x), {}))
+        return what_changed(_key(module, args, {}), _key(module, (x, x), {}))
 
     assert told(x, torch.zeros(3, 4)) == "arguments (which of them are one tensor)"
     assert told(torch.zeros(2, 4), torch.zeros(4, 3).t()) == (

@@ -119,7 +119,7 @@ def test_what_the_plan_does_not_see_is_measured_and_left_room_for() -> None:
 
 @pytest.mark.slow
 def test_too_small_a_budget_says_so() -> None:
-    """Not even one sample: the least that would do, as for any plan; or the overhead that it would take."""
+    """Not even one sample: the least that is enough, as for any plan; or the overhead that it would take."""
     with pytest.raises(PlanningError):
         remat.max_batch(net, lambda b: numbers(b, 128), 1000, planner="greedy")
     model = net()

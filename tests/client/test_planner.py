@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client.liar import Asked, Said, Script, in_turn, lying
-from remat.errors import BadAnswer, BudgetTooSmall, NothingFound, Refused, ServiceError, Unreachable
+from remat.errors import BudgetTooSmall, InvalidResponse, NothingFound, Refused, ServiceError, Unreachable
 from remat.planning.call import Timeouts
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
@@ -129,7 +129,7 @@ def test_a_lie_is_survived_and_strict_raises(
 ) -> None:
     with lying(in_turn(Said(200, LIES[name]()))) as server:
         answer = ask(server.url, here)
-        with pytest.raises(BadAnswer):
+        with pytest.raises(InvalidResponse):
             ask(server.url, here, strict=True)
     assert answer.plan is not None
     assert answer.method == "greedy"
@@ -145,7 +145,7 @@ SILENCES: dict[str, tuple[Script, type[ServiceError]]] = {
     "it is busy": (in_turn(Said(429, headers={"Retry-After": "9"})), ServiceError),
     "it wants a key": (in_turn(Said(401)), ServiceError),
     "it refuses": (in_turn(Said(422, {"detail": "format remat-graph/1 is too old"})), Refused),
-    "it is something else": (in_turn(Said(200, raw=b"<html>welcome</html>")), BadAnswer),
+    "it is something else": (in_turn(Said(200, raw=b"<html>welcome</html>")), InvalidResponse),
     "it never ends": (in_turn(Said(202, lie(status="running"))), Unreachable),
 }
 
@@ -243,7 +243,7 @@ class Own:
 @pytest.mark.parametrize("bad", [None, replace(TRUE, digest="1" * 64), RuntimeError("boom"), "a plan"])
 def test_a_planner_from_outside_is_checked_like_any_other(bad: Any, here: Settings) -> None:
     assert planner_for(Own(bad), given=here).plan(PROBLEM).plan is not None
-    with pytest.raises((BadAnswer, RuntimeError)):
+    with pytest.raises((InvalidResponse, RuntimeError)):
         planner_for(Own(bad), given=here, strict=True).plan(PROBLEM)
     assert planner_for(Own(TRUE), given=here, strict=True).plan(PROBLEM).plan == TRUE.plan
     assert isinstance(Own(TRUE), Planner)

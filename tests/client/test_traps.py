@@ -1,4 +1,4 @@
-"""Where stock aot_eager itself fails or differs from eager: refused by name, or trained plainly, and never silently."""
+"""Where stock aot_eager itself fails or differs from eager: refused by name or trained without a plan, and said so."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_a_bound_on_what_is_held_is_kept() -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.6])
 def test_a_real_step_keeps_to_the_budget_of_the_whole(share: float) -> None:
-    """Its peak by the allocator's events, gradients as plainly trained, and one solve for blocks that are the same."""
+    """Its peak by the allocator's events, gradients as without a plan, and one solve for blocks that are the same."""
     x, plain, model, planner = numbers(256, 32), Model(), Model(), Counting()
     budget = int(share * peak_bytes(plain, x))
     before = copy.deepcopy(model.state_dict())

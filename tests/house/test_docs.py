@@ -98,7 +98,7 @@ def test_json_blocks_parse(page: Path) -> None:
 
 
 def test_the_research_quick_start_runs() -> None:
-    """The first block of the researcher's quick start proves an optimum and passes the judge."""
+    """The first block of the researcher's quick start proves an optimum and passes the verifier."""
     code = blocks(ROOT / "docs" / "quickstart-research.md", "python")[0]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -20,7 +20,7 @@ def peaks(graph: Graph, plan: Plan) -> list[int]:
 @SETTINGS
 @given(graph=graphs(), data=st.data())
 def test_sequences_make_valid_plans(graph: Graph, data: st.DataObject) -> None:
-    """Any order in which inputs exist and pinned ops run once gives a plan that the judge passes; cost is a sum."""
+    """Any order in which inputs exist and pinned ops run once gives a plan that the verifier passes; cost is a sum."""
     sequence = data.draw(sequences(graph))
     plan = plan_of(graph, sequence)
     assert list(plan.computes) == sequence

@@ -1,4 +1,4 @@
-"""The judge: one test for each way in which a plan can be wrong, and an independent replay of what it adds up."""
+"""The verifier: one test for each way in which a plan can be wrong, and an independent replay of what it adds up."""
 
 from __future__ import annotations
 

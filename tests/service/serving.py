@@ -138,7 +138,7 @@ def training_graph(layers: int = 4, cost: int = 100, size: int = 1000, fixed: in
 
 
 def checked(problem: Problem, data: dict[str, Any]) -> Answer:
-    """An answer with a plan that the judge passes on the problem as it was sent."""
+    """An answer with a plan that the verifier passes on the problem as it was sent."""
     answer = Answer.from_json(data)
     assert answer.plan is not None, data
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from client.liar import Said, in_turn, lying
-from remat.errors import BadAnswer
+from remat.errors import InvalidResponse
 from remat.planning.largest_batch import largest_batch
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
@@ -140,10 +140,10 @@ def test_the_client_believes_no_claim(service: Service) -> None:
         ({"bound": "9"}, "is none"),
     ):
         told = in_turn(Said(202, true | change), Said(200, answer))
-        with lying(told) as server, pytest.raises(BadAnswer, match=says):
+        with lying(told) as server, pytest.raises(InvalidResponse, match=says):
             largest_batch(ServicePlanner(server.url), family, SolveOptions())
     told = in_turn(Said(202, true), Said(200, {key: part for key, part in answer.items() if key != "plan"}))
-    with lying(told) as server, pytest.raises(BadAnswer, match="has no plan for it"):
+    with lying(told) as server, pytest.raises(InvalidResponse, match="has no plan for it"):
         largest_batch(ServicePlanner(server.url), family, SolveOptions())
 
 

@@ -163,8 +163,8 @@ def test_explain_says_what_differs(service: Service) -> None:
     result, said = reasons(graph, plain_peak(graph) - 1)
     assert result == "miss"
     assert "not been run at this budget" in said
-    dearer = replace(graph, op_cost_ns=(graph.op_cost_ns[0] + 500, *graph.op_cost_ns[1:]))
-    assert "first at 0: 1539 ns sent, 1039 ns stored" in reasons(dearer, plain_peak(graph), method="greedy")[1]
+    costlier = replace(graph, op_cost_ns=(graph.op_cost_ns[0] + 500, *graph.op_cost_ns[1:]))
+    assert "first at 0: 1539 ns sent, 1039 ns stored" in reasons(costlier, plain_peak(graph), method="greedy")[1]
     larger = replace(graph, value_bytes=(*graph.value_bytes[:4], 999, *graph.value_bytes[5:]))
     assert "value_bytes differs first at 4" in reasons(larger, 10**6)[1]
 

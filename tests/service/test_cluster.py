@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from remat_ir import Problem, plain_peak
 from remat_service.cli import app
 from remat_service.context import Context, build_context
-from remat_service.errors import TooMany
+from remat_service.errors import RateLimited
 from remat_service.settings import Settings
 from remat_service.solving.claim import claim_solve
 from remat_service.solving.cluster import Queue
@@ -242,7 +242,7 @@ async def test_quotas_are_exact_between_servers(url: str) -> None:
         taken = await asyncio.gather(
             *(Submission(servers[i % 2], caller, ask).submit() for i, ask in enumerate(asks)), return_exceptions=True
         )
-        assert sum(isinstance(found, TooMany) for found in taken) == 9
+        assert sum(isinstance(found, RateLimited) for found in taken) == 9
         async with servers[0].database.read() as connection:
             assert await connection.scalar(text("SELECT count(*) FROM solves")) == 3
     finally:

@@ -94,7 +94,7 @@ def test_a_longer_request_extends_and_a_shorter_one_ends_in_its_time(service: Se
 
 
 def test_a_smaller_gap_solves_on_from_what_is_stored(service: Service) -> None:
-    """First any plan, then a better one: never a dearer plan, never a lower bound."""
+    """First any plan, then a better one: never a more expensive plan, never a lower bound."""
     graph = hard_graph(16, 4)
     problem = Problem(graph, budget_at(graph, 0.6))
     _, loose = service.post(problem, method="auto", time_limit_s=20, max_gap=0.99)

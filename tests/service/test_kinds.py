@@ -39,7 +39,7 @@ _COMPILED = ("blocks",)  # has a kernel to compile first
     [pytest.param(name, marks=[pytest.mark.slow] * (name in _COMPILED)) for name in _methods("graph")],
 )
 def test_every_method_of_graphs(service: Service, method: str) -> None:
-    """Each is reachable by its name, and what it finds is judged and its own."""
+    """Each is reachable by its name, and what it finds is verified and its own."""
     graph = training_graph(5, cost=3001)
     problem = Problem(graph, plain_peak(graph))
     status, data = service.post(problem, method=method, time_limit_s=30)
@@ -52,7 +52,7 @@ def test_every_method_of_graphs(service: Service, method: str) -> None:
 
 @pytest.mark.parametrize("method", _methods("chain"))
 def test_every_method_of_chains(service: Service, method: str) -> None:
-    """Solved, judged, stored and served again; what does nothing but offload finds nothing without a link."""
+    """Solved, verified, stored and served again; what does nothing but offload finds nothing without a link."""
     needs_link = method in ("pofo", "offload-all", "save-on-cpu")
     subject = LINKED if needs_link else CHAIN
     problem = Problem(subject, budget_at(subject, _fraction(method)))

@@ -111,7 +111,7 @@ def test_a_dropped_graph_is_planned_shown_and_taken_home(visit: Visit, served: S
     computes = sum(step[0] == "compute" for step in answer["plan"]["steps"])
     assert sum(event["ph"] == "X" for event in events) == computes
     assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") == answer["peak_bytes"], (
-        "the picture is the judge's"
+        "the picture is the verifier's"
     )
     with tab.expect_download() as saved:
         tab.get_by_text("One HTML file").click()
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_graph_is_refused_in_words(visit: Visit, tmp_path: Pat
 
 
 def test_the_trade_off_is_drawn_and_keeps_its_address(visit: Visit, served: Service, tmp_path: Path) -> None:
-    """A curve over budgets with a baseline beside it, each point a solve; the address brings it back."""
+    """A curve over budgets with a baseline next to it, each point a solve; the address brings it back."""
     visit.go("#/sweep")
     tab = visit.tab
     tab.set_input_files("input[type=file]", graph_file(tmp_path, 8))

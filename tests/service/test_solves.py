@@ -11,7 +11,7 @@ from service.serving import Service, checked, example, training_graph
 
 
 def test_solved_and_then_stored(service: Service) -> None:
-    """A first POST solves, a second is served from the store, both with a plan that the judge passes."""
+    """A first POST solves, a second is served from the store, both with a plan that the verifier passes."""
     graph = training_graph(5, size=777, fixed=12345)  # sizes of its own: no other test is near
     problem = Problem(graph, budget_at(graph, 1.0))
     status, first = service.post(problem, time_limit_s=10)
@@ -25,7 +25,7 @@ def test_solved_and_then_stored(service: Service) -> None:
 
 
 def test_fixed_bytes_do_not_matter(service: Service) -> None:
-    """The same step beside other parameters is the same problem, in its own bytes."""
+    """The same step next to other parameters is the same problem, in its own bytes."""
     small, large = training_graph(6, fixed=0), training_graph(6, fixed=10**9)
     service.post(Problem(small, budget_at(small, 0.8)), time_limit_s=5)
     problem = Problem(large, budget_at(large, 0.8))

@@ -47,7 +47,7 @@ def optimum(problem: Problem, space: str = FIXED_ORDER, sweeps: int = 1) -> Opti
     "fixed-order": first computations in op order, recomputations without limit; "any-order": not even that;
     "any-order-in-stages": as many sweeps over all ops, in index order, as there are ops.
 
-    A state is (how far, resident values); its edges are the steps of a plan, as the judge has them: free a value, or
+    A state is (how far, resident values); its edges are the steps of a plan, as the verifier has them: free a value, or
     compute an op, keeping any of its optional values. Values that an op always makes are kept and may be freed next,
     which costs nothing and never holds more than was charged while it ran. The number of states is exponential in the
     values: for graphs of up to about 8 ops.

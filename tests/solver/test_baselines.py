@@ -123,7 +123,7 @@ def test_chen_greedy_closes_segments_by_size() -> None:
 @pytest.mark.parametrize("slots", range(1, 8))
 @pytest.mark.parametrize("length", range(1, 25))
 def test_revolve_reaches_its_formula(length: int, slots: int) -> None:
-    """The schedule runs t(l, c) advances beside l turns, and the formula is the optimum of the recursion."""
+    """The schedule runs t(l, c) advances next to l turns, and the formula is the optimum of the recursion."""
     assert revolve.advances(length, slots) == fewest_advances(length, slots)
     graph = unit(length)
     order = computed(graph, revolve.retained(graph, length, slots))
@@ -144,7 +144,7 @@ def fewest_advances(length: int, slots: int) -> int:
 
 @pytest.mark.parametrize("slots", range(1, 6))
 def test_revolve_holds_no_more_than_its_slots(slots: int) -> None:
-    """Memory on unit chains: c − 1 snapshots beside the input, the step's input and output, two gradients."""
+    """Memory on unit chains: c − 1 snapshots besides the input, the step's input and output, two gradients."""
     graph = unit(20)
     plan = plan_of(graph, computed(graph, revolve.retained(graph, 20, slots)))
     assert verify(Problem(graph, ROOMY), plan).peak_bytes <= slots - 1 + 4
@@ -201,7 +201,7 @@ def test_generalizations_reproduce_the_originals(graph: Graph, part: int) -> Non
 @given(problem=problems(graphs(most_ops=9)))
 @pytest.mark.parametrize("method", ON_LINEAR + ON_ALL)
 def test_whole_model(method: str, problem: Problem) -> None:
-    """Any plan passes the judge inside `solve`; where there is none, a sentence says why."""
+    """Any plan passes the verifier inside `solve`; where there is none, a sentence says why."""
     answer = solve(problem, method=method, max_gap=0)
     if answer.plan is None:
         assert answer.status in (Status.INFEASIBLE, Status.NOTHING_FOUND)

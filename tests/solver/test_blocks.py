@@ -156,7 +156,7 @@ def test_plans_of_any_graph_are_valid(seed: int, ops: int, rich: bool, share: fl
     assume(problem.budget_bytes < plain)
     incumbent = Incumbent(problem, Deadline(20))
     assert compiling().wait(60)
-    plans_by_blocks(incumbent)  # the judge sees every plan, and raises where one is wrong
+    plans_by_blocks(incumbent)  # the verifier sees every plan, and raises where one is wrong
     if incumbent.plan is not None:
         assert incumbent.known.verdict == verify(problem, incumbent.plan)
 

@@ -46,7 +46,7 @@ def test_a_chain_is_trained_in_half_its_memory() -> None:
 
 
 def test_a_value_of_a_pinned_op_is_never_made_again() -> None:
-    """The loss reads a `once` value late: the only relief is the unpinned value beside it."""
+    """The loss reads a `once` value late: the only relief is the unpinned value next to it."""
     graph = graph_of([1, 1, 1, 1, 1], [4, 4, 8, 1, 1], [[], [], [], [1], [0, 3]], once=(0,))
     plan = greedy_plan(graph, 12)
     assert plan is not None

@@ -1,4 +1,4 @@
-"""The profile that is kept while a schedule changes is the one that the judge's replay sees."""
+"""The profile that is kept while a schedule changes is the one that the verifier's replay sees."""
 
 from __future__ import annotations
 

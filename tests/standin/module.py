@@ -10,7 +10,7 @@ from typing import Any
 DEVICES = 2
 TOTAL_BYTES = 80 * 2**30
 CONTEXT_BYTES = 300 * 2**20
-"""What a driver's context takes beside the allocator's segments."""
+"""What a driver's context takes besides the allocator's segments."""
 L2_BYTES = 2**20
 
 

@@ -30,7 +30,7 @@ class Offloading(NamedTuple):
 
     stages: list[nn.Module]
     x: torch.Tensor
-    graded: Any
+    needs_grad: Any
     problem: Problem
     answer: Answer
 
@@ -39,7 +39,7 @@ class Offloading(NamedTuple):
         stages = nn.ModuleList(copy.deepcopy(self.stages))
         trained: Any = nn.Sequential(*stages)
         if planned:
-            trained = carry_out_chain(list(stages), self.problem, self.answer, self.graded)
+            trained = carry_out_chain(list(stages), self.problem, self.answer, self.needs_grad)
         found = measure.outcome(stages, measure.forward_backward(trained, (self.x,)))
         torch.cuda.synchronize()
         return found
@@ -49,12 +49,12 @@ class Offloading(NamedTuple):
 def offloading() -> Offloading:
     stages: list[nn.Module] = [stage.to(DEVICE) for stage in (*convolutions(6), MeanSquare())]
     x = numbers(8, 3, 24, 24).to(DEVICE)
-    chain, graded = chain_of(stages, x, link_bytes_per_s=4 * 10**9)
+    chain, needs_grad = chain_of(stages, x, link_bytes_per_s=4 * 10**9)
     problem = Problem(chain, budget_at(chain, 0.5))
     answer = LocalPlanner().plan(problem, SolveOptions(method="pofo", time_limit_s=5))
     assert isinstance(answer.plan, ChainPlan), answer.message
     assert any(step.verb is Verb.OFFLOAD for step in answer.plan.steps)
-    return Offloading(stages, x, graded, problem, answer)
+    return Offloading(stages, x, needs_grad, problem, answer)
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
 from client.small_models import CASES, numbers
-from remat.chains import circumstances
+from remat.chains import saved_state
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain, segments_plan
 from remat.chains.transfer import link_of, storable
@@ -62,10 +62,10 @@ def runs_of_an_lstm() -> list[torch.Tensor]:
     stages = [nn.Sequential(LibrarysLSTM(8, 2, num_layers=2, dropout=0.5), tells), nn.GELU(), Mean()]
     stages = [stage.to(DEVICE) for stage in stages]
     x = numbers(4, 8).to(DEVICE).requires_grad_()
-    chain, graded = chain_of(stages, x)
+    chain, needs_grad = chain_of(stages, x)
     problem = Problem(chain, 2**40)
     answer = Answer.of_plan(problem, segments_plan(3, 2), method="given")
-    trained = carry_out_chain(stages, problem, answer, graded)
+    trained = carry_out_chain(stages, problem, answer, needs_grad)
     stages[0](x)  # a step before this one: the state has been seeded, and has moved on
     tells.seen.clear()
     trained(x).backward()
@@ -76,7 +76,7 @@ def test_dropout_with_a_state_of_its_own_is_seeded_before_each_run(monkeypatch: 
     """Else the masks of the second run are others than those of the first: wrong gradients without a word."""
     first, second = runs_of_an_lstm()
     assert torch.equal(first, second)
-    monkeypatch.setattr(circumstances, "draws_apart", lambda *_: False)
+    monkeypatch.setattr(saved_state, "draws_apart", lambda *_: False)
     first, second = runs_of_an_lstm()
     assert not torch.equal(first, second)
 

@@ -117,12 +117,6 @@ class Kind:
         return "" if self.guards is None else self.guards.number(call.run, call.args, call.kwargs)
 
 
-def kind_of_call(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call and the state of its module as a key, where no capture tells what of it matters."""
-    call = Call(module, module, args, kwargs)
-    return (*call.arguments, *call.numbers), *state_of(module)
-
-
 def state_of(module: nn.Module) -> tuple[Any, ...]:
     """The train mode, the parameters' and buffers' metadata, autocast and the number of hooks, as a key."""
     training: list[bool] = []

@@ -244,7 +244,7 @@ def _read_and_overwritten(flow: Dataflow) -> list[fx.Node]:
 
 
 def _state_read(flow: Dataflow, kernel: fx.Node) -> frozenset[int]:
-    """The storages that a kernel has to read again when it is recomputed after the turn."""
+    """The storages that a kernel has to read again when it is recomputed after the forward/backward boundary."""
     variant = stateless(kernel)
     if variant is None:
         return frozenset(flow.reads[kernel])

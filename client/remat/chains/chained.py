@@ -11,9 +11,14 @@ from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
 from remat_ir.chain_plan import Verb
 
 from ..capture.trace import untraced
-from .stages import Do, Schedule, Stage, StageStep, run_by_plan
+from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
-_TRANSFERS = {Verb.OFFLOAD: Do.OFFLOAD, Verb.WAIT: Do.WAIT, Verb.DROP: Do.DROP, Verb.PREFETCH: Do.PREFETCH}
+_TRANSFERS = {
+    Verb.OFFLOAD: Action.OFFLOAD,
+    Verb.WAIT: Action.WAIT,
+    Verb.DROP: Action.DROP,
+    Verb.PREFETCH: Action.PREFETCH,
+}
 
 
 class ChainedModule(nn.Module):
@@ -22,13 +27,13 @@ class ChainedModule(nn.Module):
     A stage may be any module of one tensor that gives one tensor: any Python inside it, dropout, batch normalization,
     hooks. When it runs again it draws the same random numbers and sees the buffers as they were; what it would write to
     them is thrown away. Gradients of parameters appear once, in the nested backward pass of their stage, or of the last
-    of several that share them. A stage must not overwrite its input. Transfers run on CUDA beside the computation, in
+    of several that share them. A stage must not overwrite its input. Transfers run on CUDA next to the computation, in
     pinned memory; on a CPU they are plain copies into memory that torch's allocator does not hold.
 
     Args:
         stages: the modules, in order; their parameters are shared, under the names of a ModuleList called `stages`.
-        plan: a plan of `chain`, which the judge has passed.
-        graded: stages (from 1) that must run with grad even where no tape is kept, to compute the same bits.
+        plan: a plan of `chain`, which the verifier has passed.
+        needs_grad: stages (from 1) that must run with grad even where no tape is kept, to compute the same bits.
     """
 
     def __init__(
@@ -37,14 +42,14 @@ class ChainedModule(nn.Module):
         chain: Chain,
         plan: ChainPlan,
         answer: Answer | None = None,
-        graded: frozenset[int] = frozenset(),
+        needs_grad: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         if chain.stages != len(stages):
             raise InvalidPlan(f"the plan is one of {chain.stages} stages, and there are {len(stages)}")
         self.stages = nn.ModuleList(stages)
         self.chain, self.plan, self.answer = chain, plan, answer
-        between = [Stage(module, (n,), n + 1, n + 1 in graded) for n, module in enumerate(stages)]
+        between = [Stage(module, (n,), n + 1, n + 1 in needs_grad) for n, module in enumerate(stages)]
         self.schedule = Schedule(between, stage_steps(plan))
 
     @untraced
@@ -64,17 +69,17 @@ def stage_steps(plan: ChainPlan) -> list[StageStep]:
     for verb, at in plan.steps:
         if verb is Verb.B:
             taped.discard(at)
-            steps.append(StageStep(Do.BACKWARD, at - 1))
+            steps.append(StageStep(Action.BACKWARD, at - 1))
             if at > 1 and at - 1 not in taped:
-                steps.append(StageStep(Do.FREE, at - 1))
+                steps.append(StageStep(Action.FREE, at - 1))
         elif verb is Verb.FREE:
-            steps.append(StageStep(Do.FREE, at))
+            steps.append(StageStep(Action.FREE, at))
         elif verb in _TRANSFERS:
             steps.append(StageStep(_TRANSFERS[verb], at))
         else:
-            steps.append(StageStep(Do.TAPE if verb is Verb.F_ALL else Do.FORWARD, at - 1))
+            steps.append(StageStep(Action.TAPE if verb is Verb.F_ALL else Action.FORWARD, at - 1))
             if verb is Verb.F_ALL:
                 taped.add(at)
             elif verb is Verb.F_NONE:
-                steps.append(StageStep(Do.FREE, at - 1))
+                steps.append(StageStep(Action.FREE, at - 1))
     return steps

@@ -14,7 +14,7 @@ from remat_ir import Graph
 from .. import generators
 from ..device import storage_bytes
 from ..planning.coordinator import Coordinator
-from .circumstances import circumstance_bytes
+from .saved_state import saved_state_bytes
 from .shared import shared_parameters
 from .stage_profile import StageCost, stage_cost
 from .stages import Stage
@@ -29,7 +29,7 @@ class ProfiledJoin(NamedTuple):
         costs: what each costs.
         lengths: how many stages each branch has.
         input_bytes: of each input.
-        beside_bytes: [stages] what is charged beside each stage: see `chain_of`.
+        beside_bytes: [stages] what is charged next to each stage: see `chain_of`.
     """
 
     stages: tuple[Stage, ...]
@@ -115,7 +115,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         given = [values[cut] for cut in reads]
         needs = [cut >= width or inputs[cut].requires_grad for cut in reads]
         costs.append(stage_cost(module, name, given, needs, shared.of(n), last=last))
-        stages.append(Stage(module, reads, width + n, costs[-1].graded))
+        stages.append(Stage(module, reads, width + n, costs[-1].needs_grad))
         values[width + n] = costs[-1].output
 
     with generators.kept():
@@ -126,7 +126,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
                 cut = stages[-1].makes
             ends.append(cut)
         measure(head, tuple(ends), "the head", True)
-    noted = [circumstance_bytes(stage.module, inputs[0].device) for stage in stages]
+    noted = [saved_state_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one
     waiting = sum(p.numel() * p.element_size() * len(users) for p, users in shared.users.items())
     # a stage that runs again works on copies of what was noted
@@ -141,7 +141,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
     )
 
 
-_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "graded")
+_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "needs_grad")
 
 
 def agreed_join(measured: ProfiledJoin, coordinator: Coordinator) -> ProfiledJoin:
@@ -153,9 +153,9 @@ def agreed_join(measured: ProfiledJoin, coordinator: Coordinator) -> ProfiledJoi
             backward_ns=heard["backward_ns"][n],
             forward_workspace_bytes=heard["forward_workspace_bytes"][n],
             backward_workspace_bytes=heard["backward_workspace_bytes"][n],
-            graded=bool(heard["graded"][n]),
+            needs_grad=bool(heard["needs_grad"][n]),
         )
         for n, cost in enumerate(measured.costs)
     ]
-    stages = [replace(stage, graded=cost.graded) for stage, cost in zip(measured.stages, costs, strict=True)]
+    stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(measured.stages, costs, strict=True)]
     return measured._replace(stages=tuple(stages), costs=tuple(costs))

@@ -49,7 +49,7 @@ def optimize_join(
     Raises:
         CaptureError: a stage gives something other than one tensor, or overwrites its input; fewer than two branches,
             or an empty one.
-        BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
         InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
         RanksDiffer: the ranks' branches or budgets are not equal.
     """

@@ -11,7 +11,7 @@ from remat_ir import Answer, Plan
 
 from ..capture.trace import untraced
 from .join_profile import ProfiledJoin, backward_stages
-from .stages import Do, Schedule, Stage, StageStep, run_by_plan
+from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
 
 class JoinedModule(nn.Module):
@@ -24,7 +24,7 @@ class JoinedModule(nn.Module):
         branches, head: the modules; their parameters are shared, under the names `branches` and `head`.
         profiled: what they cost, and how they hang together.
         backward: the branch of each backward step, in order.
-        plan: a plan of `profiled.graph(backward)`, which the judge has passed.
+        plan: a plan of `profiled.graph(backward)`, which the verifier has passed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class JoinedModule(nn.Module):
 
 
 def join_steps(stages: Sequence[Stage], backward: Sequence[int], computes: Iterable[int]) -> list[StageStep]:
-    """The steps that compute the ops of `ProfiledJoin.graph` in an order that the judge has passed.
+    """The steps that compute the ops of `ProfiledJoin.graph` in an order that the verifier has passed.
 
     They need no more memory than the plan: a tape is kept by the last forward step before the backward one that reads
     it, an activation is freed after its last use, and a forward step that nothing reads is left out.
@@ -71,12 +71,12 @@ def join_steps(stages: Sequence[Stage], backward: Sequence[int], computes: Itera
     for position, (op, n) in enumerate(order):
         if position not in alive:
             continue
-        do = Do.BACKWARD if op > count else Do.TAPE if position in taped else Do.FORWARD
+        do = Action.BACKWARD if op > count else Action.TAPE if position in taped else Action.FORWARD
         steps.append(StageStep(do, n))
         for source in sources[position]:
             read, (_, maker) = last[source], order[source]
             if read == position and maker != n:
-                steps.append(StageStep(Do.FREE, stages[maker].makes))
+                steps.append(StageStep(Action.FREE, stages[maker].makes))
     return steps
 
 

@@ -13,7 +13,7 @@ from remat_ir import Chain
 
 from .. import generators
 from ..device import storage_bytes
-from .circumstances import circumstance_bytes
+from .saved_state import saved_state_bytes
 from .shared import SharedParameters, shared_parameters
 from .stage_profile import REPETITIONS, StageCost, Timing, stage_cost
 
@@ -22,7 +22,7 @@ class ProfiledChain(NamedTuple):
     """The chain, and the stages (from 1) that compute other bits without grad than with it: LSTM's kernels do."""
 
     chain: Chain
-    graded: frozenset[int]
+    needs_grad: frozenset[int]
 
 
 def chain_of(
@@ -59,7 +59,7 @@ def chain_of(
             name, timing = f"stage {n + 1}", Timing(repetitions, clock)
             costs.append(stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing))
             y = costs[-1].output
-    noted = [circumstance_bytes(stage, x.device) for stage in stages]
+    noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]
     beside = [held + size for held, size in zip(waiting_bytes(costs, shared), charged, strict=True)]
@@ -75,7 +75,7 @@ def chain_of(
         link_bytes_per_s=link_bytes_per_s,
         host_bytes=host_bytes,
     )
-    return ProfiledChain(chain, frozenset(n for n, cost in enumerate(costs, 1) if cost.graded))
+    return ProfiledChain(chain, frozenset(n for n, cost in enumerate(costs, 1) if cost.needs_grad))
 
 
 def waiting_bytes(costs: Sequence[StageCost], shared: SharedParameters) -> list[int]:

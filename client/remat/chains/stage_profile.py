@@ -40,7 +40,7 @@ class StageCost(NamedTuple):
             gradient counts as workspace of the backward step: it is added to one that exists, which is fixed.
         activation_bytes, tape_bytes: what the stage makes, without and with its tape.
         gradient_bytes: of each input's gradient.
-        graded: whether it computes other bits without grad than with it, as LSTM's kernels do.
+        needs_grad: whether it computes other bits without grad than with it, as LSTM's kernels do.
         output: what it gave.
     """
 
@@ -51,7 +51,7 @@ class StageCost(NamedTuple):
     activation_bytes: int
     tape_bytes: int
     gradient_bytes: tuple[int, ...]
-    graded: bool
+    needs_grad: bool
     output: torch.Tensor
 
 
@@ -80,7 +80,7 @@ def stage_cost(
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
     with no_collectives(what):
-        graded = _differs(module, inputs)
+        needs_grad = _differs(module, inputs)
         y = _output(stage, given, what)
         named = dict(stage.named_parameters())
         runs = _Runs(stage, given, needs, {key: named[key] for key in shared}, torch.ones_like(y), last)
@@ -91,7 +91,7 @@ def stage_cost(
     made = storage_bytes(y)
     tape = max(made, sizes["tape"])
     # a stage that runs with grad where its tape is not kept makes and drops one
-    kept = made if graded else tape
+    kept = made if needs_grad else tape
     gradients, _ = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
     into = tuple(
@@ -106,7 +106,7 @@ def stage_cost(
         made,
         tape,
         into,
-        graded,
+        needs_grad,
         y.detach(),
     )
 

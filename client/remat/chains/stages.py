@@ -20,13 +20,13 @@ from torch import nn
 from .._compat import boxed_gradients, version_counter
 from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
-from .circumstances import Circumstances
+from .saved_state import SavedState
 from .shared import SharedGradients, shared_parameters
 from .tape import Held, Packing, Tape, record
 from .transfer import Copies, Link, link_of
 
 
-class Do(Enum):
+class Action(Enum):
     """What a step does: with a stage (the first three), or with what is stored at a cut."""
 
     FORWARD = "forward"
@@ -42,7 +42,7 @@ class Do(Enum):
 class StageStep(NamedTuple):
     """One step, on a stage or a cut by its number."""
 
-    do: Do
+    do: Action
     at: int
 
 
@@ -52,13 +52,13 @@ class Stage:
 
     Attributes:
         reads, makes: cuts, by number.
-        graded: whether it must run with grad even where no tape is kept, to compute the same bits.
+        needs_grad: whether it must run with grad even where no tape is kept, to compute the same bits.
     """
 
     module: nn.Module
     reads: tuple[int, ...]
     makes: int
-    graded: bool = False
+    needs_grad: bool = False
 
 
 class Schedule:
@@ -70,11 +70,11 @@ class Schedule:
 
     def __init__(self, stages: Sequence[Stage], steps: Sequence[StageStep]) -> None:
         self.stages = tuple(stages)
-        turn = next(i for i, step in enumerate(steps) if step.do is Do.BACKWARD)
+        turn = next(i for i, step in enumerate(steps) if step.do is Action.BACKWARD)
         self.forward, self.backward = tuple(steps[:turn]), tuple(steps[turn:])
-        self.times = Counter(step.at for step in steps if step.do in (Do.FORWARD, Do.TAPE))
+        self.times = Counter(step.at for step in steps if step.do in (Action.FORWARD, Action.TAPE))
         self.lets_go, self.moves = _hooked(self.stages, steps)
-        self.transfers = any(step.do is Do.OFFLOAD for step in steps)
+        self.transfers = any(step.do is Action.OFFLOAD for step in steps)
 
 
 def _hooked(stages: Sequence[Stage], steps: Sequence[StageStep]) -> tuple[frozenset[int], frozenset[int]]:
@@ -85,13 +85,13 @@ def _hooked(stages: Sequence[Stage], steps: Sequence[StageStep]) -> tuple[frozen
     inputs: set[int] = set()
     tapes: set[int] = set()
     for do, at in steps:
-        if do is Do.TAPE:
+        if do is Action.TAPE:
             taped.add(at)
-        elif do is Do.BACKWARD:
+        elif do is Action.BACKWARD:
             taped.discard(at)
-        elif do in (Do.FREE, Do.DROP) and reader.get(at) in taped:
+        elif do in (Action.FREE, Action.DROP) and reader.get(at) in taped:
             inputs.add(reader[at])
-        if do is Do.OFFLOAD and maker.get(at) in taped:
+        if do is Action.OFFLOAD and maker.get(at) in taped:
             tapes.add(maker[at])
     return frozenset(inputs), frozenset(tapes)
 
@@ -114,22 +114,22 @@ class Pass:
         self.gradients: dict[int, torch.Tensor | None] = {}
         self.host_bytes = self.most_host_bytes = 0
         self._autocast = _autocast(device)
-        self._first: dict[int, Circumstances] = {}
+        self._first: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
         self._shared_parameters = shared_parameters([stage.module for stage in schedule.stages])
         self._shared = SharedGradients(self._shared_parameters)
         self._link: Link | None = link_of(device) if schedule.transfers else None
         self._copies: dict[int, Copies] = {}
-        self._moving: dict[int, tuple[Do, Any, list[torch.UntypedStorage]]] = {}
+        self._moving: dict[int, tuple[Action, Any, list[torch.UntypedStorage]]] = {}
 
     def run(self, steps: Sequence[StageStep]) -> None:
         """Run steps in order."""
         for do, at in steps:
-            if do is Do.BACKWARD:
+            if do is Action.BACKWARD:
                 self.backward(at)
-            elif do in (Do.FORWARD, Do.TAPE):
-                self.forward(at, tape=do is Do.TAPE)
-            elif do is Do.FREE:
+            elif do in (Action.FORWARD, Action.TAPE):
+                self.forward(at, tape=do is Action.TAPE)
+            elif do is Action.FREE:
                 self._forget(at)
             else:
                 self._transfer(do, at)
@@ -147,11 +147,11 @@ class Pass:
         versions = [version_counter(x) for x in inputs]
         again = n in self._first
         if not again and self.schedule.times[n] > 1:
-            self._first[n] = Circumstances(stage.module, self.device)
+            self._first[n] = SavedState(stage.module, self.device)
         with self._first[n].restored() if again else contextlib.nullcontext(), self._autocast():
             if tape:
                 self.held[stage.makes] = Held(*self._record(n, inputs))
-            elif stage.graded:
+            elif stage.needs_grad:
                 self.held[stage.makes] = Held(self._record(n, inputs)[0])
             else:
                 with torch.no_grad():
@@ -188,24 +188,24 @@ class Pass:
         if copies is not None:
             self.host_bytes -= copies.size_bytes
 
-    def _transfer(self, do: Do, cut: int) -> None:
+    def _transfer(self, do: Action, cut: int) -> None:
         assert self._link is not None
         held = self.held[cut]
-        if do is Do.OFFLOAD:
+        if do is Action.OFFLOAD:
             storages = held.settle()
             self._copies[cut], token = self._link.out(storages)
             self._moving[cut] = (do, token, [])
             self.host_bytes += self._copies[cut].size_bytes
             self.most_host_bytes = max(self.most_host_bytes, self.host_bytes)
-        elif do is Do.PREFETCH:
+        elif do is Action.PREFETCH:
             storages, token = self._link.back(self._copies[cut])
             self._moving[cut] = (do, token, storages)
-        elif do is Do.DROP:
+        elif do is Action.DROP:
             held.leave()
         else:
             direction, token, storages = self._moving.pop(cut)
             self._link.wait(token)
-            if direction is Do.PREFETCH:
+            if direction is Action.PREFETCH:
                 held.arrive(storages)
                 self.host_bytes -= self._copies.pop(cut).size_bytes
 

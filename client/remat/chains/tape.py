@@ -120,7 +120,7 @@ class Packing:
             return saved.tensor
         assert saved.place is not None
         if saved.block is not None:
-            assert saved.block.storage is not None, "a plan that the judge passed reads what is on the device"
+            assert saved.block.storage is not None, "a plan that the verifier passed reads what is on the device"
             return saved.place.on(saved.block.storage)
         assert saved.cut is not None
         return self._of_input(saved.cut, saved.place)

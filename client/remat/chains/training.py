@@ -39,7 +39,7 @@ def optimize_chain(
 ) -> ChainedModule:
     """Make a module that runs stages one after the other and trains inside a memory budget.
 
-    Nothing is captured: each stage is run and measured as it is, so any Python inside a stage will do. The budget is
+    Nothing is captured: each stage is run and measured as it is, so any Python inside a stage is fine. The budget is
     that of `remat.optimize`; bytes of the device count parameters, buffers and the gradients of all parameters as
     fixed, and so does the prediction.
 
@@ -50,7 +50,7 @@ def optimize_chain(
 
     Raises:
         CaptureError: a stage gives something other than one tensor, or overwrites its input.
-        BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
         InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
     """
     asking = solve_options(optimize_chain, PlanFields, options, fields)
@@ -63,10 +63,10 @@ def optimize_chain(
     measured = chain_of(
         modules, x, link_bytes_per_s=link, host_bytes=storable(x.device, host_bytes) if offload else None
     )
-    chain, graded = agreed_chain(measured, asked.coordinator)
+    chain, needs_grad = agreed_chain(measured, asked.coordinator)
     problem = Problem(chain, activation_budget(size, chain, modules, optimizer_bytes))
     answer = plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))
-    return carry_out_chain(modules, problem, answer, graded)
+    return carry_out_chain(modules, problem, answer, needs_grad)
 
 
 _MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
@@ -74,21 +74,21 @@ _MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_w
 
 def agreed_chain(measured: ProfiledChain, coordinator: Coordinator) -> ProfiledChain:
     """A chain with the times and workspaces that all ranks go by; its sizes stay this rank's own."""
-    chain, graded = measured
+    chain, needs_grad = measured
     costs = {name: getattr(chain, name) for name in _MEASURED}
     costs["link"] = () if chain.link_bytes_per_s is None else (chain.link_bytes_per_s,)
-    costs["graded"] = [int(n in graded) for n in range(1, chain.stages + 1)]
+    costs["needs_grad"] = [int(n in needs_grad) for n in range(1, chain.stages + 1)]
     heard = coordinator.costs(costs)
     found: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
     link = heard["link"][0] if heard["link"] else None
     return ProfiledChain(
         replace(chain, **found, link_bytes_per_s=link),
-        frozenset(n for n, differs in enumerate(heard["graded"], 1) if differs),
+        frozenset(n for n, differs in enumerate(heard["needs_grad"], 1) if differs),
     )
 
 
 def carry_out_chain(
-    modules: Sequence[nn.Module], problem: Problem, answer: Answer, graded: frozenset[int] = frozenset()
+    modules: Sequence[nn.Module], problem: Problem, answer: Answer, needs_grad: frozenset[int] = frozenset()
 ) -> ChainedModule:
     """Stages with an answer's plan, verified.
 
@@ -98,7 +98,7 @@ def carry_out_chain(
     if not isinstance(answer.plan, ChainPlan) or not isinstance(problem.subject, Chain):
         raise InvalidPlan(f"a list of stages needs a plan of its chain, not {type(answer.plan).__name__}")
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    return ChainedModule(modules, problem.subject, answer.plan, answer, graded)
+    return ChainedModule(modules, problem.subject, answer.plan, answer, needs_grad)
 
 
 def checkpoint_sequential(
@@ -149,10 +149,10 @@ _made: dict[Any, tuple[ChainedModule, Planner | str | None]] = {}
 
 
 def _segmented(modules: Sequence[nn.Module], x: torch.Tensor, segments: int) -> ChainedModule:
-    chain, graded = chain_of(modules, x)
+    chain, needs_grad = chain_of(modules, x)
     plan = segments_plan(chain.stages, segments)
     verify(Problem(chain, 2**53), plan)
-    return ChainedModule(modules, chain, plan, graded=graded)
+    return ChainedModule(modules, chain, plan, needs_grad=needs_grad)
 
 
 def segments_plan(stages: int, segments: int) -> ChainPlan:
@@ -184,7 +184,7 @@ def stages_budget(budget: Budget, slack: float) -> Budget:
 def activation_budget(
     budget: Budget, subject: Chain | Graph, modules: Sequence[nn.Module], optimizer_bytes: int = 0
 ) -> int:
-    """A budget in bytes of activations, the input's included; bytes of the device lose what is fixed beside them."""
+    """A budget in bytes of activations, the input's included; bytes of the device lose what is fixed besides them."""
     if isinstance(budget, Fraction):
         return budget_at(subject, budget.fraction)
     if isinstance(budget, ActivationBytes):

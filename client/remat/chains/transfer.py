@@ -59,7 +59,7 @@ class CopyingLink:
 
 
 class StreamLink:
-    """An accelerator: pinned memory on the host, and a stream for each direction beside the one that computes.
+    """An accelerator: pinned memory on the host, and a stream for each direction besides the one that computes.
 
     A storage is allocated and freed on the computing stream only. Before a copy out starts, what has been computed so
     far must have ended, and before a copy back starts, what last used the memory that it was given. `wait` makes the

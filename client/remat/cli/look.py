@@ -50,7 +50,7 @@ def show(
     png: Annotated[Path | None, typer.Option("--png", metavar="OUT", help="Write the picture here.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Memory over the steps of PLAN on FILE, the plan without recomputation beside it."""
+    """Memory over the steps of PLAN on FILE, the plan without recomputation next to it."""
     check_picture(png)
     subject = read_subject(file)
     plain = plain_curve(subject)

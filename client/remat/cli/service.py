@@ -19,7 +19,7 @@ from rich.table import Table
 
 from remat_ir import Answer, InvalidData
 
-from ..errors import BadAnswer, NotAllowed, NotThere, RematError
+from ..errors import InvalidResponse, NotAllowed, NotFound, RematError
 from ..planning import service
 from ..planning.budget import readable
 from ..planning.http import Http
@@ -130,7 +130,7 @@ def _check_service(here: Settings) -> tuple[str, bool | None, str]:
     http = Http(here.base_url, api_key=here.api_key, retries=0)
     try:
         seconds = service.ready(http)
-        with contextlib.suppress(BadAnswer):  # whoever stands in for a service need not have a list
+        with contextlib.suppress(InvalidResponse):  # whoever stands in for a service need not have a list
             service.solves(http, 1)
     except NotAllowed as error:
         what = "asks for a key" if here.api_key is None else "refuses the key"
@@ -192,7 +192,7 @@ def _whole_id(planner: ServicePlanner, given: str) -> str:
         return given
     try:
         service.poll(planner.http, given)
-    except NotThere:
+    except NotFound:
         found = [str(row.get("id")) for row in service.solves(planner.http, LATEST)]
         matches = [each for each in found if each.startswith(given)]
         if len(matches) > 1:

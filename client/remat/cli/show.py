@@ -62,7 +62,7 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
         rows.append(("peak", f"{readable(answer.peak_bytes)} ({answer.peak_bytes} bytes)"))
     rows.append(("budget", f"{readable(answer.budget_bytes)} ({answer.budget_bytes} bytes)"))
     if answer.plan is None and answer.least_budget_bytes is not None:
-        rows.append(("would do", f"{readable(answer.least_budget_bytes)} ({answer.least_budget_bytes} bytes)"))
+        rows.append(("is enough", f"{readable(answer.least_budget_bytes)} ({answer.least_budget_bytes} bytes)"))
     if answer.plan is None and answer.least_budget_bound_bytes is not None:
         least = answer.least_budget_bound_bytes
         rows.append(("needed at least", f"{readable(least)} ({least} bytes)"))

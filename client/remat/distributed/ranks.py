@@ -174,7 +174,7 @@ class Ranks:
 
 
 class RankLater(Generic[T]):
-    """Something that ranks look for beside the training and take up at the same step.
+    """Something that ranks look for next to the training and take up at the same step.
 
     The ranks agree at the start of each step, in two turns: the first has its answer and tells it, all have made what
     they need of it. Nothing is waited for but the word of the other ranks.

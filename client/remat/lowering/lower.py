@@ -35,7 +35,7 @@ class Lowered:
 
 
 def lower(step: Operations, plan: Plan) -> Lowered:
-    """Emit a plan for the ops of a step. The plan must have passed the judge on the step's graph."""
+    """Emit a plan for the ops of a step. The plan must have passed the verifier on the step's graph."""
     return _Lowering(step, plan).run()
 
 
@@ -118,7 +118,7 @@ class _Lowering:
         )
 
     def _originals_read_late(self) -> frozenset[int]:
-        """Copies of overwritten inputs that are read after the turn; before it, the input itself still serves."""
+        """Copies of overwritten inputs that the backward pass reads; the forward pass reads the input itself."""
         originals = frozenset(self.step.originals.values())
         return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
 
@@ -177,7 +177,7 @@ class _Lowering:
         into.env[node] = made
         for item in getitems(node):
             if variant and item.args[0] is node and int(str(item.args[1])) > 2:
-                continue  # new running statistics, which nothing reads after the turn
+                continue  # new running statistics, which nothing reads after the forward/backward boundary
             piece = into.call(operator.getitem, (into.env[_parent(item)], item.args[1]), {}, item.name)
             piece.meta = dict(item.meta)
             into.env[item] = piece

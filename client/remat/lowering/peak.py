@@ -1,4 +1,4 @@
-"""The memory of a plan kernel by kernel: finer than the judge's view, where an op is a group of kernels."""
+"""The memory of a plan kernel by kernel: finer than the verifier's view, where an op is a group of kernels."""
 
 from __future__ import annotations
 

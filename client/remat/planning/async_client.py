@@ -12,7 +12,7 @@ import httpx2
 
 from remat_ir import Answer, InvalidData, Problem
 
-from ..errors import BadAnswer, ServiceError, Unreachable
+from ..errors import InvalidResponse, ServiceError, Unreachable
 from ..settings import checked_url, settings
 from . import service
 from .async_http import AsyncHttp
@@ -98,7 +98,7 @@ class AsyncRemat:
         answer = service.answer_of(await self.http.call(**service.submission(problem, chosen), give_up_at=give_up_at))
         if not answer.status.ended:
             if answer.id is None:
-                raise BadAnswer(f"{self.http.base_url} is solving the problem but does not say under which id")
+                raise InvalidResponse(f"{self.http.base_url} is solving the problem but does not say under which id")
             answer = await self.wait(answer.id, give_up_at=give_up_at)
         return await asyncio.to_thread(checked, problem, answer)
 

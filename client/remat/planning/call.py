@@ -19,7 +19,16 @@ import httpx2
 from remat_ir import InvalidData
 from remat_ir.read import parse
 
-from ..errors import BadAnswer, NotAllowed, NotThere, Refused, ServiceError, ServiceFailed, TooMany, Unreachable
+from ..errors import (
+    InvalidResponse,
+    NotAllowed,
+    NotFound,
+    RateLimited,
+    Refused,
+    ServiceError,
+    ServiceFailed,
+    Unreachable,
+)
 from . import encoding
 
 RETRIED = frozenset({408, 409, 429})
@@ -117,7 +126,7 @@ class Call:
         if late or isinstance(error, (httpx2.TimeoutException, TimeoutError)):
             return Unreachable(f"{self.base_url} did not answer {self.name} in time")
         if isinstance(error, (encoding.TooLarge, encoding.Garbled, httpx2.DecodingError)):
-            return BadAnswer(f"{self.base_url} answered {self.name} with a body of no use: {error}")
+            return InvalidResponse(f"{self.base_url} answered {self.name} with a body of no use: {error}")
         what = str(error) or type(error).__name__
         return Unreachable(f"{self.base_url} could not be reached for {self.name}: {what}")
 
@@ -132,7 +141,7 @@ class Call:
         try:
             data = parse(raw) if raw else None
         except InvalidData as error:
-            raise BadAnswer(
+            raise InvalidResponse(
                 f"{self.base_url} answered {self.name} with nonsense: {error}", request_id=_request_id(reply, None)
             ) from None
         return Reply(reply.status_code, reply.headers, data)
@@ -144,14 +153,14 @@ class Call:
             jitter: in [0, 1).
         """
         advised: float | None = None
-        if isinstance(error, (TooMany, ServiceFailed)):
+        if isinstance(error, (RateLimited, ServiceFailed)):
             advised = error.retry_after_s
             if advised is not None and advised > MOST_PATIENCE_S:
                 return None
         elif isinstance(error, Refused):
             if error.status not in RETRIED:
                 return None
-        elif isinstance(error, BadAnswer):
+        elif isinstance(error, InvalidResponse):
             return None
         jittered = jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
         # the advice is a floor; the jitter above it keeps many ranks from coming back in one instant
@@ -185,14 +194,14 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
     if status >= 500:
         return ServiceFailed(message, request_id=request_id, retry_after_s=_retry_after(reply))
     if status == 429:
-        return TooMany(message, request_id=request_id, retry_after_s=_retry_after(reply))
+        return RateLimited(message, request_id=request_id, retry_after_s=_retry_after(reply))
     if status in (401, 403):
         return NotAllowed(message, status=status, request_id=request_id)
     if status in (404, 410):
-        return NotThere(message, status=status, request_id=request_id)
+        return NotFound(message, status=status, request_id=request_id)
     if status >= 400:
         return Refused(message, status=status, pointer=pointer, request_id=request_id)
-    return BadAnswer(f"{message}, which remat does not expect", request_id=request_id)
+    return InvalidResponse(f"{message}, which remat does not expect", request_id=request_id)
 
 
 def _retry_after(reply: httpx2.Response) -> float | None:

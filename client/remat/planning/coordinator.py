@@ -21,7 +21,7 @@ _ASKING = threading.Semaphore(2)
 """Of many problems that wait for better plans, so many are asked for at once."""
 
 
-class Later(Protocol[Made]):
+class Pending(Protocol[Made]):
     """Something that is still being looked for, such as a future."""
 
     def done(self) -> bool:
@@ -73,7 +73,7 @@ class Coordinator(Protocol):
         """
         ...
 
-    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Later[T]:
+    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Pending[T]:
         """What `make` makes of an answer that is asked for while training goes on, for all processes at the same step.
 
         Args:
@@ -119,7 +119,7 @@ class OneProcess:
         """What is asked for."""
         return ask()
 
-    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Later[T]:
+    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Pending[T]:
         """What `make` makes of the answer; a thread asks and makes, which does not keep the process."""
         found: Future[T | None] = Future()
 

@@ -9,7 +9,7 @@ from typing import Any
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, verify
 from remat_ir.batch import BatchFamily, LargestBatch
 
-from ..errors import BadAnswer
+from ..errors import InvalidResponse
 from . import service
 from .options import SolveOptions
 from .sources import ServicePlanner
@@ -60,7 +60,7 @@ def largest_batch(
 
 def _known(found: dict[str, Any], answer: Answer | None, started: float) -> LargestBatch:
     if found["bound"] is None or found["most_cost_ns"] is None or (found["best_batch"] or 0) > found["bound"]:
-        raise BadAnswer("the service's search for the largest batch has no bound, or one below its own batch")
+        raise InvalidResponse("the service's search for the largest batch has no bound, or one below its own batch")
     seconds = round(time.monotonic() - started, 6)
     return LargestBatch(found["best_batch"] or 0, found["bound"], found["most_cost_ns"], answer, seconds)
 
@@ -72,11 +72,11 @@ def _plan(planner: ServicePlanner, family: BatchFamily, found: dict[str, Any]) -
     solved = service.poll(planner.http, str(found.get("best_solve")))
     plan = solved.plan
     if not isinstance(plan, Plan):
-        raise BadAnswer(f"the service claims a batch of {found['best_batch']} and has no plan for it")
+        raise InvalidResponse(f"the service claims a batch of {found['best_batch']} and has no plan for it")
     try:
         if verify(family.at(found["best_batch"]), plan).cost_ns > found["most_cost_ns"]:
-            raise BadAnswer(f"the service's plan for a batch of {found['best_batch']} costs more than it may")
+            raise InvalidResponse(f"the service's plan for a batch of {found['best_batch']} costs more than it may")
         problem = Problem(family.scaled(found["best_batch"]), family.budget_bytes)
         return Answer.of_plan(problem, plan, method=solved.method)
     except (InvalidPlan, InvalidData) as error:
-        raise BadAnswer(f"the service's plan for a batch of {found['best_batch']} is wrong: {error}") from None
+        raise InvalidResponse(f"the service's plan for a batch of {found['best_batch']} is wrong: {error}") from None

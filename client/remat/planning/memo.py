@@ -152,7 +152,7 @@ def _better(answer: Answer, stored: dict[str, Any]) -> bool:
 
 
 def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) -> Answer:
-    """A stored answer in terms of the caller's problem, which may have other fixed bytes; the plan is judged here."""
+    """A stored answer in terms of the caller's problem, which may have other fixed bytes; the plan is verified here."""
     shift = problem.subject.fixed_bytes - fixed_bytes
 
     def moved(amount: int | None) -> int | None:

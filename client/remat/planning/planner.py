@@ -205,7 +205,7 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
     """The answer if it has a plan; the error names the op of `graph` that needs the most.
 
     Raises:
-        BudgetTooSmall, NothingFound: it has none; the message says what would do.
+        BudgetTooSmall, NothingFound: it has none; the message says what is enough.
     """
     if answer.plan is not None:
         return answer

@@ -8,7 +8,7 @@ from typing import Any
 
 from remat_ir import Answer, InvalidData, Problem
 
-from ..errors import BadAnswer
+from ..errors import InvalidResponse
 from .call import Reply
 from .http import Http
 from .options import SolveOptions
@@ -41,12 +41,12 @@ def answer_of(reply: Reply) -> Answer:
     """The answer in a reply to one of these calls.
 
     Raises:
-        BadAnswer: it is none.
+        InvalidResponse: it is none.
     """
     try:
         return Answer.from_json(reply.data)
     except (InvalidData, TypeError) as error:
-        raise BadAnswer(f"the service's reply about a solve is not an answer: {error}") from None
+        raise InvalidResponse(f"the service's reply about a solve is not an answer: {error}") from None
 
 
 def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")) -> Answer:
@@ -87,7 +87,7 @@ def solves(http: Http, most: int) -> list[dict[str, Any]]:
         data = http.call("GET", "/v1/solves", params=params).data
         page = data.get("solves") if isinstance(data, dict) else None
         if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
-            raise BadAnswer("the service's list of solves is not a list")
+            raise InvalidResponse("the service's list of solves is not a list")
         rows.extend(page)
         after = data.get("next")
         if not page or not isinstance(after, str):
@@ -129,18 +129,18 @@ def _search(reply: Reply) -> dict[str, Any]:
     numbers = ("best_batch", "bound", "most_cost_ns")
     fine = isinstance(data, dict) and isinstance(data.get("id"), str) and isinstance(data.get("ended"), bool)
     if not fine or any(type(data.get(name)) not in (int, type(None)) for name in numbers):
-        raise BadAnswer("the service's reply to a search for the largest batch is none")
+        raise InvalidResponse("the service's reply to a search for the largest batch is none")
     return dict(data)
 
 
 def _profiles(reply: Reply, asked: set[str]) -> dict[str, tuple[int, int]]:
     rows = reply.data.get("profiles") if isinstance(reply.data, dict) else None
     if not isinstance(rows, dict):
-        raise BadAnswer("the service's profile table is not an object of profiles")
+        raise InvalidResponse("the service's profile table is not an object of profiles")
     found: dict[str, tuple[int, int]] = {}
     for signature, row in rows.items():
         fine = isinstance(row, list) and len(row) == 2 and all(type(n) is int and 0 <= n <= 2**53 for n in row)
         if signature not in asked or not fine:
-            raise BadAnswer(f"the service's profile table has a row of no use for {str(signature)[:60]!r}")
+            raise InvalidResponse(f"the service's profile table has a row of no use for {str(signature)[:60]!r}")
         found[signature] = (row[0], row[1])
     return found

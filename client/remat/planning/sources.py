@@ -1,4 +1,4 @@
-"""Where plans come from: the client's own greedy plan, the solver installed beside it, or a service."""
+"""Where plans come from: the client's own greedy plan, the solver installed next to it, or a service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx2
 
 from remat_ir import Answer, InvalidData, Problem, Progress
 
-from ..errors import BadAnswer, Unreachable
+from ..errors import InvalidResponse, Unreachable
 from ..settings import checked_url
 from . import service
 from .call import Timeouts
@@ -44,7 +44,7 @@ class GreedyPlanner:
 
 
 class LocalPlanner:
-    """The solver installed beside the client, found through the entry point group `remat.planners`.
+    """The solver installed next to the client, found through the entry point group `remat.planners`.
 
     Raises:
         InvalidData: none is installed, or it cannot be loaded.
@@ -69,7 +69,7 @@ class LocalPlanner:
 
 
 def solver_door(name: str) -> Callable[..., Any]:
-    """A function of the solver installed beside the client, which the client never imports by name.
+    """A function of the solver installed next to the client, which the client never imports by name.
 
     Raises:
         InvalidData: no solver is installed, it has no such door, or it cannot be loaded.
@@ -123,7 +123,7 @@ class ServicePlanner:
         answer = service.answer_of(self.http.call(**call, give_up_at=give_up_at))
         if not answer.status.ended:
             if answer.id is None:
-                raise BadAnswer(f"{self.http.base_url} is solving the problem but does not say under which id")
+                raise InvalidResponse(f"{self.http.base_url} is solving the problem but does not say under which id")
             log.info(
                 "solve %s: waiting at %s; `remat attach %s` finds it again", answer.id, self.http.base_url, answer.id
             )

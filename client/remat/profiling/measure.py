@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 class Window:
     """A stretch of time in which a device's allocator is watched, in this thread.
 
-    One window at a time is open in a thread, and none beside a profiler (`_compat.recording`).
+    One window at a time is open in a thread, and none next to a profiler (`_compat.recording`).
     """
 
     def __init__(self, device: str | torch.device = "cpu") -> None:

@@ -31,7 +31,7 @@ _COPIES = {
     "RMSprop": 1,
     "Rprop": 2,
 }
-"""Tensors as large as the parameter that its state has, beside what the settings add."""
+"""Tensors as large as the parameter that its state has, besides what the settings add."""
 
 _SETTINGS = {"Adam": ("amsgrad",), "AdamW": ("amsgrad",), "RMSprop": ("momentum", "centered"), "SGD": ("momentum",)}
 """Settings each of which adds one more."""
@@ -75,7 +75,7 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 def step_bytes(optimizer: Any) -> int:
-    """Bytes that a step of an optimizer allocates beside its state, and frees again.
+    """Bytes that a step of an optimizer allocates besides its state, and frees again.
 
     Where the parameters of a group are worked on together (`foreach`, what torch does on accelerators), these are
     copies of all of them, else of the largest one; fused kernels make none. How many is measured: a step of the same

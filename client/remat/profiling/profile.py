@@ -166,7 +166,7 @@ def device_kind(nodes: Iterable[fx.Node]) -> str:
 
 
 def device_of_values(nodes: Iterable[fx.Node]) -> Device:
-    """Where kernels run that give such values: the first device beside the CPU that holds one of them, or the CPU."""
+    """Where kernels run that give such values: the first device besides the CPU that holds one of them, or the CPU."""
     there = (t.device for node in nodes for t in tensors(node.meta.get("val")))
     return of(next((device for device in there if device.type != "cpu"), "cpu"))
 

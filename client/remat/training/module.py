@@ -80,7 +80,9 @@ class Rematerialized(nn.Module):
         own = self.__dict__
         for name in SHARED:
             own[name] = module.__dict__[name]
-        own["original"] = module  # as an attribute it would be registered: a submodule of its own twin
+        own["original"] = (
+            module  # as an attribute it would be registered: a submodule of the module that stands in for it
+        )
         own["_run"] = run or (lambda: module)
         own["_make_plan"], own["_on_failure"] = make_plan, on_failure
         own["_kinds"] = Kinds[Made](most_plans)

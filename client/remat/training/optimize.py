@@ -83,7 +83,7 @@ def optimize(
 
     Raises:
         CaptureError: the training step cannot be captured; the message says why.
-        BudgetTooSmall, NothingFound: there is no plan; the message says what would do.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
         PlanMismatch: the plan file is for another step, and which op differs; or its plan does not fit the budget.
         InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
     """
@@ -214,7 +214,7 @@ def plan_step(
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
     Args:
-        extra: fixed bytes beside those of the module and its inputs, by name.
+        extra: fixed bytes besides those of the module and its inputs, by name.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
     phases = phases or Phases()

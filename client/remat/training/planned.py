@@ -10,7 +10,7 @@ from typing import Any
 from remat_ir import Answer
 
 from ..capture.guards import Holders
-from ..planning.coordinator import Later
+from ..planning.coordinator import Pending
 from .step import TrainingStep
 
 
@@ -31,7 +31,7 @@ class Planned:
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
-    better: Later[Planned] | None = field(default=None, repr=False)
+    better: Pending[Planned] | None = field(default=None, repr=False)
 
     @cached_property
     def holders(self) -> Holders:

@@ -99,7 +99,8 @@ def explain_chain(trained: ChainedModule) -> str:
     cost = answer.cost_ns or 0
     return "\n".join(
         [
-            f"a chain of {chain.stages} stages; budget {readable(answer.budget_bytes)} beside parameters and gradients",
+            f"a chain of {chain.stages} stages; budget {readable(answer.budget_bytes)} "
+            "besides parameters and gradients",
             f"peak {readable(answer.peak_bytes or 0)} predicted; plain training needs {readable(plain_peak(chain))}",
             f"cost {_ms(cost)}, {100 * overhead_of(cost, chain.total_cost_ns):.1f} % over plain: {answer.ending}",
             "",

@@ -18,7 +18,7 @@ def same_structure(one: Graph, other: Graph) -> bool:
 
 
 def plan_of_another_size(problem: Problem, known: Sequence[Planned]) -> Answer | None:
-    """The cheapest plan of a graph of the same structure that the judge passes on this problem, as an answer to it.
+    """The cheapest plan of a graph of the same structure that the verifier passes on this problem, as an answer to it.
 
     Args:
         known: plans of other kinds of calls, the latest last.

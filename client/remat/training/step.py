@@ -146,7 +146,7 @@ def training_step(
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
     Args:
-        extra: fixed bytes beside those of the module and its inputs, by name.
+        extra: fixed bytes besides those of the module and its inputs, by name.
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
@@ -181,7 +181,7 @@ def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node,
 def running_peak(step: TrainingStep, plan: Plan) -> int:
     """The peak of a plan kernel by kernel, in bytes, fixed ones included: what the lowered step really reaches.
 
-    A group of kernels is one op to the judge, who holds all its inputs until it ends; the running step drops each
+    A group of kernels is one op to the verifier, who holds all its inputs until it ends; the running step drops each
     after its last use.
     """
     return step.graph.fixed_bytes + kernel_peak(step.operations, plan, step.profiled.kernels)

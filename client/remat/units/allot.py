@@ -1,6 +1,6 @@
 """One budget for units that run one after the other: which of its plans each unit takes, at the least total cost.
 
-The forward passes of the units run in order and their backward passes in reverse, so what unit k has beside it is what
+The forward passes of the units run in order and their backward passes in reverse, so what unit k has next to it is what
 the units before it hold from their forward to their backward passes. An exact dynamic program over that sum.
 """
 

@@ -213,7 +213,7 @@ class Split:
     def _watched(
         self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
     ) -> tuple[int, Rest]:
-        """The peak of a real step by these plans, above the fixed bytes, and what there was beside the units."""
+        """The peak of a real step by these plans, above the fixed bytes, and what there was besides the units."""
         self.model.zero_grad(set_to_none=True)
         gc.collect()
         trace = Trace(self.device)
@@ -319,7 +319,7 @@ def _curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
 def _point(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> Point:
     phases = kernel_phases(step.operations, plan, step.profiled.kernels)
     moments = list(replay(step.graph, plan))
-    if size is None:  # what the plan itself needs, as the judge counts it
+    if size is None:  # what the plan itself needs, as the verifier counts it
         turn = next(m for m in moments if m.op == step.graph.backward_from)
         peak = max(m.peak_bytes for m in moments)
         size = UnitBytes(peak - step.graph.fixed_bytes, turn.peak_bytes - step.graph.fixed_bytes)

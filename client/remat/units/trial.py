@@ -71,7 +71,7 @@ def _stretch(part: Interval) -> Stretch:
 
 
 class Rest(NamedTuple):
-    """What a model needs beside its units: their order, the most while none is held, and the rest around each."""
+    """What a model needs besides its units: their order, the most while none is held, and the rest around each."""
 
     order: tuple[int, ...]
     before_bytes: int

@@ -57,7 +57,7 @@ def optimize_units(
     Args:
         units: modules of the model that run once in a step, one after the other, such as its blocks.
         example_args, example_kwargs: the largest batch; one call of the model.
-        budget: as for `remat.optimize`; a fraction is one of what plain training needs beside the fixed bytes.
+        budget: as for `remat.optimize`; a fraction is one of what plain training needs besides the fixed bytes.
         planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
@@ -66,7 +66,7 @@ def optimize_units(
 
     Raises:
         CaptureError: a unit cannot be captured, or does not run once in a step; the message names it.
-        BudgetTooSmall: no choice of plans fits; the message says what would do.
+        BudgetTooSmall: no choice of plans fits; the message says what is enough.
         NothingFound: the measured peak stayed over the budget.
         InvalidData: not a budget of a whole model, no units of it, not a planner, not an optimizer, or not an option;
             before anything runs.

@@ -24,7 +24,7 @@ from remat_solver.batch import BatchSearch
 from remat_solver.bounds import least_need
 
 from ..context import Context
-from ..errors import Gone, Invalid, NotFound, ServiceError, TooMany, Unavailable
+from ..errors import Gone, Invalid, NotFound, RateLimited, ServiceError, Unavailable
 from ..identity import Caller, Retry, new_id
 from ..settings import Settings
 from ..storage.tables import groups, now
@@ -165,7 +165,7 @@ class BatchSearches:
             elapsed = (now() - row.created_at).total_seconds()
             try:
                 await _Step(context, caller, group_id, row.about, elapsed).run()
-            except (TooMany, Unavailable) as error:
+            except (RateLimited, Unavailable) as error:
                 await asyncio.sleep(min(30.0, error.retry_after_s or _LOOK_S))
             except ServiceError as error:
                 await _save(context, group_id, row.about | {"ended": str(error)})

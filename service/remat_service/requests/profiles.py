@@ -91,7 +91,7 @@ async def put(context: Context, caller: Caller, device: str, table: dict[str, tu
     reported and the middle of their reports is more than `_APART` times away from it; then the middle stands.
 
     Raises:
-        TooMany: over the tenant's quota; nothing was taken in.
+        RateLimited: over the tenant's quota; nothing was taken in.
     """
     if not table:
         return {}

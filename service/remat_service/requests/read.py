@@ -82,14 +82,14 @@ async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, b
     if not row.ended or row.plan_id is None:
         return await body_of(context, caller, row)
     context.notifier.notify_here(row.id)
-    async with context.locks.of(row.plan_id):  # of a burst, one has the plan judged
+    async with context.locks.of(row.plan_id):  # of a burst, one has the plan verified
         found = await context.snapshots.ended_request(caller, row.id)
         body = None if found is None else _from_memory(context, found)
         return (body, True) if body is not None else await body_of(context, caller, row)
 
 
 def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
-    """The body for an ended request whose plan's bytes have been judged before; None where the long way is needed."""
+    """The body for an ended request whose plan's bytes have been verified before; None where the long way is needed."""
     if found.data is None:
         return rendered(found.answer, None)
     claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
@@ -119,7 +119,7 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
 
 
 async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
-    """The answer object of a request as JSON text, its plan judged on the way out; and whether it has ended.
+    """The answer object of a request as JSON text, its plan verified on the way out; and whether it has ended.
 
     Raises:
         Gone: the answer's plan has been evicted, or was damaged.
@@ -148,7 +148,7 @@ async def current_answer(context: Context, row: Any) -> dict[str, Any]:
 
 
 async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
-    """A stored plan as JSON text if the judge passes it; one that it refuses is dropped."""
+    """A stored plan as JSON text if the verifier passes it; one that it refuses is dropped."""
     claimed = Verdict(plan.cost_ns, plan.peak_bytes)
     async with context.database.read() as connection:
         packed = await context.store.graph_row(connection, plan.graph_key)

@@ -19,7 +19,7 @@ from .parse import Ask
 
 
 async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
-    """The plan of the solve that was named as a start, judged on this problem and kept under it: its id.
+    """The plan of the solve that was named as a start, verified on this problem and kept under it: its id.
 
     Raises:
         Invalid: there is no such plan, or it is not valid for this problem.

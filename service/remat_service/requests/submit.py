@@ -78,7 +78,7 @@ class Submission:
             Conflict: the idempotency key was used with another body.
             Invalid: there is no such solve to start from.
             Unavailable: the queue is full.
-            TooMany: the tenant's quota is used up.
+            RateLimited: the tenant's quota is used up.
         """
         try:
             earlier = await self._earlier()

@@ -1,4 +1,4 @@
-"""A plan as a person would look at it: what runs when, and how much memory it holds, beside training plainly."""
+"""A plan as a person would look at it: what runs when and what it holds, next to training without a plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _read(problem: bytes, answer: bytes) -> dict[str, Any]:
 
 
 def timeline(subject: Subject, plan: AnyPlan | None) -> dict[str, Any]:
-    """The memory curve of a plan and of plain training, for any kind of subject, by the judge's own replay.
+    """The memory curve of a plan and of plain training, for any kind of subject, by the verifier's own replay.
 
     Raises:
         InvalidPlan: the plan breaks a rule.

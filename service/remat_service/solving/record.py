@@ -71,7 +71,7 @@ class SolveRecord:
             raise LostClaim
 
     async def take(self, outcome: Outcome, frame: dict[str, Any]) -> None:
-        """A frame from the child: judged, then stored, then told."""
+        """A frame from the child: verified, then stored, then told."""
         context, claim = self._context, self._claim
         if frame["type"] == "error":
             outcome.failed(frame["kind"], frame["message"])

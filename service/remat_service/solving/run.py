@@ -166,7 +166,7 @@ class SolveRun:
         return await self._best_of(answer, gap)
 
     async def _best_of(self, answer: Answer, gap: float) -> Answer:
-        """An answer with the best that the store knows beside it: bounds from other budgets, an earlier incumbent."""
+        """An answer with the best that the store knows next to it: bounds from other budgets, an earlier incumbent."""
         stored = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
         known = stored.known
         if known.cost_ns is None or stored.plan is None:

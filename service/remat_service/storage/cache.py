@@ -12,13 +12,13 @@ It is put together from parts, each true on its own:
                 from its peak to B. Bounds of an older solver are not read
     restricted  a bound of a restricted search, only for its own method at its own budget, and named in the answer
     floor       a proved least budget: everything below it is infeasible
-    near        for a graph of the same structure with other costs c′: its plan is re-costed by the judge, and from its
-                bound L (whole space, at this budget or a larger one) ΣC′ + r · (L − ΣC) with r = min c′_i / c_i is
+    near        for a graph of the same structure with other costs c′: its plan is re-costed by the verifier, and from
+                its bound L (whole space, at this budget or a larger one) ΣC′ + r · (L − ΣC) with r = min c′_i / c_i is
                 proved, since cost′ − ΣC′ = Σ c′_i (n_i − 1) ≥ r Σ c_i (n_i − 1) ≥ r (L − ΣC) when op i runs n_i times.
                 `auto` only, as its plan may come from anywhere
 A hit that was put together once is given again from memory for the same body (`response_cache.py`), on one condition
 that is looked at every time: each row named above is what it was, the plan's stored bytes included, byte for byte. So
-what goes out has been judged, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's
+what goes out has been verified, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's
 row is a miss as before. What is not read again is the graph: the memory holds for the body as sent, which is the graph.
 What does not make a hit still starts the next solve: the plan as its incumbent, the bound as its bound.
 """

@@ -32,7 +32,7 @@ async def migrate(database: Database) -> None:
 
 @contextmanager
 def sole_owner(database: Database) -> Iterator[None]:
-    """Hold the lock file beside a SQLite file; a crash releases it."""
+    """Hold the lock file next to a SQLite file; a crash releases it."""
     path = database.engine.url.database
     if not database.is_sqlite or not path or path == ":memory:":
         yield

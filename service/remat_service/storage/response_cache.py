@@ -1,4 +1,4 @@
-"""Answers lately given, given again without parsing, planning or judging anew.
+"""Answers lately given, given again without parsing, planning or verifying.
 
 What is remembered is a hit, under its caller's tenant, scope and epoch and the SHA-256 of the body as sent. With it is
 remembered all that it rests on (`snapshot.Snapshot`): the stored bytes of its plan, what the row claims of them, the
@@ -22,7 +22,7 @@ from .tables import now
 from .verifier import Verifier
 from .write_behind import WriteBehind
 
-_ROW_BYTES = 2_000  # what an answer takes beside its plan
+_ROW_BYTES = 2_000  # what an answer takes besides its plan
 
 
 class CachedResponse(NamedTuple):

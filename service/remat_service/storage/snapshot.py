@@ -52,7 +52,7 @@ class Snapshot(NamedTuple):
     under_way: bool
 
     def plan(self, graph_key: str) -> StoredPlan | None:
-        """The cheapest plan within the budget; it has not been judged."""
+        """The cheapest plan within the budget; it has not been verified."""
         if self.plan_id is None:
             return None
         return StoredPlan(

@@ -39,7 +39,7 @@ class StoredPlan:
 
     @property
     def claimed(self) -> Verdict:
-        """What the row says that the judge will find."""
+        """What the row says that the verifier will find."""
         return Verdict(self.cost_ns, self.peak_bytes)
 
 
@@ -122,7 +122,7 @@ class Store:
     async def put_plan(
         self, connection: AsyncConnection, graph_key: str, method_key: str, source: str, plan: AnyPlan, verdict: Verdict
     ) -> tuple[str, str]:
-        """Keep a judged plan; returns its id and checksum, the older row's where the same plan is there."""
+        """Keep a verified plan; returns its id and checksum, the older row's where the same plan is there."""
         packed = pack(plan.to_json())
         digest, moment = checksum(packed), now()
         row = {
@@ -184,7 +184,7 @@ class Store:
         return None if row is None else _stored(row)
 
     async def drop_plan(self, connection: AsyncConnection, plan_id: str) -> None:
-        """Forget a plan that the judge has refused."""
+        """Forget a plan that the verifier has refused."""
         await connection.execute(delete(plans).where(plans.c.id == plan_id))
 
     async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:

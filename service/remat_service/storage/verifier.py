@@ -1,6 +1,6 @@
-"""The way out of the store: nothing leaves it that has not passed the judge on the problem it is served for.
+"""The way out of the store: nothing leaves it that has not passed the verifier on the problem it is served for.
 
-Bytes that this process has judged before, on the same graph, need no second replay: their SHA-256 is taken at every
+Bytes that this process has verified before, on the same graph, need no second replay: their SHA-256 is taken at every
 read, and the verdict that belongs to it is compared with what the row claims.
 """
 
@@ -23,7 +23,7 @@ _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
 
 class Verifier:
-    """Reads graphs and plans from packed bytes, with a memory of what it has already judged."""
+    """Reads graphs and plans from packed bytes, with a memory of what it has already verified."""
 
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
         self._graphs: Lru[str, Subject] = Lru(most_graphs)
@@ -47,9 +47,9 @@ class Verifier:
     async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
         """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
         digest = checksum(packed)
-        judged = self._passes((graph_key, digest), problem, claimed)
+        verified = self._passes((graph_key, digest), problem, claimed)
         try:
-            plan = await _run(len(packed), _read_plan, packed, problem, None if judged else claimed)
+            plan = await _run(len(packed), _read_plan, packed, problem, None if verified else claimed)
         except (ValueError, InvalidData, InvalidPlan):
             self.rejections += 1
             return None
@@ -57,7 +57,7 @@ class Verifier:
         return plan
 
     async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
-        """Whether the plan of a row may be served for the problem; quick for bytes judged before."""
+        """Whether the plan of a row may be served for the problem; quick for bytes verified before."""
         if self._passes((graph_key, checksum(packed)), problem, claimed):
             return True
         return await self.plan(graph_key, problem, packed, claimed) is not None
@@ -76,17 +76,17 @@ class Verifier:
         return text
 
     def held(self, digest: str) -> bytes | None:
-        """The text of packed bytes of this SHA-256, where it is in memory: only for who knows that they were judged."""
+        """The text of packed bytes of this SHA-256, where it is in memory: for who knows that they were verified."""
         return self._texts.get(digest)
 
     def text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
-        """The text of a plan whose bytes were judged before and are still in memory; None says nothing about it."""
+        """The text of a plan whose bytes were verified before and are still in memory; None says nothing about it."""
         digest = checksum(packed)
         within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
         return self._texts.get(digest) if within else None
 
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
-        """A plan that has not been judged, on any problem, yet; None where its bytes are damaged."""
+        """A plan that has not been verified, on any problem, yet; None where its bytes are damaged."""
         try:
             return read_plan(await _run(len(packed), unpack, packed))
         except (ValueError, InvalidData):
@@ -94,7 +94,7 @@ class Verifier:
             return None
 
     async def verify(self, problem: Problem, plan: AnyPlan) -> Verdict:
-        """Judge a plan that is about to be stored.
+        """Verify a plan that is about to be stored.
 
         Raises:
             InvalidPlan: it breaks a rule of the problem.

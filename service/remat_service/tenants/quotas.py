@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..errors import Conflict, TooMany
+from ..errors import Conflict, RateLimited
 from ..identity import Caller
 from ..storage.tables import graphs, now, plans, profile_reports, requests, solves, tenants
 
@@ -23,7 +23,7 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
     `most_running` is not looked at here: it holds a solve in the queue, it does not refuse it.
 
     Raises:
-        TooMany: with the seconds after which it is worth asking again.
+        RateLimited: with the seconds after which it is worth asking again.
     """
     limits = await _limits(connection, caller)
     if limits.most_queued is not None:
@@ -33,7 +33,7 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
             .where(solves.c.tenant_id == caller.tenant_id, solves.c.state == "queued")
         )
         if (queued or 0) >= limits.most_queued:
-            raise TooMany(f"{queued} solves are queued, the most for this tenant", retry_after_s=10)
+            raise RateLimited(f"{queued} solves are queued, the most for this tenant", retry_after_s=10)
     if limits.most_solver_seconds is not None:
         since = now() - _DAY
         spent, first = (
@@ -45,18 +45,18 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
         ).one()
         if spent >= limits.most_solver_seconds:
             wait = max(1, int((first - since).total_seconds())) if first is not None else 60
-            raise TooMany(
+            raise RateLimited(
                 f"{spent:.0f} solver seconds were used in the last day, of {limits.most_solver_seconds:g}",
                 retry_after_s=wait,
             )
     if limits.most_requests is not None:
         kept = await _count(connection, select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id))
         if kept >= limits.most_requests:
-            raise TooMany(f"{kept} requests are kept, the most for this tenant", retry_after_s=60)
+            raise RateLimited(f"{kept} requests are kept, the most for this tenant", retry_after_s=60)
     if limits.most_stored_bytes is not None:
         stored = await stored_bytes(connection, caller.tenant_id)
         if stored >= limits.most_stored_bytes:
-            raise TooMany(
+            raise RateLimited(
                 f"{stored} bytes of graphs and plans are stored for this tenant, of {limits.most_stored_bytes}",
                 retry_after_s=60,
             )
@@ -66,7 +66,7 @@ async def check_profiles(connection: AsyncConnection, caller: Caller, device: st
     """Refuse profiles over the tenant's quota, all of them or none; those that it has reported before are replaced.
 
     Raises:
-        TooMany: as `check_quota`.
+        RateLimited: as `check_quota`.
     """
     limits = await _limits(connection, caller)
     if limits.most_profiles is None:
@@ -84,7 +84,7 @@ async def check_profiles(connection: AsyncConnection, caller: Caller, device: st
     }
     kept = await _count(connection, of_tenant) + len(set(signatures) - known)
     if kept > limits.most_profiles:
-        raise TooMany(
+        raise RateLimited(
             f"{kept} profiles would be kept, the most for this tenant is {limits.most_profiles}", retry_after_s=3600
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..errors import TooMany
+from ..errors import RateLimited
 
 
 class Admission:
@@ -18,10 +18,12 @@ class Admission:
         """One more.
 
         Raises:
-            TooMany: there are too many already.
+            RateLimited: there are too many already.
         """
         if self._under_way[tenant_id] >= self._most:
-            raise TooMany(f"{self._most} {self._what} of this tenant are under way, the most at once", retry_after_s=1)
+            raise RateLimited(
+                f"{self._most} {self._what} of this tenant are under way, the most at once", retry_after_s=1
+            )
         self._under_way[tenant_id] += 1
 
     def leave(self, tenant_id: str) -> None:

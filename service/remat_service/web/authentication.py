@@ -103,7 +103,7 @@ def admit(request: Request, admission: Admission, caller: Caller) -> None:
     """Count a request up to the end of its response.
 
     Raises:
-        TooMany: there are too many already.
+        RateLimited: there are too many already.
     """
     admission.enter(caller.tenant_id)
     request.scope.setdefault(ADMITTED, []).append(partial(admission.leave, caller.tenant_id))

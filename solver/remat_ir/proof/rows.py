@@ -266,7 +266,7 @@ def _rerun(on: Relaxation, c: int, op: int) -> tuple[Terms, int]:
 
 
 def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, int]:
-    """P9: Σ α_v S_{c,v} ≤ most, since values of larger α together do not fit beside τ_{c−1}.
+    """P9: Σ α_v S_{c,v} ≤ most, since values of larger α together do not fit next to τ_{c−1}.
 
     `weighted` lists values and their α in turn. The least bytes of values that together have α of more than `most` is
     found by dynamic programming over α; it must exceed what is free.
@@ -292,7 +292,7 @@ def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, in
                 least[after] = so_far + size if known is None else min(known, so_far + size)
     over = least[most + 1]
     if over is not None and over <= room - certain:
-        raise InvalidProof(f"values of more than {most} fit beside op {on.cuts[c - 1]}: the cover does not hold")
+        raise InvalidProof(f"values of more than {most} fit next to op {on.cuts[c - 1]}: the cover does not hold")
     return [(weight, ("hold", c, value)) for value, weight in sorted(chosen.items())], most
 
 

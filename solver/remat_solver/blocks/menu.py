@@ -15,7 +15,7 @@ from ..staged.trace import trace
 from .block import Block
 
 _LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
-"""How much of what could be kept over the turn is, in most of the choices."""
+"""How much of what could be kept over the forward/backward boundary is, in most of the choices."""
 _PEAKS = (0.0, 0.2, 0.5)
 """Where the peaks of the other choices lie between the least and that of keeping all."""
 _MOVES_PER_OP, _MOST_MOVES = 200, 8192
@@ -29,7 +29,7 @@ class Choice:
         backward: the block's ops of the backward part in the order in which they run, recomputations included.
         extra_ns: the cost of these recomputations.
         tape_bytes: what stays between the parts, the joint included.
-        forward_bytes, backward_bytes: the peaks of the parts beside what comes from earlier segments.
+        forward_bytes, backward_bytes: the peaks of the parts besides what comes from earlier segments.
     """
 
     backward: tuple[int, ...]
@@ -43,7 +43,7 @@ class Choice:
 class Menu:
     """What a chain program must know of a block: its choices, and how it runs forward without a tape.
 
-    `passing_bytes` is the peak of that, beside what comes from earlier segments, and `forward_ns` its cost.
+    `passing_bytes` is the peak of that, besides what comes from earlier segments, and `forward_ns` its cost.
     """
 
     choices: tuple[Choice, ...]

@@ -66,7 +66,7 @@ def segment_of(ends: tuple[int, ...]) -> list[int]:
 def segments_of(graph: Graph) -> Segments | None:
     """Cut a graph wherever a single value leads on to the rest of its forward pass; None without a backward pass.
 
-    Only where the backward pass reads it too: what stays beside a tape would else be there for nothing.
+    Only where the backward pass reads it too: what stays next to a tape would else be there for nothing.
     Values that live through much of the forward pass count nowhere: they are small, or there is no narrow place.
     """
     split = graph.backward_from

@@ -22,7 +22,7 @@ class Item(NamedTuple):
 
 
 class BlockTable:
-    """C(s, t, m): the least cost of running segments s … t forward and backward in m slots beside their input.
+    """C(s, t, m): the least cost of running segments s … t forward and backward in m slots besides their input.
 
     The recursion is that of RR-9302, Theorem 1, over segments, except that a segment can be taped in several ways
     (Zhao et al., Rockmate, 2023, do this with menus for the blocks of transformers). With a_s the joint behind s, and
@@ -72,7 +72,7 @@ class BlockTable:
         return (size + self.slot_bytes // 2) // self.slot_bytes
 
     def _passing(self, joint: Ids, before: Ids) -> Ids:
-        """[L, L] the bytes beside the input of s that passing s … t − 1 takes, with t + 1 … L reversed before."""
+        """[L, L] the bytes besides the input of s that passing s … t − 1 takes, with t + 1 … L reversed before."""
         count = self.segments.count
         own = np.array([menu.passing_bytes for menu in self.menus], np.int64)
         beside = own + np.concatenate(([0], joint[:-1]))

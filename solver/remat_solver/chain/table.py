@@ -47,7 +47,7 @@ class Table:
         self.slot_bytes = grain if self.exact else -(-available // slots)
         self.chain, self.tapes, self._budget = chain, tapes, budget_bytes
         self._rounding = "up" if self.exact else rounding
-        # what is left of the budget beside whole slots is there at every moment
+        # what is left of the budget besides whole slots is there at every moment
         self._rest = available % self.slot_bytes if self._rounding == "up" else 0
         self._activation = self._in_slots(chain.activation_bytes)
         self._tape = self._in_slots((0, *chain.tape_bytes))

@@ -56,7 +56,7 @@ class Formulation:
         return sequence_of(self.view, self.stages, computed)
 
     def plan(self, x: Floats) -> Plan:
-        """The least-memory plan of a solution; whether it fits in whole bytes is the judge's to say."""
+        """The least-memory plan of a solution; whether it fits in whole bytes is the verifier's to say."""
         return plan_of(self.view.graph, self.sequence(x))
 
     def start(self, sequence: Sequence[int]) -> Floats | None:

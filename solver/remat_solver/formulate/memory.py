@@ -94,9 +94,9 @@ def _following(slot: Ids) -> Ids:
 
 
 def add_frontier_memory(builder: Builder, columns: Columns, view: ArrayView, stage_of: Stages) -> None:
-    """Memory at slot (t,t): inputs and outputs of t, and what is retained beside them, S[s+1,v] ≤ room, as a knapsack.
+    """Memory at slot (t,t): inputs and outputs of t, and what is retained next to them, S[s+1,v] ≤ room, as a knapsack.
 
-    It repeats what U says there: at its first computation, op t is the last of its stage, so what is resident beside
+    It repeats what U says there: at its first computation, op t is the last of its stage, so what is resident next to
     its inputs is what the next stage retains.
     """
     left, unit = room(view, stage_of)

@@ -5,7 +5,7 @@ a graph with one last op that is the paper's R[n,n] = 1 in place of (1d). The fi
 and stage is a part of this space, so a bound proved here holds there too.
 
 A plan of another order is no plan of the problem, whose order keeps random numbers, mutations and collectives in their
-places. It is one of the same ops in another order: `reordered` makes that problem, on which the judge can replay it.
+places. It is one of the same ops in another order: `reordered` makes that problem, on which the verifier can replay it.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def add_exclusive(builder: Builder, columns: Columns, view: ArrayView) -> None:
     """R[s,maker(v)] + S[s,v] ≤ 1: a stage that runs v's maker has not retained v.
 
     Exact: v is read in the stage only after its maker's index, so what was retained would be held for nothing. For a
-    value that is always made the judge demands it: nothing is made while it is resident.
+    value that is always made the verifier demands it: nothing is made while it is resident.
     """
     maker = columns.compute[:, view.maker]
     stage, value = np.nonzero((maker >= 0) & (columns.retain[:-1] >= 0))

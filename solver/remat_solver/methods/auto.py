@@ -35,7 +35,7 @@ _ABOVE_AT_ONCE_S, _ABOVE_S, _ABOVE_SHARE = 1.0, 10.0, 0.2
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Which of the two halves run beside each other, the search's seed, and the memory that each engine may use.
+    """Which of the two halves run side by side, the search's seed, and the memory that each engine may use.
 
     `memory_bytes` 0 means half of what is free when an engine starts, but at least 1 GiB.
     """
@@ -158,7 +158,7 @@ def _spare(incumbent: Incumbent) -> float:
 
 
 class _Beside:
-    """A thread beside this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
+    """A thread next to this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
 
     def __init__(self, incumbent: Incumbent, work: Callable[[], None]) -> None:
         self._incumbent, self._work = incumbent, work

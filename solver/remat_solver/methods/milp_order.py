@@ -37,8 +37,8 @@ class OrderOptions(MilpOptions):
 def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
     """Find the best op order and plan together; what is proved holds for the graph's own order too.
 
-    A plan in the graph's own order is offered. A cheaper one in another order is replayed by the judge as a plan of the
-    ops in that order, and only told: the graph's order is a promise to the training step, and no plan breaks it.
+    A plan in the graph's own order is offered. A cheaper one in another order is replayed by the verifier as a plan of
+    the ops in that order, and only told: the graph's order is a promise to the training step, and no plan breaks it.
     """
     problem = incumbent.problem
     graph = problem.graph

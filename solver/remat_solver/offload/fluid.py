@@ -11,7 +11,7 @@ from .schedule import Ledger, Schedule, step_reads
 
 
 class _Timed(NamedTuple):
-    """A step as the fluid sees it: its time, the bytes that it needs beside the fluid, and what joins the fluid.
+    """A step as the fluid sees it: its time, the bytes that it needs besides the fluid, and what joins the fluid.
 
     A value leaves from the start of the step that reads it; it has come back by the start of the step that reads it,
     which seen from the end of the schedule is after that step.

@@ -146,7 +146,7 @@ class Proof:
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
             self._note_memory(outcome)
             if outcome.status != "optimal" or outcome.x is None:
-                # what floats call infeasible is left to whole numbers to judge
+                # what floats call infeasible is left to whole numbers to decide
                 return
             units = outcome.bound / balance_of(round_.program)
             bound = self.scale.bound_ns(self.view, units, whole=False)

@@ -16,7 +16,7 @@ from .single import Reruns, add_reruns, add_single_stage
 
 @dataclass(frozen=True, eq=False)
 class Cover:
-    """More than fits beside the first computation of a cut op: at most `most` of these values can be resident then."""
+    """More than fits next to the first computation of a cut op: at most `most` of these values can be resident then."""
 
     op: int
     values: Ids
@@ -95,7 +95,7 @@ def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | N
 
 
 def _beside(view: ArrayView, hold: Ids, op: int) -> tuple[int, Ids]:
-    """The bytes free beside what certainly is resident while a cut op runs, and the values that compete for them."""
+    """The bytes free besides what certainly is resident while a cut op runs, and the values that compete for them."""
     counted = (view.maker < op) | ((view.maker == op) & view.optional)
     counted[view.inputs(op)] = False
     room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())

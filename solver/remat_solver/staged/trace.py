@@ -1,4 +1,4 @@
-"""Where memory stands while a sequence of ops runs: the least-memory plan of it, as arrays, without a judge's care."""
+"""Where memory stands while a sequence of ops runs: the least-memory plan of it, as arrays, unchecked."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ def without_strides(joint: fx.GraphModule) -> None:
             node.args[0].meta[READ] = tuple(source.stride())
         else:
             raise CaptureError(
-                f"{node.name} reads memory by strides of its own, which a plan cannot carry out beside convolutions in "
-                "channels last under inner='inductor': use inner='eager'"
+                f"{node.name} reads memory by strides of its own, which a plan cannot carry out next to convolutions "
+                "in channels last under inner='inductor': use inner='eager'"
             )
     joint.recompile()
 
@@ -163,7 +163,7 @@ def keep_layouts(forward: fx.GraphModule, backward: fx.GraphModule, results: int
     saved = frozenset(list(output.args[0])[results:])  # type: ignore[arg-type]
     for graph, written in ((forward.graph, FORWARD), (backward.graph, BACKWARD)):
         for node in list(graph.nodes):
-            # Inductor saves in layouts of its own choice: what strides were read by is written beside what is saved
+            # Inductor saves in layouts of its own choice: what strides were read by is written next to what is saved
             strides = node.meta.get(READ) if node in saved else _to_store(node, written)
             if strides is not None:
                 _store(graph, node, strides)

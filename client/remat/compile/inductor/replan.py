@@ -96,7 +96,7 @@ class Search:
         """The cheapest plan found that fits.
 
         Raises:
-            BudgetTooSmall, NothingFound: there is none; the message says what would do.
+            BudgetTooSmall, NothingFound: there is none; the message says what is enough.
         """
         self._forget()
         planning: int | None = self.budget

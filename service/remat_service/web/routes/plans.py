@@ -31,7 +31,7 @@ async def get_plan(
     caller: Annotated[Caller, Depends(caller_with("read"))],
     method: Annotated[str, Query(description="`auto` takes any method's plan, every other only its own.")] = "auto",
 ) -> Response:
-    """Judged on its way out. Bytes are net of fixed bytes, which a digest does not know."""
+    """Verified on its way out. Bytes are net of fixed bytes, which a digest does not know."""
     text = await stored_plans.plan_by_digest(request.app.state.context, caller, digest, method_of(method))
     return Response(text, media_type="application/json")
 

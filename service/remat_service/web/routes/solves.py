@@ -194,7 +194,7 @@ async def get_problem(
 async def get_timeline(
     request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
 ) -> Any:
-    """What runs when and what it holds, of any kind of plan, beside training plainly; for pictures."""
+    """What runs when and what it holds, of any kind of plan, next to training without a plan; for pictures."""
     return await timeline.of_solve(request.app.state.context, caller, solve_id)
 
 

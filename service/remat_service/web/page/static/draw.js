@@ -75,7 +75,7 @@ window.Remat = window.Remat || {};
     }, [xs, progress.map((p) => over(p.cost_ns)), progress.map((p) => over(p.bound_ns))]);
   }
 
-  // points: [{budget_bytes, overhead, bound, status}]; others: [{name, points}] drawn beside the curve.
+  // points: [{budget_bytes, overhead, bound, status}]; others: [{name, points}] drawn next to the curve.
   function curve(box, points, others, least) {
     const all = [points, ...others.map((o) => o.points)];
     const xs = [...new Set(all.flat().map((p) => p.budget_bytes))].sort((a, b) => a - b);

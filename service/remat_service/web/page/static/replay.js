@@ -1,5 +1,5 @@
 "use strict";
-// What a plan does, step by step: a fold over its steps for pictures only. The judge is on the server and in the client.
+// What a plan does, step by step: a fold over its steps for pictures only. The verifier is on the server and in the client.
 window.Remat = window.Remat || {};
 (function (Remat) {
   // The values each op makes, which of them are optional, and who reads each value.

@@ -25,7 +25,7 @@ window.Remat = window.Remat || {};
     return data;
   }
 
-  // Names stay in this browser: they are kept beside the digest and never sent.
+  // Names stay in this browser: they are kept next to the digest and never sent.
   function remember(id, opNames) {
     if (!opNames) return;
     try { sessionStorage.setItem(`remat-names-${id}`, JSON.stringify(opNames)); } catch { /* storage full: labels fall back to numbers */ }

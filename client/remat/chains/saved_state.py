@@ -22,7 +22,7 @@ def draws_apart(module: nn.Module, device: torch.device) -> bool:
     return device.type != "cpu" and any(m.training and m.dropout > 0 and m.num_layers > 1 for m in rnns)
 
 
-class Circumstances:
+class SavedState:
     """The generators' states and the buffers before a stage first runs.
 
     Where its dropout has a state of its own, the first run seeds that from the generator, as every later one does: the
@@ -51,7 +51,7 @@ class Circumstances:
                     buffers_of(module)[name] = buffer
 
 
-def circumstance_bytes(module: nn.Module, device: torch.device) -> int:
-    """The bytes on a device that the circumstances of a module take; states of generators lie in the host's memory."""
+def saved_state_bytes(module: nn.Module, device: torch.device) -> int:
+    """The bytes on a device that the saved state of a module take; states of generators lie in the host's memory."""
     generator = torch.get_rng_state().numel() if device.type == "cpu" else 0
     return generator + sum(b.numel() * b.element_size() for b in module.buffers())
