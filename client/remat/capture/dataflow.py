@@ -131,6 +131,7 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
     Raises:
         CaptureError: nothing in the graph can be trained.
     """
+    _drop_unread_statistics(joint)
     nodes = list(joint.graph.nodes)
     results = joint.graph.output_node().args[0]
     assert isinstance(results, (tuple, list))
@@ -174,6 +175,17 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
         mutated=_mutated(joint, forward_results),
         storages_of={n: tuple(s) for n, s in book.of.items()},
     )
+
+
+def _drop_unread_statistics(joint: fx.GraphModule) -> None:
+    """Take from the backward passes of batch normalization in training the running statistics, which they do not read.
+
+    They normalize by what the forward pass saved (aten/src/ATen/native/Normalization.cpp, cuda/Normalization.cu); the
+    new statistics would be held from the forward pass until then.
+    """
+    for node in joint.graph.nodes:
+        if node.target is torch.ops.aten.native_batch_norm_backward.default and node.args[7] is True:
+            node.args = (*node.args[:3], None, None, *node.args[5:])
 
 
 class _Storages:

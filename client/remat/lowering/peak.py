@@ -10,7 +10,7 @@ from torch import fx
 
 from remat_ir import Compute, Plan
 
-from ..capture.dataflow import is_random
+from ..capture.dataflow import is_check, is_random
 from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Measured, Op, Operations
 
 
@@ -112,4 +112,5 @@ def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, me
     if node in step.states and again:
         reads.append(step.states[node])
         workspace += CPU_GENERATOR_BYTES  # the present state, put back afterwards
-    return _Run(tuple(reads), flow.makes[node], is_random(node) and not again, workspace)
+    runs_unread = is_check(node) or (is_random(node) and not again)
+    return _Run(tuple(reads), flow.makes[node], runs_unread, workspace)
