@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ranks_collectives import COLLECTIVE_CASES
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
-from ranks_training import FRACTION, Block, blocks, data, message, trained
+from ranks_training import FRACTION, Block, blocks, buckets, data, message, trained, unreduced
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
@@ -324,6 +324,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **COLLECTIVE_CASES,
     "on_accelerators_only": on_accelerators_only,
     "ddp": ddp,
+    "buckets": buckets,
+    "unreduced": unreduced,
     "static_graph": lambda: ddp(static_graph=True),
     "unused_parameters": lambda: ddp(find_unused_parameters=True),
     "chain_in_ddp": chain_in_ddp,

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import remat
+from remat.distributed.ranks import RankPlanner
+from remat.training.enable import plans_of
 from remat_ir import RematError
 
 FRACTION = remat.Fraction(0.85)
@@ -67,3 +71,32 @@ def message(run: Callable[[], Any]) -> str:
     except (RematError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
+
+
+def unreduced() -> dict[str, Any]:
+    """Two micro-steps of sharded blocks without a reduction: the bytes of gradients that their plans count."""
+    model = blocks()
+    for block in model:
+        remat.enable(block, budget="1MiB", planner=RankPlanner("greedy"), self_check=False)
+        fully_shard(block)
+    fully_shard(model)
+    whole = [sum(p.numel() * p.element_size() for p in block.parameters()) for block in model]
+    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    for step in range(2):
+        model(data(step)).square().mean().backward()
+    plans = [[p.step.fixed["gradients"] for p in plans_of(block).plans.values() if p] for block in model]
+    return {"whole": whole, "counted": plans}
+
+
+def buckets() -> dict[str, Any]:
+    """What a plan inside DDP counts for its buckets, for gradients apart from them and for views."""
+    found: dict[str, Any] = {}
+    for views in (False, True):
+        model = blocks()
+        remat.enable(model, budget="2MiB", planner=RankPlanner("greedy"), self_check=False)
+        call = DistributedDataParallel(model, gradient_as_bucket_view=views)
+        for step in range(3):
+            call(data(step)).square().mean().backward()
+        found[str(views)] = [dict(p.step.fixed) for p in plans_of(model).plans.values() if p]
+        found["size"] = sum(p.numel() * p.element_size() for p in model.parameters())
+    return found

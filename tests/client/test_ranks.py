@@ -47,7 +47,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     names = ("ddp", "chain_in_ddp", "join_in_ddp", "join_refused", "refused", "later", "while_tracing")
-    names += ("on_accelerators_only",)
+    names += ("on_accelerators_only", "buckets", "unreduced")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -61,6 +61,15 @@ def test_ranks_speak_on_the_host_where_their_backend_does_not(found: list[dict[s
     """Else each step would wait for all that was issued on the device, until the plan is there."""
     for rank in found:
         assert rank["on_accelerators_only"] == {"heard": {"rank": 0}, "least": [0, 4], "sent": []}
+
+
+def test_gradients_and_buckets_between_ranks_are_counted(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["unreduced"]["counted"] == [[size] for size in rank["unreduced"]["whole"]]
+        size, views = rank["buckets"]["size"], rank["buckets"]["True"]
+        assert [plan["DDP's buckets"] for plan in (*rank["buckets"]["False"], *views)] == [size] * 3
+        assert [plan["gradients"] for plan in rank["buckets"]["False"]] == [0, size]
+        assert [plan["gradients"] for plan in views] == [0]
 
 
 def test_ranks_agree_on_the_costs_of_a_join(found: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from remat.chains.training import carry_out_chain, segments_plan
 from remat.chains.transfer import link_of, storable
 from remat.device import of
 from remat.profiling import measure, timing
-from remat.profiling.optimizers import step_bytes
+from remat.profiling.optimizers import update_memory
 from remat_ir import Answer, Problem
 from remat_ir.greedy.plans import checkpointed
 from standin import device
@@ -195,7 +195,7 @@ def test_an_optimizers_own_step_is_foreseen(kind, settings) -> None:  # type: ig
     """Without a word torch works on all parameters of a device together, and copies them."""
     model = Wide().to(DEVICE)
     optimizer = kind(model.parameters(), lr=1e-3, **settings)
-    foreseen = step_bytes(optimizer)
+    foreseen = update_memory(optimizer).temporaries_bytes
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

@@ -8,7 +8,14 @@ from .autograd import backward_node, boxed, boxed_gradients, version_counter
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards
 from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key, storage_keys
-from .module_state import active_ddp, buffers_of, flattened_by_fsdp, modules_of, parameters_of
+from .module_state import (
+    active_ddp,
+    buffers_of,
+    flattened_by_fsdp,
+    modules_of,
+    parameters_of,
+    unreduced_by_fsdp,
+)
 from .operators import (
     BATCH_NORM,
     BATCH_NORM_WITHOUT_STATISTICS,
@@ -16,6 +23,7 @@ from .operators import (
     EFFICIENT_ATTENTION,
     FLASH_ATTENTION,
     FLASH_ATTENTION_BACKWARD,
+    READ_NUMBER,
     RESULTS_ON_HOST,
     TO_COPY,
     HigherOrderOperator,
@@ -30,6 +38,7 @@ from .operators import (
     raw_call,
     run_watched,
 )
+from .optimizers import chooses_foreach, stand_in
 from .tracing import (
     CHECKS,
     FakeTensor,
@@ -64,6 +73,7 @@ __all__ = [
     "EFFICIENT_ATTENTION",
     "FLASH_ATTENTION",
     "FLASH_ATTENTION_BACKWARD",
+    "READ_NUMBER",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "CallGuards",
@@ -80,6 +90,7 @@ __all__ = [
     "boxed",
     "boxed_gradients",
     "buffers_of",
+    "chooses_foreach",
     "compile_joint",
     "descriptors",
     "detect_fake_mode",
@@ -111,6 +122,7 @@ __all__ = [
     "saved_unchecked",
     "set_descriptors",
     "split_by_ddp",
+    "stand_in",
     "start_recording",
     "state_names",
     "stop_marked_recording",
@@ -118,6 +130,7 @@ __all__ = [
     "storage_key",
     "storage_keys",
     "strict_graph",
+    "unreduced_by_fsdp",
     "updated_inputs",
     "version_counter",
 ]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
@@ -32,6 +33,7 @@ __all__ = [
     "hooks_set_aside",
     "modules_of",
     "parameters_of",
+    "unreduced_by_fsdp",
 ]
 
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
@@ -157,3 +159,13 @@ def active_ddp() -> Any:
 def flattened_by_fsdp(module: nn.Module) -> bool:
     """Whether the older FSDP has put views of its flat parameter in the places of a module's own parameters."""
     return module.__dict__.get("_fsdp_use_orig_params") is False
+
+
+def unreduced_by_fsdp(module: nn.Module) -> tuple[bool, list[torch.Tensor]]:
+    """Whether fully_shard leaves the gradients of a module's own group unreduced, and those that it holds apart."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if sharded is None or not isinstance(module, sharded):
+        return False, []
+    groups = module._get_fsdp_state()._fsdp_param_groups
+    apart = [p.unsharded_accumulated_grad for group in groups for p in group.fsdp_params]
+    return any(not group.reduce_grads for group in groups), [t for t in apart if t is not None]

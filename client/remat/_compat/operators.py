@@ -18,6 +18,7 @@ __all__ = [
     "EFFICIENT_ATTENTION",
     "FLASH_ATTENTION",
     "FLASH_ATTENTION_BACKWARD",
+    "READ_NUMBER",
     "RESULTS_ON_HOST",
     "TO_COPY",
     "HigherOrderOperator",
@@ -44,6 +45,8 @@ require(
     )
 )
 
+READ_NUMBER: Any = torch.ops.aten._local_scalar_dense.default
+"""What `item` and `if tensor:` call."""
 TO_COPY: Any = torch.ops.aten._to_copy.default
 BATCH_NORM: Any = torch.ops.aten._native_batch_norm_legit_functional.default
 """What AOTAutograd makes of batch normalization that updates its running statistics."""

@@ -53,6 +53,11 @@ class Call:
         _describe(self.kwargs, leaves, seen, numbers)
         self.arguments, self.numbers = tuple(leaves), tuple(numbers)
 
+    def finds_gradients(self) -> bool:
+        """Whether some parameter has a gradient: then the step adds to gradients that stay."""
+        own = (p for part in parts(self.module) for p in part.__dict__[PARAMETERS].values())
+        return any(p is not None and p.is_leaf and p.grad is not None for p in own)
+
 
 @dataclass(frozen=True, eq=False)
 class Kind:
@@ -64,6 +69,7 @@ class Kind:
         guards: what the capture read of Python's state; None where nothing was captured, and `state` stands for it.
         code: the classes of the submodules, with the code that was captured.
         hooks: those that ran around every module's call.
+        gradients: whether there are gradients before the step, where the plan's budget holds for such calls only.
     """
 
     arguments: tuple[Any, ...]
@@ -72,9 +78,16 @@ class Kind:
     state: tuple[Any, ...] | None = field(repr=False)
     code: tuple[tuple[type[nn.Module], Any], ...] = field(repr=False)
     hooks: tuple[Any, ...]
+    gradients: bool | None = None
 
     @classmethod
-    def of(cls, call: Call, guards: _compat.CallGuards | None, numbers_matter: bool = True) -> Kind:
+    def of(
+        cls,
+        call: Call,
+        guards: _compat.CallGuards | None,
+        numbers_matter: bool = True,
+        gradients: bool | None = None,
+    ) -> Kind:
         """The kind of a call that was captured with these guards; without, all that it is told by is its state."""
         types = dict.fromkeys(type(part) for part in parts(call.module))
         return cls(
@@ -84,6 +97,7 @@ class Kind:
             state=None if guards else state_of(call.module),
             code=tuple((t, t.forward) for t in types),
             hooks=global_hooks(),
+            gradients=gradients,
         )
 
     def holds(self, call: Call) -> bool:
@@ -91,6 +105,8 @@ class Kind:
         if self.numbers is not None and self.numbers != call.numbers:
             return False
         if self.hooks != global_hooks() or any(t.forward is not code for t, code in self.code):
+            return False
+        if self.gradients is not None and self.gradients != call.finds_gradients():
             return False
         if self.guards is None:
             return self.state == state_of(call.module)
@@ -105,6 +121,8 @@ class Kind:
         for t, code in self.code:
             if t.forward is not code:
                 return f"{t.__name__}.forward"
+        if self.gradients is not None and self.gradients != call.finds_gradients():
+            return "gradients that are not there any more" if self.gradients else "gradients that stay from before"
         if self.guards is None:
             assert self.state is not None
             return what_changed(((), *state_of(call.module)), ((), *self.state))

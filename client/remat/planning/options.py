@@ -32,7 +32,7 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64, functional_ops=())
+on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1, clip_grad_norm=False)
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -51,6 +51,10 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=())
             anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
         functional_ops: names of custom operators, as "namespace::name", that a plan may run again: the same inputs give
             the same outputs, and nothing else changes. Any other custom operator runs once in a step.
+        accumulate: how many backward passes there are to a step of the optimizer, at least 1; beyond 1 gradients that
+            stay are counted from the first call on. Without it a budget in bytes is planned for anew where gradients
+            are found.
+        clip_grad_norm: whether `torch.nn.utils.clip_grad_norm_` runs before the optimizer's step, whose memory counts.
 
     Raises:
         InvalidData: a value out of range; the message names the option, the value and what it must be.
@@ -66,6 +70,8 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=())
     mode: Mode = "auto"
     most_plans: int = 64
     functional_ops: tuple[str, ...] = ()
+    accumulate: int = 1
+    clip_grad_norm: bool = False
 
     def __post_init__(self) -> None:
         method = self.method
@@ -75,15 +81,16 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=())
         _check("time_limit_s", limit, _number(limit) and limit > 0, "must be a positive number of seconds")
         _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "must be at least 0 and below 1")
         _check("slack", slack, _number(slack) and slack >= 1, "must be a number of at least 1")
-        for name in ("wait", "self_check"):
+        for name in ("wait", "self_check", "clip_grad_norm"):
             value = getattr(self, name)
             _check(name, value, isinstance(value, bool), "must be True or False")
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
             value = getattr(self, name)
             _check(name, value, isinstance(value, str) and value in values, f"is one of {', '.join(map(repr, values))}")
-        most = self.most_plans
-        fine = isinstance(most, int) and not isinstance(most, bool) and most >= 1
-        _check("most_plans", most, fine, "must be an integer of at least 1")
+        for name in ("most_plans", "accumulate"):
+            count = getattr(self, name)
+            fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+            _check(name, count, fine, "must be an integer of at least 1")
         ops = self.functional_ops
         named = isinstance(ops, tuple) and all(isinstance(o, str) and re.fullmatch(r"\w+::[\w.]+", o) for o in ops)
         _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
@@ -117,6 +124,8 @@ class TrainingFields(StepFields, total=False):
     on_failure: OnFailure
     mode: Mode
     most_plans: int
+    accumulate: int
+    clip_grad_norm: bool
 
 
 DEFAULT = SolveOptions()

@@ -33,12 +33,45 @@ def resident(module: nn.Module, inputs: Any, constants: Mapping[str, torch.Tenso
 
 
 def existing_gradients(module: nn.Module) -> int:
-    """Bytes of gradients that are there before the step."""
+    """Bytes of gradients that are there before the step, those included that fully_shard has not reduced yet."""
     found: dict[int, int] = {}
-    for parameter in module.parameters():
-        if parameter.is_leaf and isinstance(parameter.grad, torch.Tensor):
-            gradient = here(parameter.grad)
+    apart = [tensor for part in module.modules() for tensor in _compat.unreduced_by_fsdp(part)[1]]
+    for gradient in (*(p.grad for p in module.parameters() if p.is_leaf), *apart):
+        if isinstance(gradient, torch.Tensor):
+            gradient = here(gradient)
             found[_compat.storage_key(gradient)] = storage_bytes(gradient)
+    return sum(found.values())
+
+
+def all_gradients(module: nn.Module) -> int:
+    """Bytes of a gradient for each parameter that is trained; unsharded ones where fully_shard does not reduce them."""
+    whole = any(_compat.unreduced_by_fsdp(part)[0] for part in module.modules())
+    trained = (p if whole else here(p) for p in module.parameters() if p.requires_grad)
+    return sum(p.numel() * p.element_size() for p in trained)
+
+
+def leaves_gradients(module: nn.Module) -> bool:
+    """Whether this call is told to leave its gradients as they are: DDP's `no_sync`, `set_requires_gradient_sync`."""
+    ddp: Any = _compat.active_ddp()
+    alone = ddp is not None and not ddp.require_backward_grad_sync
+    return alone or any(_compat.unreduced_by_fsdp(part)[0] for part in module.modules())
+
+
+def bucket_bytes(module: nn.Module) -> tuple[int, bool]:
+    """Bytes of the buckets of the DistributedDataParallel around this call, and whether gradients are views of them."""
+    ddp: Any = _compat.active_ddp()
+    return (0, False) if ddp is None else (all_gradients(module), bool(ddp.gradient_as_bucket_view))
+
+
+def bytes_beside(tensors_of: Any, module: nn.Module) -> int:
+    """Bytes of a module's tensors, or of given ones, on the device of `module` and not shared with it."""
+    given = tensors_of.state_dict().values() if isinstance(tensors_of, nn.Module) else tensors_of
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    seen = {_compat.storage_key(here(t)) for t in (*module.parameters(), *module.buffers())}
+    found: dict[int, int] = {}
+    for tensor in map(here, tensors(tuple(given))):
+        if tensor.device.type == device.type and _compat.storage_key(tensor) not in seen:
+            found[_compat.storage_key(tensor)] = storage_bytes(tensor)
     return sum(found.values())
 
 

@@ -1,40 +1,56 @@
-"""What an optimizer will hold, before its first step has made it."""
+"""What an optimizer's step needs, found out by a dry run of the step itself, before it has ever run.
+
+The step runs on fake tensors of the parameters' shapes. One that reads its numbers (LBFGS, kernels that torch cannot
+trace) runs on small real parameters, and what those take is extended to the true number of elements.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from remat_ir import InvalidData
 
 from .. import _compat, generators
-from ..device import Accelerator, of
+from ..device import storage_bytes
+from .allocations import Allocations
 from .fixed import here
 
-SMALL = 128
-"""Rows and columns of a parameter on which steps of an optimizer are measured."""
+log = logging.getLogger("remat")
 
-_COPIES = {
-    "Adadelta": 2,
-    "Adagrad": 1,
-    "Adam": 2,
-    "AdamW": 2,
-    "Adamax": 2,
-    "ASGD": 1,
-    "Muon": 1,
-    "NAdam": 2,
-    "RAdam": 2,
-    "RMSprop": 1,
-    "Rprop": 2,
-}
-"""Tensors as large as the parameter that its state has, besides what the settings add."""
+READ_AS = (0.5, 1000.0)
+"""What a number read from a fake tensor is taken for: both sides of `if step > …` are tried."""
 
-_SETTINGS = {"Adam": ("amsgrad",), "AdamW": ("amsgrad",), "RMSprop": ("momentum", "centered"), "SGD": ("momentum",)}
-"""Settings each of which adds one more."""
+ELEMENTS = (2**14, 2**15)
+"""The most elements of a parameter in the two runs on small ones: above what 8-bit optimizers leave in 32 bits."""
+
+ELEMENTS_WITH_CLOSURE = 2**16
+"""The most elements of all parameters together, where the step keeps a history of them."""
+
+MOST_STEPS = 100
+SETTLED = 4
+"""A state has its final size once so many steps in turn have left it as it was, up to a thousandth."""
+
+
+class UpdateMemory(NamedTuple):
+    """Bytes that an optimizer's step takes on the device of its parameters.
+
+    Attributes:
+        state_bytes: held from the first step on.
+        temporaries_bytes: the most beyond parameters, gradients and state while the step runs, or the clipping before
+            it.
+        beside_passes_bytes: those of the temporaries that are there while the step runs forward and backward passes
+            itself.
+    """
+
+    state_bytes: int = 0
+    temporaries_bytes: int = 0
+    beside_passes_bytes: int = 0
 
 
 def check_optimizer(optimizer: Any) -> None:
@@ -48,85 +64,197 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def optimizer_state(optimizer: Any) -> int:
-    """Bytes that an optimizer holds, or will hold once its first step has made its state.
+    """Bytes that are there throughout training because of an optimizer: see `update_memory`."""
+    found = update_memory(optimizer)
+    return found.state_bytes + found.beside_passes_bytes
 
-    Known are torch's own optimizers but LBFGS, SparseAdam and Adafactor; others, and classes derived from these, are
-    counted by the nearest known one among their bases, and as what they hold now where that is more. A few bytes a
-    parameter, for counters of steps, come on top.
+
+def update_memory(optimizer: Any, clip: bool = False, settings: Mapping[str, Any] | None = None) -> UpdateMemory:
+    """What a step of an optimizer takes, by a dry run; the optimizer and its parameters stay as they are.
+
+    Args:
+        clip: whether `torch.nn.utils.clip_grad_norm_` runs before the step.
+        settings: of all parameter groups, in the place of their own, such as {"foreach": False}.
+
+    A step that cannot be run dry counts as the state that there is now, with a warning.
     """
     if optimizer is None:
-        return 0
-    kind = next((base.__name__ for base in type(optimizer).__mro__ if base.__name__ in {*_COPIES, *_SETTINGS}), "")
-    total = 0
+        return UpdateMemory()
+    optimizer = inner(optimizer)
+    held = _bytes_of_state(optimizer.state)
+    if not _trained(optimizer):
+        return UpdateMemory(held)
+    found: UpdateMemory | None = None
+    if not takes_closure(optimizer):
+        found = _on_fakes(optimizer, clip, settings or {})
+    try:
+        found = found or _on_small(optimizer, clip, settings or {})
+    except Exception as error:
+        log.warning(
+            "what a step of %s takes could not be found out (%s: %s): it is counted as the %d bytes of state that it "
+            "has now",
+            type(optimizer).__name__,
+            type(error).__name__,
+            str(error).partition("\n")[0][:200],
+            held,
+        )
+        return UpdateMemory(held)
+    return found._replace(state_bytes=max(held, found.state_bytes))
+
+
+def inner(optimizer: Any) -> Any:
+    """The optimizer inside a wrapper such as accelerate's."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def takes_closure(optimizer: Any) -> bool:
+    """Whether a step must be given the function that computes the loss and the gradients."""
+    parameters = list(inspect.signature(_step(optimizer)).parameters.values())[1:]
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def dry_twin(optimizer: Any, copies: Mapping[int, torch.Tensor], settings: Mapping[str, Any]) -> Any:
+    """An optimizer with the same settings over copies of its parameters, by the identity of those."""
+
+    def copied(thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor):
+            return copies.get(id(thing), thing)
+        if isinstance(thing, (list, tuple)) and any(isinstance(t, torch.Tensor) for t in thing):
+            return [copied(t) for t in thing if id(t) in copies]
+        return thing
+
+    made = _compat.stand_in(optimizer)
+    made.__dict__.update({name: copied(value) for name, value in made.__dict__.items() if name != "param_groups"})
+    made.param_groups = []
     for group in optimizer.param_groups:
-        copies = _COPIES.get(kind, 0) + sum(bool(group.get(name)) for name in _SETTINGS.get(kind, ()))
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                state = map(here, _tensors(optimizer.state.get(parameter, {})))
-                there = sum(t.numel() * t.element_size() for t in state)
-                total += max(there, copies * here(parameter).numel() * parameter.element_size())
-    return total
+        own = {name: copied(value) for name, value in group.items()}
+        own["params"] = [copies[id(p)] for p in group["params"] if id(p) in copies]
+        unsaid = group.get("foreach", 0) is None and not group.get("fused") and own["params"]
+        if unsaid and _compat.chooses_foreach(group["params"], bool(group.get("differentiable"))):
+            own["foreach"] = True  # it does not choose it for fake tensors
+        own.update({name: value for name, value in settings.items() if name in own})
+        made.param_groups.append(own)
+    return made
 
 
-def trained_by(optimizer: Any) -> list[Any]:
-    """What this rank holds of the parameters that an optimizer trains."""
-    groups = () if optimizer is None else optimizer.param_groups
-    return [here(p) for group in groups for p in group["params"] if p.requires_grad]
+def run_step(optimizer: Any, closure: Callable[[], Any] | None = None) -> None:
+    """The step of an optimizer's class alone: no hooks, no scheduler that counts it."""
+    with torch.no_grad():
+        _step(optimizer)(optimizer, *([closure] if closure else []))
 
 
-def step_bytes(optimizer: Any) -> int:
-    """Bytes that a step of an optimizer allocates besides its state, and frees again.
-
-    Where the parameters of a group are worked on together (`foreach`, what torch does on accelerators), these are
-    copies of all of them, else of the largest one; fused kernels make none. How many is measured: a step of the same
-    class of torch's with the same settings on small parameters of the CPU. One that cannot be made so counts as none.
-    """
-    if _compat.recording():  # the caller's profiler: another thread has none
-        with ThreadPoolExecutor(1) as aside:
-            return aside.submit(step_bytes, optimizer).result()
-    kind = next((base for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim.")), None)
-    most = 0
-    for group in () if optimizer is None else optimizer.param_groups:
-        own = [here(p) for p in group["params"] if p.requires_grad]
-        if not own or kind is None:
-            continue
-        together = _together(group, own)
-        sizes = [p.numel() * p.element_size() for p in own]
-        most = max(most, int(_copies_of_a_step(kind, group, together) * (sum if together else max)(sizes)))
-    return most
+def _step(optimizer: Any) -> Callable[..., Any]:
+    step: Callable[..., Any] = inspect.unwrap(type(optimizer).step)
+    return step
 
 
-def _together(group: Mapping[str, Any], parameters: Sequence[Any]) -> bool:
-    if group.get("fused") or "foreach" not in group:
-        return False
-    alike = all(isinstance(of(p.device), Accelerator) for p in parameters)
-    return alike if group["foreach"] is None else bool(group["foreach"])
+def _trained(optimizer: Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def _copies_of_a_step(kind: Any, group: Mapping[str, Any], together: bool) -> float:
-    """Bytes that a step makes and frees again, as a multiple of the bytes of its parameters."""
-    taken = inspect.signature(kind).parameters
-    settings = {k: v for k, v in group.items() if k in taken and k not in ("params", "foreach", "capturable")}
-    settings |= {"foreach": together} if "foreach" in taken and not group.get("fused") else {}
-    count = 4 if together else 1
-    with torch.enable_grad(), generators.kept(torch.device("cpu")):
-        parameters = [torch.nn.Parameter(torch.zeros(SMALL, SMALL)) for _ in range(count)]
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        watch = of("cpu").watch()
+def _kind(optimizer: Any) -> str:
+    """The kind of device that counts."""
+    kind = here(_trained(optimizer)[0]).device.type
+    return "cpu" if kind == "meta" else kind
+
+
+def _on_fakes(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory | None:
+    """By fake tensors of the true sizes; None where the step has to see real numbers."""
+    found = []
+    for number in READ_AS:
         try:
-            small = kind(parameters, **settings)
-            small.step()  # makes the state
-            watch.start()
-            try:
-                small.step()
-            finally:
-                (found,) = watch.stop()
-        except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
-            return 0.0
-    size = sum(p.numel() * p.element_size() for p in parameters)
-    return max(0, found.peak_bytes - max(0, found.left_bytes)) / size
+            with _compat.FakeTensorMode(), Allocations(_kind(optimizer), number) as live:
+                copies = {}
+                for parameter in _trained(optimizer):
+                    local = here(parameter)
+                    like = {"dtype": local.dtype, "device": "cpu" if local.device.type == "meta" else local.device}
+                    made = [torch.empty_strided(local.shape, local.stride(), **like) for _ in range(2)]
+                    copies[id(parameter)] = made[0].requires_grad_()
+                    made[0].grad = made[1]
+                found.append(_watched(live, dry_twin(optimizer, copies, settings), list(copies.values()), clip, 2))
+        except ArithmeticError:
+            continue
+        except Exception as error:
+            log.debug("%s does not step fake tensors: %s", type(optimizer).__name__, error)
+            return None
+    return UpdateMemory(*map(max, zip(*found, strict=True))) if found else None
 
 
-def _tensors(state: Mapping[str, Any]) -> list[Any]:
-    return [value for value in state.values() if hasattr(value, "element_size")]
+def _on_small(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory:
+    """By real parameters of two small sizes, extended to the true number of elements."""
+    trained, closing = _trained(optimizer), takes_closure(optimizer)
+    elements = sum(here(p).numel() for p in trained)
+    sizes, found = [], []
+    for most in ELEMENTS:
+        if closing:
+            most = max(16, most * ELEMENTS_WITH_CLOSURE // (ELEMENTS[-1] * len(trained)))
+        with generators.kept(), Allocations(_kind(optimizer)) as live:
+            copies = {id(p): _small(here(p), most) for p in trained}
+            small = list(copies.values())
+            sizes.append(sum(p.numel() for p in small))
+            found.append(_watched(live, dry_twin(optimizer, copies, settings), small, clip, MOST_STEPS, closing))
+    grown, more = sizes[1] - sizes[0], elements - sizes[1]
+    if not grown:
+        return found[1]
+    return UpdateMemory(*(max(0, math.ceil(b + (b - a) * more / grown)) for a, b in zip(*found, strict=True)))
+
+
+def _watched(
+    live: Allocations, optimizer: Any, parameters: Sequence[torch.Tensor], clip: bool, steps: int, closing: bool = False
+) -> UpdateMemory:
+    """Of an optimizer over parameters that have gradients, all of them made while watching."""
+    before = live.now
+    loss, beside = 0.0, 0
+
+    def closure() -> float:
+        nonlocal loss, beside
+        loss, beside = loss - 1.0, max(beside, live.now - before)
+        with torch.no_grad():
+            for parameter in parameters:  # those of a bowl with noise: no step is the last one
+                parameter.grad.normal_().add_(parameter)  # type: ignore[union-attr]
+        return loss
+
+    state, highest, settled = -1, 0, 0
+    for _ in range(steps):
+        highest = max(highest, live.most(lambda: run_step(optimizer, closure if closing else None)))
+        held, state = state, live.now - before
+        settled = settled + 1 if abs(state - held) <= state // 1000 else 0
+        if settled >= SETTLED:
+            break
+    temporaries = highest - before - state
+    if clip:
+        temporaries = max(temporaries, live.most(lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0)) - live.now)
+    return UpdateMemory(state, max(0, temporaries), max(0, beside - state))
+
+
+def _small(parameter: torch.Tensor, most: int) -> torch.Tensor:
+    """A parameter of as many dimensions with a gradient, and with at most so many elements, where the shape allows."""
+    shape = list(parameter.shape)
+    while math.prod(shape) > most and max(shape) > 1:
+        longest = shape.index(max(shape))
+        shape[longest] = (shape[longest] + 1) // 2
+    fake = isinstance(parameter, _compat.FakeTensor) or parameter.device.type == "meta"
+    made = torch.randn(shape, device="cpu" if fake else parameter.device).to(parameter.dtype)
+    made.requires_grad_().grad = torch.randn_like(made)
+    return made
+
+
+def _bytes_of_state(state: Any) -> int:
+    """Of all tensors in a state, those in lists and mappings too, next to the parameters that they are for."""
+    found: dict[int, int] = {}
+    for key, value in state.items():
+        for tensor in map(here, _tensors(value)):
+            if not isinstance(key, torch.Tensor) or tensor.device.type == key.device.type:
+                found[_compat.storage_key(tensor)] = storage_bytes(tensor)
+    return sum(found.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (t for v in value.values() for t in _tensors(v))
+    elif isinstance(value, (list, tuple)):
+        yield from (t for v in value for t in _tensors(v))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -58,7 +59,7 @@ class RematCallback(Callback):
             planner=self.planner,
             optimizer=self.optimizer or only,
             on_progress=self.on_progress,
-            options=self.options,
+            options=_as_the_trainer_does(self.options, trainer),
         )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -67,3 +68,10 @@ class RematCallback(Callback):
 
     def _module(self, module: nn.Module) -> nn.Module:
         return module.get_submodule(self.part)
+
+
+def _as_the_trainer_does(options: SolveOptions, trainer: Trainer) -> SolveOptions:
+    """The options with the Trainer's own accumulation and clipping, where it has some."""
+    clips = bool(trainer.gradient_clip_val) and trainer.gradient_clip_algorithm != "value"
+    steps = max(options.accumulate, trainer.accumulate_grad_batches)
+    return replace(options, accumulate=steps, clip_grad_norm=options.clip_grad_norm or clips)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 from torch import nn
@@ -66,7 +67,7 @@ class RematCallback(TrainerCallback):
             planner=self.planner,
             optimizer=self.optimizer or given.get("optimizer"),
             on_progress=self.on_progress,
-            options=self.options,
+            options=_as_the_trainer_does(self.options, args),
         )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -74,3 +75,9 @@ class RematCallback(TrainerCallback):
         disable(given["model"])
         if self._cached:
             given["model"].config.use_cache = True
+
+
+def _as_the_trainer_does(options: SolveOptions, args: Any) -> SolveOptions:
+    """The options with the Trainer's own accumulation and clipping, where it has some."""
+    steps = max(options.accumulate, args.gradient_accumulation_steps)
+    return replace(options, accumulate=steps, clip_grad_norm=options.clip_grad_norm or bool(args.max_grad_norm))

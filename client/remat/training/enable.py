@@ -73,6 +73,7 @@ def enable(
     plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
+    ema: Any = None,
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
     **fields: Unpack[TrainingFields],
@@ -83,7 +84,7 @@ def enable(
     the plan of its kind, planned when it is first seen; any other call runs as before. Wrap in DDP after this.
 
     Args:
-        budget, plan, planner, optimizer, on_progress, options, fields: as for `remat.optimize`.
+        budget, plan, planner, optimizer, ema, on_progress, options, fields: as for `remat.optimize`.
 
     Returns:
         The same module.
@@ -97,7 +98,9 @@ def enable(
     check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
-    make_plan = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    make_plan = planning(
+        budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress
+    )
     install(model, make_plan, on_failure=asking.on_failure, self_check=asking.self_check, most_plans=asking.most_plans)
     return model
 

@@ -187,7 +187,7 @@ class Rematerialized(nn.Module):
             made = None
         if isinstance(made, Planned):
             captured = made.step.captured
-            kind = Kind.of(call, captured.guards, captured.returns_numbers)
+            kind = Kind.of(call, captured.guards, captured.returns_numbers, made.gradients)
             self._expected(made)
         else:
             kind = Kind.of(call, None)

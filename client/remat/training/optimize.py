@@ -29,8 +29,8 @@ from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
-from ..profiling.fixed import existing_gradients
-from ..profiling.optimizers import check_optimizer, optimizer_state, step_bytes, trained_by
+from ..profiling.optimizers import check_optimizer
+from .job import Job
 from .module import MakePlan, Rematerialized
 from .planned import Planned
 from .sizes import plan_of_another_size
@@ -51,6 +51,7 @@ def optimize(
     plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
+    ema: Any = None,
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
     **fields: Unpack[TrainingFields],
@@ -69,7 +70,9 @@ def optimize(
             captured here and priced by the kernels here, and nobody is asked; the first step must be one of the file's.
         planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
             "local", "greedy", or any object with the method `plan`.
-        optimizer: counted with the state that its first step will make.
+        optimizer: counted with the state that its first step will make, and with what that takes while it runs: see
+            `Planned.update_peak_bytes`.
+        ema: copies of the parameters that are held as well, as a module or as tensors.
         on_progress: called with a `remat_ir.Progress` at each improvement, such as `print`; without it a terminal shows
             what is done and for how long.
         options, fields: a `remat.SolveOptions`, its fields as keywords, or both; a keyword counts.
@@ -90,7 +93,9 @@ def optimize(
     check_module(model)
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
-    make_plan = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, on_progress=on_progress)
+    make_plan = planning(
+        budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress
+    )
     made = Rematerialized(model, make_plan, asking.on_failure, asking.self_check, asking.most_plans)
     made.plan_for(args, kwargs)
     return made
@@ -121,9 +126,11 @@ def planning(
     plan: str | os.PathLike[str] | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
+    ema: Any = None,
     on_progress: OnProgress | None = None,
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
+    job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm)
     file = None if plan is None else PlanFile(plan)
     if budget is None and file is None:
         raise InvalidData("a budget is needed: budget='12GiB', budget='50%', or plan= with a plan file")
@@ -140,12 +147,10 @@ def planning(
         if pinned is not None:
             asked = copy.copy(asked)
             asked.asked = pinned
-        extra = {"gradients": existing_gradients(call.module), "optimizer state": optimizer_state(optimizer)}
         began = time.monotonic()
         with Phases(on_progress) as phases:
-            made = plan_step(call, bytes_there, asked, options, extra=extra, known=known, phases=phases)
+            made = plan_step(call, bytes_there, asked, options, job=job, known=known, phases=phases)
             seconds = time.monotonic() - began
-            _warn_of_the_optimizer(optimizer, made)
             phases.end(headline(made.step.graph, made.answer, peak_bytes=made.predicted_bytes, seconds=seconds))
         return made
 
@@ -158,7 +163,7 @@ def planning(
             call.args[0],
             budget=budget,  # type: ignore[arg-type]  # never with a file
             planner=given.here(),
-            optimizer_bytes=optimizer_state(optimizer),
+            optimizer_bytes=sum(size for name, size in job.fixed(call.module).items() if name != "gradients"),
             on_progress=on_progress,
             **plan_fields(options),
         )
@@ -179,21 +184,6 @@ def planning(
     return make_plan
 
 
-def _warn_of_the_optimizer(optimizer: Any, made: Planned) -> None:
-    """Say so where the optimizer's own step needs more than the budget, whatever the plan."""
-    beside, fixed = step_bytes(optimizer), made.step.fixed
-    gradients = sum(p.numel() * p.element_size() for p in trained_by(optimizer))
-    peak = made.step.graph.fixed_bytes - fixed["gradients"] + max(gradients, fixed["gradients"]) + beside
-    if beside and peak > made.answer.budget_bytes:
-        log.warning(
-            "the optimizer's own step needs %s, over the budget of %s: it copies what it works on (%s); fused=True, or "
-            "else foreach=False, needs less",
-            readable(peak),
-            readable(made.answer.budget_bytes),
-            readable(beside),
-        )
-
-
 def _is_chain(call: Call) -> bool:
     """Whether a call runs stages one after the other, the first on the only argument."""
     one = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], torch.Tensor)
@@ -208,6 +198,7 @@ def plan_step(
     options: SolveOptions,
     *,
     extra: Mapping[str, int] | None = None,
+    job: Job | None = None,
     known: Sequence[Planned] = (),
     phases: Phases | None = None,
 ) -> Planned:
@@ -215,10 +206,12 @@ def plan_step(
 
     Args:
         extra: fixed bytes besides those of the module and its inputs, by name.
+        job: what else is there, and steps the parameters.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
     phases = phases or Phases()
     phases.begin("capturing and profiling")
+    job = job or Job()
     with BUSY:
         like = known[-1].step if known else None
         step = training_step(
@@ -226,7 +219,7 @@ def plan_step(
             call.args,
             call.kwargs,
             table=planner.profiles,
-            extra=extra,
+            extra={**job.fixed(call.module), **(extra or {})},
             like=like,
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
@@ -234,6 +227,11 @@ def plan_step(
             functional=options.functional_ops,
         )
     problem = _problem(step.graph, budget, options, known)
+    settled = step.fixed["gradients"] >= job.gradients(call.module, True)
+    gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
+
+    def carried(answer: Answer) -> Planned:
+        return replace(carry_out(step, problem, answer), job=job, gradients=gradients)
 
     coordinator = planner.coordinator
     pinned = isinstance(planner.asked, PinnedPlanner)
@@ -243,15 +241,15 @@ def plan_step(
     if quick is None or not isinstance(quick.plan, Plan):
         phases.begin("planning")
         answer = planner.plan(problem, options, on_progress=phases.on_progress)
-        return carry_out(step, problem, plan_or_raise(answer, step.graph))
+        return _told(carried(plan_or_raise(answer, step.graph)))
     log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
-    made = carry_out(step, problem, quick)
+    made = _told(carried(quick))
     if (quick.gap or 0) <= 0:
         return made
     most = quick.cost_ns or 0
 
     def better(answer: Answer) -> Planned | None:
-        return carry_out(step, problem, answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
+        return carried(answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
 
     def ask() -> Answer:
         return planner.asked.plan(problem, options, on_progress=phases.on_progress)
@@ -264,6 +262,19 @@ def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, kno
     if isinstance(budget, PlanFile):
         return Problem(graph, budget.budget_bytes(graph))
     return Problem(bounded(graph, budget), max(budget_bytes(budget, graph, options.slack), _room(budget, graph, known)))
+
+
+def _told(planned: Planned) -> Planned:
+    """A plan, after a warning where the optimizer's own step is over its budget: no plan of activations helps there."""
+    budget, peak = planned.answer.budget_bytes, planned.update_peak_bytes
+    if planned.job.optimizer is not None and peak > budget:
+        log.warning(
+            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
+            readable(peak),
+            readable(budget),
+            planned.job.advice(peak - budget),
+        )
+    return planned
 
 
 def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:

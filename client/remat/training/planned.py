@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import fx
+
 from remat_ir import Answer
 
 from ..capture.guards import Holders
+from ..capture.operations import Kind
 from ..planning.coordinator import Pending
+from .job import Job
 from .step import TrainingStep
 
 
@@ -25,6 +29,8 @@ class Planned:
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
         better: the plan that is still being looked for, where training started on a quick one; None in it: there is
             none that is better.
+        job: what is there next to the step, and steps the parameters.
+        gradients: whether gradients were there when it was planned, where its budget holds for such calls only.
     """
 
     step: TrainingStep
@@ -32,6 +38,8 @@ class Planned:
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     better: Pending[Planned] | None = field(default=None, repr=False)
+    job: Job = field(default_factory=Job, repr=False)
+    gradients: bool | None = None
 
     @cached_property
     def holders(self) -> Holders:
@@ -50,3 +58,23 @@ class Planned:
     def activation_bytes(self) -> int:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""
         return self.predicted_bytes - self.step.graph.fixed_bytes
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of all gradients that the step returns."""
+        operations = self.step.operations
+        flow = operations.flow
+        storages = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
+        storages |= {s for op in operations.ops if op.kind is Kind.ACCUMULATE for s in op.makes}
+        return sum(operations.sizes[s] for s in storages & operations.keep)
+
+    @property
+    def update_peak_bytes(self) -> int:
+        """The predicted peak of the optimizer's step after it, fixed bytes included.
+
+        There are then all gradients, what the module returned, and the step's own temporaries; no activations.
+        """
+        step, update = self.step, self.job.update()
+        left = step.graph.fixed_bytes + sum(step.operations.sizes[s] for s in step.operations.keep)
+        added = min(step.fixed.get("gradients", 0), self.gradient_bytes)  # to gradients that stay, and gone
+        return left - added + update.temporaries_bytes - update.beside_passes_bytes

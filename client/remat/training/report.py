@@ -36,6 +36,7 @@ def explain(
     rows: int = 12,
     planner: Planner | str | None = None,
     optimizer: Any = None,
+    ema: Any = None,
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
     **fields: Unpack[TrainingFields],
@@ -69,6 +70,7 @@ def explain(
             budget=budget,
             planner=planner,
             optimizer=optimizer,
+            ema=ema,
             on_progress=on_progress,
             options=asking,
         )
@@ -120,7 +122,7 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
     overhead = 100 * overhead_of(cost, graph.total_cost_ns)
     lines = [
         f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
-        "fixed: " + ", ".join(f"{name} {readable(size)}" for name, size in planned.step.fixed.items() if size),
+        *_job_lines(planned),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}"
         + ("; on the meta device times say nothing" if device_of(planned).type == "meta" else ""),
@@ -135,6 +137,27 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         _table("computed again", "times", "ms", _again(planned, depth), rows, str),
     ]
     return "\n".join(lines)
+
+
+def _job_lines(planned: Planned) -> list[str]:
+    """What of the job takes memory, a line each, and the peak of the optimizer's step."""
+    fixed, update = planned.step.fixed, planned.job.update()
+    stay = fixed.get("gradients", 0)
+    rows = [(name, size, "throughout") for name, size in fixed.items() if size and name != "gradients"]
+    made = "made anew by each backward pass" if stay else "made by the backward pass"
+    rows.append(("gradients", planned.gradient_bytes, made))
+    if stay:
+        rows.append(("gradients that stay", stay, "throughout: the step's own are added to them"))
+    if planned.job.optimizer is not None:
+        rows.append(("optimizer step's temporaries", update.temporaries_bytes, "while the optimizer steps"))
+    rows.append(("activations", planned.activation_bytes, "at the step's peak, gradients included"))
+    lines = [f"{name:<28}  {readable(size):>10}  {when}" for name, size, when in rows]
+    if planned.job.optimizer is None:
+        return lines
+    peak, budget = planned.update_peak_bytes, planned.answer.budget_bytes
+    line = f"the optimizer's step peaks at {readable(peak)}"
+    over = f", over the budget of {readable(budget)}: {planned.job.advice(peak - budget)}"
+    return [*lines, line + (over if peak > budget else "")]
 
 
 def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:

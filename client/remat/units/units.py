@@ -23,10 +23,10 @@ from ..capture.operations import check_functional
 from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
-from ..profiling.fixed import existing_gradients, resident
+from ..profiling.fixed import resident
 from ..profiling.measure import forward_backward
-from ..profiling.optimizers import check_optimizer, optimizer_state
 from ..training.enable import disable
+from ..training.job import Job
 from .split import Split, UnitPlans
 
 EACH = SolveOptions(time_limit_s=20.0, max_gap=0.01)
@@ -77,10 +77,10 @@ def optimize_units(
     budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
-    check_optimizer(optimizer)
+    job = Job(optimizer)
     split = Split(model, _named(model, units), planner_for(planner), asking)
     args, kwargs = example_call(example_args, example_kwargs)
-    fixed = sum(resident(model, (args, kwargs), {}).values()) + existing_gradients(model) + optimizer_state(optimizer)
+    fixed = sum(resident(model, (args, kwargs), {}).values()) + sum(job.fixed(model).values())
     try:
         with _undisturbed(model):
             return split.run(forward_backward(model, args, kwargs, loss), budget, fixed)

@@ -1,0 +1,255 @@
+"""Whole cycles of training jobs under a budget in bytes: micro-steps, clipping, the optimizer's step, averaging.
+
+    python -m benchmarks.training.job [OPTIMIZER …] [--share 0.6] [--out FILE]
+
+Each row trains a residual network by plans next to a copy that trains without one, three cycles each. Measured are the
+allocator's own events over a whole cycle, with the bytes added that are there throughout. "passes" are the forward and
+backward passes of all micro-steps, "step" is all from the clipping to the averaging: predicted → measured, in MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import remat
+from benchmarks.harness.table import Report
+from remat.profiling.measure import peak_memory
+from remat.training.enable import plans_of
+
+COLUMNS = ("job", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal")
+MIB = 2**20
+CYCLES = 3
+
+
+class Block(nn.Module):
+    """A residual block; with matrices alone where an optimizer takes nothing else."""
+
+    def __init__(self, width: int, matrices: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=not matrices)
+        self.up, self.down = (nn.Linear(*pair, bias=not matrices) for pair in ((width, 4 * width), (4 * width, width)))
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class Loss(nn.Module):
+    """The end of the network, so that nothing else is returned."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.square().mean()
+
+
+def network(layers: int, width: int, matrices: bool = False) -> nn.Sequential:
+    """Equal weights at each call."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(width, matrices) for _ in range(layers)), Loss())
+
+
+class EightBit(torch.optim.Optimizer):
+    """Momentum in bytes, as 8-bit optimizers keep it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Add the sign of a coarse momentum."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["coarse"] = torch.full_like(p, 128, dtype=torch.uint8)
+                momentum = (state["coarse"].float() - 128).div_(127).mul_(0.9).add_(p.grad.sign(), alpha=0.1)
+                state["coarse"].copy_(momentum.mul(127).add_(128))
+                p.add_(momentum, alpha=-group["lr"])
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01),
+    "SGD with momentum, foreach": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1, foreach=True),
+    "Adam": lambda p: torch.optim.Adam(p),
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "Muon": lambda p: torch.optim.Muon(p),
+    "8-bit momentum": EightBit,
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=2, history_size=3),
+}
+
+
+class Setting(NamedTuple):
+    """What a job does around its passes."""
+
+    accumulate: int = 1
+    clip: bool = False
+    ema: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"{self.accumulate} micro-steps"] * (self.accumulate > 1)
+        return ", ".join(["", *parts, *["clipped"] * self.clip, *["EMA"] * self.ema])
+
+
+SETTINGS = (Setting(), Setting(4), Setting(1, True), Setting(4, True, True))
+
+
+class Cycle:
+    """One job: its passes and its step, to be run in turn."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, setting: Setting, x: torch.Tensor) -> None:
+        self.model, self.optimizer, self.setting, self.x = model, optimizer, setting, x
+        self.ema = [p.detach().clone() for p in model.parameters()] if setting.ema else []
+        self.closing = isinstance(optimizer, torch.optim.LBFGS)
+
+    def passes(self) -> torch.Tensor:
+        """All micro-steps."""
+        total = torch.zeros(())
+        for _ in range(self.setting.accumulate):
+            loss = self.model(self.x) / self.setting.accumulate
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def step(self) -> None:
+        """Clip, step, average, and let the gradients go."""
+        if self.setting.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        if self.closing:
+            self.optimizer.step(self._closure)  # type: ignore[arg-type]
+        else:
+            self.optimizer.step()
+        if self.ema:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.ema, list(self.model.parameters()), 0.01)
+        self.optimizer.zero_grad()
+
+    def whole(self) -> None:
+        """A cycle."""
+        if not self.closing:
+            self.passes()
+        self.step()
+
+    def several(self, cycles: int = CYCLES) -> None:
+        """Cycles."""
+        for _ in range(cycles):
+            self.whole()
+
+    def _closure(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        return self.passes()
+
+    def outcome(self) -> Iterator[torch.Tensor]:
+        """Parameters, buffers, averages and the optimizer's state."""
+        yield from self.model.state_dict().values()
+        yield from self.ema
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                yield from (t for t in (value if isinstance(value, list) else [value]) if isinstance(t, torch.Tensor))
+
+
+class Found(NamedTuple):
+    """Of one job, in bytes: see the module."""
+
+    budget: int
+    predicted_passes: int
+    passes: int
+    predicted_step: int
+    step: int
+    equal: bool
+
+    @property
+    def of_budget(self) -> float:
+        """The measured peak of the cycle over the budget."""
+        return max(self.passes, self.step) / self.budget
+
+    @property
+    def of_predicted(self) -> float:
+        """The measured peak of the cycle over its prediction."""
+        return max(self.passes, self.step) / max(self.predicted_passes, self.predicted_step)
+
+    def cells(self) -> Iterator[str]:
+        """Of the table."""
+        yield f"{self.budget / MIB:.1f}"
+        yield f"{self.predicted_passes / MIB:.1f} → {self.passes / MIB:.1f}"
+        yield f"{self.predicted_step / MIB:.1f} → {self.step / MIB:.1f}"
+        yield f"{self.of_budget:.3f}"
+        yield f"{self.of_predicted:.3f}"
+        yield "bitwise" if self.equal else "no"
+
+
+def measured(
+    name: str, setting: Setting, share: float = 0.6, layers: int = 6, width: int = 192, rows: int = 2048
+) -> Found:
+    """Train by plans in bytes of the device, and without; the same losses, or the row says that it is not so."""
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
+    jobs = []
+    for planned in (False, True):
+        model = network(layers, width, matrices=name == "Muon")
+        optimizer = OPTIMIZERS[name](list(model.parameters()))
+        job = Cycle(model, optimizer, setting, x)
+        if planned:
+            options: dict[str, Any] = {"planner": "greedy", "self_check": False, "accumulate": setting.accumulate}
+            options |= {"clip_grad_norm": setting.clip, "optimizer": optimizer, "ema": job.ema or None}
+            probe = remat.optimize(copy.deepcopy(model), (x,), budget=remat.Fraction(share), **options)
+            (plan,) = (p for p in probe.plans.values() if p)
+            remat.enable(model, budget=plan.answer.budget_bytes, **options)
+        jobs.append(job)
+    peaks = {}
+    plans_of(jobs[1].model).plan_for((x,))
+    for job in jobs:
+        torch.manual_seed(2)
+        if job.closing:  # it lets tensors of its state go, of which a later window would not know
+            peaks["passes"] = peaks["step"] = peak_memory(job.several).peak_bytes
+            continue
+        job.several(CYCLES - 1)
+        passes = peak_memory(job.passes)
+        peaks["passes"] = passes.peak_bytes
+        peaks["step"] = peak_memory(job.step).peak_bytes + passes.left_bytes
+    (plan,) = (p for p in plans_of(jobs[1].model).plans.values() if p)
+    made = ("gradients", "optimizer step's temporaries", *["optimizer state"] * jobs[1].closing)
+    fixed = plan.step.graph.fixed_bytes - sum(plan.step.fixed.get(name, 0) for name in made)
+    same = all(torch.equal(a, b) for a, b in zip(*(job.outcome() for job in jobs), strict=True))
+    return Found(
+        plan.answer.budget_bytes,
+        plan.predicted_bytes,
+        peaks["passes"] + fixed,
+        plan.update_peak_bytes,
+        peaks["step"] + fixed,
+        same,
+    )
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training.job",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("optimizers", nargs="*", metavar="OPTIMIZER", help="; ".join(OPTIMIZERS))
+    parser.add_argument("--share", type=float, default=0.6, help="of what plain training needs (default 0.6)")
+    parser.add_argument("--out", type=Path, help="a file that the table is added to")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    worst = 0.0
+    with Report("The whole job under its budget", COLUMNS, given.out) as report:
+        for name in given.optimizers or OPTIMIZERS:
+            for setting in SETTINGS[:1] if name == "LBFGS" else SETTINGS:
+                found = measured(name, setting, given.share)
+                worst = max(worst, found.of_budget, 0.0 if found.equal else 9.0)
+                report.add(f"{name}{setting}", *found.cells())
+    return 0 if worst <= 1 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

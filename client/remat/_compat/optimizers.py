@@ -1,0 +1,36 @@
+"""Optimizers: a twin that steps other tensors by the same settings, and what `foreach=None` stands for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from .versions import lacking, require
+
+__all__ = ["chooses_foreach", "stand_in"]
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+require(lacking(((_default_to_fused_or_foreach, ("params", "differentiable", "use_fused")),), ()))
+require([name for name in _HOOKS if name not in torch.optim.SGD([torch.zeros(0)]).__dict__])
+
+
+def stand_in(optimizer: Any) -> Any:
+    """An optimizer of the same class, settings and own attributes, without state and without the caller's hooks.
+
+    Its parameter groups are those of the original: whoever asked for it replaces them.
+    """
+    made = object.__new__(type(optimizer))
+    made.__dict__.update(optimizer.__dict__)
+    made.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    made.state = defaultdict(dict)
+    return made
+
+
+def chooses_foreach(parameters: Sequence[torch.Tensor], differentiable: bool) -> bool:
+    """Whether torch's optimizers take the foreach implementation for these parameters where nothing is said."""
+    return bool(_default_to_fused_or_foreach(list(parameters), differentiable)[1])
