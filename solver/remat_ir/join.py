@@ -27,6 +27,7 @@ JOIN = Document(
         "lengths": Member(Column(Integer(most=MOST_LENGTH), 1, MOST_BRANCHES)),
         **{key: Member(Integer()) for key in ("forward_ns", "backward_ns", "turn_ns", "slots")},
         "slot_bytes": Member(Integer(least=1), 1),
+        "keep": Member(Column(Integer(most=MOST_BRANCHES - 1), 0, MOST_BRANCHES), (), "Branches whose x̄_0 stays."),
     },
     (FORMAT,),
 )
@@ -34,15 +35,17 @@ JOIN = Document(
 
 @dataclass(frozen=True)
 class Join:
-    """k branches of forward steps F_0 … F_(ℓ−1) that meet at the turn, and their backward steps (RR-9273, Problem 2).
+    """k branches of forward steps F_0 … F_(ℓ−1) that meet at the turn, and their backward steps.
 
-    Every x_i and x̄_i fills one slot; branch j starts from x_0, which is in memory at the start.
+    Every x_i and x̄_i fills one slot; branch j starts from x_0, which is in memory at the start. Without `keep` this is
+    PROB_multi (RR-9273, Problem 2), with it PROB_b-multi (Problem 3).
 
     Attributes:
         lengths: [branches] ℓ, the forward steps of each branch.
         forward_ns, backward_ns, turn_ns: u_f, u_b and u_t, in ns.
         slots: c, the memory slots.
         slot_bytes: the size of a slot in bytes: what a peak in slots is worth in a budget.
+        keep: the branches with b = 1, ascending: their x̄_0 is in memory at the end.
 
     Raises:
         InvalidData: naming the branch or member that is wrong.
@@ -54,6 +57,7 @@ class Join:
     turn_ns: int
     slots: int
     slot_bytes: int = 1
+    keep: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.lengths) <= MOST_BRANCHES:
@@ -63,6 +67,11 @@ class Join:
         for key in ("forward_ns", "backward_ns", "turn_ns", "slots"):
             integer(getattr(self, key), key, f"/{key}")
         integer(self.slot_bytes, "slot_bytes", "/slot_bytes", least=1)
+        for i, branch in enumerate(self.keep):
+            if type(branch) is not int or not 0 <= branch < len(self.lengths):
+                raise InvalidData(f"keep[{i}]: there is no branch {branch}", f"/keep/{i}")
+            if i and branch <= self.keep[i - 1]:
+                raise InvalidData(f"keep[{i}]: {branch} follows {self.keep[i - 1]}, but must ascend", f"/keep/{i}")
         if self.total_cost_ns > LARGEST_INTEGER:
             raise InvalidData("the cost of all steps overflows 2^53", "/forward_ns")
         if self.slots * self.slot_bytes > LARGEST_INTEGER:
@@ -74,6 +83,11 @@ class Join:
     def total_cost_ns(self) -> int:
         """The cost of each step once, in ns."""
         return sum(self.lengths) * (self.forward_ns + self.backward_ns) + self.turn_ns
+
+    @property
+    def stays(self) -> tuple[bool, ...]:
+        """[branches] b: whether the x̄_0 of each is in memory at the end (RR-9273, Problem 3)."""
+        return tuple(j in self.keep for j in range(len(self.lengths)))
 
     @property
     def fixed_bytes(self) -> int:
@@ -114,6 +128,7 @@ class Join:
             value_op=value_op,
             value_bytes=(self.slot_bytes,) * len(value_op),
             once=tuple(range(count, 2 * count + 1)),
+            keep=tuple(sorted(gradient[j] for j in self.keep)),
             backward_from=count,
             fixed_bytes=branches * self.slot_bytes,
         )
@@ -122,7 +137,7 @@ class Join:
         """The `remat-join/1` object."""
         data: dict[str, Any] = {"format": FORMAT, "lengths": list(self.lengths)}
         data |= {key: getattr(self, key) for key in ("forward_ns", "backward_ns", "turn_ns", "slots", "slot_bytes")}
-        return data
+        return data | ({"keep": list(self.keep)} if self.keep else {})
 
     @classmethod
     def from_json(cls, data: object) -> Join:
@@ -227,5 +242,6 @@ def plain_join_plan(join: Join) -> JoinPlan:
     steps.append(JoinStep(JoinVerb.TURN))
     for branch, length in enumerate(join.lengths):
         steps += (JoinStep(JoinVerb.B, branch, i) for i in reversed(range(length)))
-        steps.append(JoinStep(JoinVerb.D_BAR, branch))
+        if branch not in join.keep:
+            steps.append(JoinStep(JoinVerb.D_BAR, branch))
     return JoinPlan(tuple(steps))

@@ -14,7 +14,7 @@ def replay_join(join: Join, plan: JoinPlan) -> Iterator[Moment]:
     """Run a join plan step by step, without a limit on slots (RR-9273, Table 3 and Definition 5).
 
     Memory is the filled slots times `slot_bytes`; at the start every x_0 fills one. Every backward step runs exactly
-    once, the turn too, and at the end no x̄ is left. `Moment.op` is None throughout.
+    once, the turn too, and at the end no x̄ is left but those that stay. `Moment.op` is None throughout.
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
@@ -64,9 +64,12 @@ def replay_join(join: Join, plan: JoinPlan) -> Iterator[Moment]:
     if not turned:
         raise InvalidPlan("the turn is never computed")
     for j in range(len(join.lengths)):
-        if gradient[j] >= 0:
-            raise InvalidPlan(f"x̄ 0 of branch {j} is never {'computed' if gradient[j] else 'discarded'}")
-    if filled:
+        if gradient[j] > 0:
+            raise InvalidPlan(f"x̄ 0 of branch {j} is never computed")
+        if (gradient[j] == 0) != (j in join.keep):
+            how = "is not in memory at the end" if gradient[j] else "is never discarded"
+            raise InvalidPlan(f"x̄ 0 of branch {j} {how}")
+    if filled > len(join.keep):
         left = min(key for key, copies in forward.items() if copies)
         raise InvalidPlan(f"x {left[1]} of branch {left[0]} is left in memory")
 

@@ -18,7 +18,7 @@ _SECONDS = 0.5
 def least_need(subject: Subject) -> tuple[int, str]:
     """A lower bound on every budget that suffices, in bytes, and what it is that needs them."""
     if isinstance(subject, Join):
-        slots = least_slots(subject.lengths)
+        slots = least_slots(subject.lengths, subject.stays)
         return slots * subject.slot_bytes, f"keeping the start and the end of every branch in {slots} slots"
     graph = subject.to_graph() if isinstance(subject, Chain) else subject
     least = working_set(graph)
@@ -49,7 +49,7 @@ def known_budget(subject: Subject) -> int:
     if isinstance(subject, Chain):
         return Least(subject).budget_bytes
     if isinstance(subject, Join):
-        return least_slots(subject.lengths) * subject.slot_bytes
+        return least_slots(subject.lengths, subject.stays) * subject.slot_bytes
     greedy = peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))
     if not is_compiled():
         return greedy

@@ -9,8 +9,13 @@ from collections.abc import Iterator
 State = tuple[tuple[frozenset[int], ...], tuple[int, ...]]
 
 
-def fewest_forward_steps(lengths: tuple[int, ...], slots: int) -> int | None:
-    """The fewest forward steps of any valid schedule in so many slots, or None (Dijkstra over states)."""
+def fewest_forward_steps(lengths: tuple[int, ...], slots: int, stays: tuple[bool, ...] = ()) -> int | None:
+    """The fewest forward steps of any valid schedule in so many slots, or None (Dijkstra over states).
+
+    `stays` is b: whether the x̄_0 of a branch is in memory at the end; none is by default.
+    """
+    stays = stays or (False,) * len(lengths)
+    ends = tuple(0 if stay else -2 for stay in stays)
     if len(lengths) > slots:
         return None
     start: State = (tuple(frozenset((0,)) for _ in lengths), (-1,) * len(lengths))
@@ -19,9 +24,9 @@ def fewest_forward_steps(lengths: tuple[int, ...], slots: int) -> int | None:
         cost, _, state = heapq.heappop(queue)
         if cost > distance[state]:
             continue
-        if not any(state[0]) and all(gradient == -2 for gradient in state[1]):
+        if not any(state[0]) and state[1] == ends:
             return cost
-        for more, after in _moves(lengths, slots, state):
+        for more, after in _moves(lengths, slots, state, ends):
             if cost + more < distance.get(after, 1 << 60):
                 distance[after] = cost + more
                 count += 1
@@ -29,7 +34,7 @@ def fewest_forward_steps(lengths: tuple[int, ...], slots: int) -> int | None:
     return None
 
 
-def _moves(lengths: tuple[int, ...], slots: int, state: State) -> Iterator[tuple[int, State]]:
+def _moves(lengths: tuple[int, ...], slots: int, state: State, ends: tuple[int, ...]) -> Iterator[tuple[int, State]]:
     held, gradients = state
     filled = sum(map(len, held)) + sum(gradient >= 0 for gradient in gradients)
 
@@ -44,10 +49,10 @@ def _moves(lengths: tuple[int, ...], slots: int, state: State) -> Iterator[tuple
                     yield 1, (with_branch(j, held[j] | {i + 1}), gradients)
             yield 0, (with_branch(j, held[j] - {i}), gradients)
         if gradients[j] > 0 and gradients[j] - 1 in held[j]:
-            # an x̄_0 is of no more use: it is discarded at once
-            after = gradients[j] - 1 or -2
+            # an x̄_0 that does not stay is of no more use: it is discarded at once
+            after = gradients[j] - 1 or ends[j]
             yield 0, (with_branch(j, held[j] - {gradients[j] - 1}), (*gradients[:j], after, *gradients[j + 1 :]))
     turning = all(gradient == -1 for gradient in gradients)
     if turning and all(length in values for length, values in zip(lengths, held, strict=True)):
         after = tuple(values - {length} for length, values in zip(lengths, held, strict=True))
-        yield 0, (after, tuple(length or -2 for length in lengths))
+        yield 0, (after, tuple(length or end for length, end in zip(lengths, ends, strict=True)))

@@ -28,6 +28,7 @@ from remat_ir import (
 from remat_solver import solve
 from remat_solver.bounds import least_slots
 from remat_solver.join import JoinTable, equivalent_plan
+from remat_solver.join.contiguous import Contiguous, relaxed_steps
 from solver.join_brute import fewest_forward_steps
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
@@ -193,7 +194,96 @@ def test_the_key_of_a_join() -> None:
         JoinPlan.from_json({"format": "remat-join-plan/1", "steps": [["F", 1]]})
 
 
-def test_out_of_reach() -> None:
-    answer = solve(problem_of(Join((300, 300, 300, 300), 1, 1, 1, 500)), method="join")
-    assert answer.status is Status.NOTHING_FOUND
+def drawn_join() -> st.SearchStrategy[tuple[tuple[int, ...], tuple[bool, ...], int]]:
+    """Lengths, b and slots beyond the least ones."""
+    lengths = st.lists(st.integers(0, 4), min_size=1, max_size=3)
+    return lengths.flatmap(
+        lambda found: st.tuples(
+            st.just(tuple(found)),
+            st.tuples(*[st.booleans()] * len(found)),
+            st.integers(0, 6),
+        )
+    )
+
+
+@SETTINGS
+@given(drawn_join())
+def test_gradients_that_stay_against_all_schedules(drawn: tuple[tuple[int, ...], tuple[bool, ...], int]) -> None:
+    """PROB_b-multi (RR-9273, Problem 3): Lemma 4's least slots, Theorem 3's optimum, and plans that leave x̄_0 there."""
+    lengths, stays, more = drawn
+    keep = tuple(j for j, stay in enumerate(stays) if stay)
+    least = least_slots(lengths, stays)
+    assert fewest_forward_steps(lengths, least - 1, stays) is None
+    slots = least + more
+    best = fewest_forward_steps(lengths, slots, stays)
+    assert best is not None
+    join = Join(lengths, 3, 5, 7, slots, keep=keep)
+    assert Problem.from_json(json.dumps(problem_of(join).to_json())) == problem_of(join)
+    assert JoinTable(lengths, slots, stays).forward_steps(slots) == best
+    for method in ("join", "auto"):
+        answer = solve(problem_of(join), method=method, max_gap=0)
+        assert answer.status is Status.OPTIMAL
+        assert answer.cost_ns == join.total_cost_ns + 3 * (best - sum(lengths)) == answer.bound_ns
+    assert isinstance(answer.plan, JoinPlan)
+    graph, plan = join_in_bytes(join, answer.plan)
+    assert verify(Problem(graph, 10**6), plan).cost_ns == answer.cost_ns
+    assert len(graph.keep) == len(keep)
+    baseline = solve(problem_of(join), method="equiv-chain", max_gap=0)
+    assert baseline.cost_ns is None or baseline.cost_ns >= answer.cost_ns
+    if keep:
+        other = replace(join, keep=())
+        with pytest.raises(InvalidPlan, match="never discarded"):
+            verify(problem_of(other), answer.plan)
+
+
+@SETTINGS
+@given(drawn_join())
+def test_what_is_in_reach_at_scale_holds_the_optimum_between(
+    drawn: tuple[tuple[int, ...], tuple[bool, ...], int],
+) -> None:
+    """The relaxed bound ≤ the optimum ≤ one branch after another, whose plan is as it says."""
+    lengths, stays, more = drawn
+    slots = least_slots(lengths, stays) + more
+    best = JoinTable(lengths, slots, stays).forward_steps(slots)
+    bound = relaxed_steps(lengths, slots, stays)
+    assert best is not None
+    assert bound is not None
+    assert bound <= best
+    plan = Contiguous(lengths, slots, stays).plan()
+    assert plan is not None
+    join = Join(lengths, 1, 0, 0, slots, keep=tuple(j for j, stay in enumerate(stays) if stay))
+    assert best <= verify(problem_of(join), plan).cost_ns <= 1.5 * best
+    assert relaxed_steps(lengths, least_slots(lengths, stays) - 2, stays) is None
+
+
+@pytest.mark.parametrize(
+    ("lengths", "slots", "cost"),
+    [
+        ((60, 60, 60), 183, 361),  # the plain plan fits
+        ((60, 60, 60), 30, 514),
+        ((40, 40, 40, 40), 40, 445),
+        ((300, 300, 300, 300), 500, 3105),
+        ((20,) * 8, 60, 429),
+    ],
+)
+def test_joins_at_scale(lengths: tuple[int, ...], slots: int, cost: int) -> None:
+    """Proved optimal though the exact table is out of reach, or would take long; never worse than the plain plan."""
+    answer = solve(problem_of(Join(lengths, 1, 1, 1, slots)), method="auto", max_gap=0)
+    assert (answer.status, answer.cost_ns, answer.bound_ns) == (Status.OPTIMAL, cost, cost)
+
+
+def test_out_of_reach_has_a_plan_and_a_bound() -> None:
+    answer = solve(problem_of(Join((40, 40, 40, 40), 1, 1, 1, 12)), method="join")
+    assert answer.status is Status.FEASIBLE
     assert "out of reach" in answer.message
+    assert answer.gap is not None
+    assert 0 < answer.gap < 0.05
+    plain = solve(problem_of(Join((2_000,) * 64, 1, 1, 1, 64 * 2_001)), method="auto")
+    assert plain.status is Status.OPTIMAL, "the plain plan is there whatever the length"
+
+
+def test_joins_that_keep_refused() -> None:
+    with pytest.raises(InvalidData, match=r"keep\[0\]: there is no branch 2"):
+        Join((1, 1), 1, 1, 1, 9, keep=(2,))
+    with pytest.raises(InvalidData, match=r"keep\[1\]: 0 follows 1"):
+        Join((1, 1), 1, 1, 1, 9, keep=(1, 0))

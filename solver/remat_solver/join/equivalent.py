@@ -7,7 +7,7 @@ from remat_ir import JoinPlan, JoinStep, JoinVerb
 from .table import JoinTable
 
 
-def equivalent_plan(lengths: tuple[int, ...], slots: int) -> JoinPlan | None:
+def equivalent_plan(lengths: tuple[int, ...], slots: int, keep: tuple[int, ...] = ()) -> JoinPlan | None:
     """The optimal plan of the chain whose step p is step p − (longest − ℓ_j) of every branch j, or None.
 
     A checkpoint of the chain fills a slot for each branch, so the chain has slots // k of them. A branch that has not
@@ -21,7 +21,7 @@ def equivalent_plan(lengths: tuple[int, ...], slots: int) -> JoinPlan | None:
     for verb, _, at in plan.steps:
         if verb is JoinVerb.TURN:
             steps.append(JoinStep(verb))
-            steps += (JoinStep(JoinVerb.D_BAR, j) for j, length in enumerate(lengths) if not length)
+            steps += (JoinStep(JoinVerb.D_BAR, j) for j, length in enumerate(lengths) if not length and j not in keep)
             continue
         for branch, length in enumerate(lengths):
             index = at - (longest - length)
@@ -29,6 +29,6 @@ def equivalent_plan(lengths: tuple[int, ...], slots: int) -> JoinPlan | None:
                 steps.append(JoinStep(verb, branch, max(0, index)))
             elif verb is JoinVerb.B:
                 steps.append(JoinStep(JoinVerb.D, branch, 0))
-            if verb is JoinVerb.B and index == 0:
+            if verb is JoinVerb.B and index == 0 and branch not in keep:
                 steps.append(JoinStep(JoinVerb.D_BAR, branch))
     return JoinPlan(tuple(steps))

@@ -1,12 +1,16 @@
-"""The methods for join networks: the optimal program, and the equivalent chain."""
+"""The methods for join networks: the optimal program, what is in reach beyond it, and the equivalent chain."""
 
 from __future__ import annotations
 
-from remat_ir import Join, Problem
+from remat_ir import Join, Problem, plain_join_plan, plain_peak
 
 from ..incumbent import Incumbent
+from .contiguous import MOST_WORK, Contiguous, relaxed_steps, relaxed_work
 from .equivalent import equivalent_plan
-from .table import JoinTable
+from .table import JoinTable, in_reach
+
+AT_ONCE = 1e8
+"""Comparisons that the exact program may take before a schedule and a bound in polynomial time: a tenth of a second."""
 
 
 def usable_slots(problem: Problem) -> int:
@@ -17,22 +21,52 @@ def usable_slots(problem: Problem) -> int:
 
 
 def join(incumbent: Incumbent, options: object = None) -> None:
-    """Offer an optimal schedule and its cost as the bound (RR-9273, Theorem 3)."""
+    """Offer an optimal schedule and its cost as the bound (RR-9273, Theorem 3); of a join too large for its table, the
+    best schedule with one branch after another, and a bound. The plain plan is optimal where it fits.
+    """
     subject = incumbent.problem.subject
     assert isinstance(subject, Join)
     slots = usable_slots(incumbent.problem)
-    try:
-        table = JoinTable(subject.lengths, slots)
-    except ValueError as error:
-        incumbent.ends_without_plan(f"No plan: {error}.")
+    if not in_reach(subject.lengths, slots, AT_ONCE):
+        if plain_peak(subject) <= slots * subject.slot_bytes:
+            incumbent.offer(plain_join_plan(subject), "checkpoint-all")
+            incumbent.raise_bound(subject.total_cost_ns, "checkpoint-all")
+            return
+        _in_polynomial_time(incumbent, subject, slots)
+        if incumbent.stopped():
+            return
+    if not in_reach(subject.lengths, slots):
+        lengths = ", ".join(map(str, subject.lengths))
+        incumbent.note(
+            f"The exact program for branches of {lengths} steps in {slots} slots is out of reach: this is the best "
+            "schedule with one branch after another, and the bound knows the total length only."
+        )
         return
+    table = JoinTable(subject.lengths, slots, subject.stays)
     plan = table.plan(slots)
     if plan is None:
         incumbent.prove_infeasible(f"No schedule fits {slots} slots.")
         return
     incumbent.offer(plan, "join")
-    forward = (table.forward_steps(slots) or 0) - sum(subject.lengths)
-    incumbent.raise_bound(subject.total_cost_ns + forward * subject.forward_ns, "join")
+    incumbent.raise_bound(_cost_ns(subject, table.forward_steps(slots) or 0), "join")
+
+
+def _in_polynomial_time(incumbent: Incumbent, subject: Join, slots: int) -> None:
+    """A schedule and a bound at once; where they meet, the exact program has nothing to add."""
+    if Contiguous.work(subject.lengths, slots) <= MOST_WORK:
+        plan = Contiguous(subject.lengths, slots, subject.stays).plan()
+        if plan is not None:
+            incumbent.offer(plan, "contiguous-join")
+    elif in_reach((max(subject.lengths),), slots // len(subject.lengths)):
+        equiv_chain(incumbent)
+    if relaxed_work(subject.lengths, slots) <= MOST_WORK and not incumbent.stopped():
+        steps = relaxed_steps(subject.lengths, slots, subject.stays)
+        if steps is not None:
+            incumbent.raise_bound(_cost_ns(subject, steps), "relaxed-join")
+
+
+def _cost_ns(subject: Join, forward_steps: int) -> int:
+    return subject.total_cost_ns + (forward_steps - sum(subject.lengths)) * subject.forward_ns
 
 
 def equiv_chain(incumbent: Incumbent, options: object = None) -> None:
@@ -40,7 +74,10 @@ def equiv_chain(incumbent: Incumbent, options: object = None) -> None:
     subject = incumbent.problem.subject
     assert isinstance(subject, Join)
     slots = usable_slots(incumbent.problem)
-    plan = equivalent_plan(subject.lengths, slots)
+    if not in_reach((max(subject.lengths),), slots // len(subject.lengths)):
+        incumbent.ends_without_plan("The program of the equivalent chain is out of reach.")
+        return
+    plan = equivalent_plan(subject.lengths, slots, subject.keep)
     if plan is None:
         incumbent.ends_without_plan(f"The equivalent chain does not fit {slots} slots.")
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from .._numba import njit
 NEVER = 1 << 30
 MOST_STATES = 120_000_000
 """Entries of four bytes that a table may have."""
+
+MOST_WORK = 2e10
+"""Comparisons that filling a table may take: about half a minute."""
 
 Array = Any
 
@@ -81,17 +85,27 @@ def states(lengths: tuple[int, ...], slots: int) -> int:
     return int((slots + 1) * (len(lengths) + 1) * (max(lengths) + 1) ** len(lengths))
 
 
+def in_reach(lengths: tuple[int, ...], slots: int, most_work: float = MOST_WORK) -> bool:
+    """Whether the table of a join has at most `MOST_STATES` entries and takes at most so many comparisons."""
+    c = min(slots, sum(lengths) + len(lengths) + 1)
+    entries = states(lengths, c)
+    return entries <= MOST_STATES and entries * sum(lengths) / 2 <= most_work
+
+
 class JoinTable:
     """The fewest forward steps for every number of slots up to c, every shorter join and every b (RR-9273, Theorem 3).
 
     Branches are interchangeable, so those with b = 1 are kept sorted to the end (the Remark after the theorem).
 
+    Args:
+        stays: b of each branch at the start; none by default.
+
     Raises:
         ValueError: the table would have more than MOST_STATES entries.
     """
 
-    def __init__(self, lengths: tuple[int, ...], slots: int) -> None:
-        self.lengths = lengths
+    def __init__(self, lengths: tuple[int, ...], slots: int, stays: tuple[bool, ...] = ()) -> None:
+        self.lengths, self.stays = lengths, stays or (False,) * len(lengths)
         # with every x_i in memory nothing is left to gain
         self.slots = min(slots, sum(lengths) + len(lengths) + 1)
         if states(lengths, self.slots) > MOST_STATES:
@@ -103,7 +117,7 @@ class JoinTable:
 
     def forward_steps(self, slots: int) -> int | None:
         """The fewest forward steps with so many slots, or None where there are too few."""
-        value = self._value(min(slots, self.slots), 0, self.lengths)
+        value = self._sorted(min(slots, self.slots), list(self.lengths), list(self.stays))
         return None if value >= NEVER else value
 
     def _value(self, slots: int, kept: int, lengths: tuple[int, ...]) -> int:
@@ -115,26 +129,16 @@ class JoinTable:
         if self.forward_steps(slots) is None:
             return None
         c = min(slots, self.slots)
-        steps: list[JoinStep] = []
-        left, kept = list(self.lengths), [False] * len(self.lengths)
-        segments: list[tuple[int, int, int, int, bool]] = []  # branch, first index, length, slots, whether x̄_0 goes
+        left, kept = list(self.lengths), list(self.stays)
+        segments: list[Segment] = []
         while any(left):
             branch, length = self._segment(c, left, kept)
             start = self.lengths[branch] - left[branch]
-            others = sum(kept) - kept[branch]
-            segments.append((branch, start, length, c - others, not kept[branch]))
-            steps.append(JoinStep(JoinVerb.S, branch, start))
-            steps += (JoinStep(JoinVerb.F, branch, i) for i in range(start, start + length))
+            segments.append(Segment(branch, start, length, c - sum(kept) + kept[branch], not kept[branch]))
             left[branch] -= length
             kept[branch] = True
             c -= 1
-        steps.append(JoinStep(JoinVerb.TURN))
-        steps += (JoinStep(JoinVerb.D_BAR, branch) for branch, stays in enumerate(kept) if not stays)
-        for branch, start, length, free, ends in reversed(segments):
-            steps += self.reversal(branch, start, start + length - 1, free)
-            if ends:
-                steps.append(JoinStep(JoinVerb.D_BAR, branch))
-        return JoinPlan(tuple(steps))
+        return canonical_plan(segments, kept, self._chain)
 
     def _segment(self, c: int, left: list[int], kept: list[bool]) -> tuple[int, int]:
         """The branch m and the length i of eq. (5)'s minimum."""
@@ -155,19 +159,56 @@ class JoinTable:
         order = sorted(range(len(lengths)), key=lambda j: kept[j])
         return self._value(c, sum(kept), tuple(lengths[j] for j in order))
 
-    def reversal(self, branch: int, first: int, last: int, slots: int) -> list[JoinStep]:
-        """REV: from x_first and x̄_(last+1), the backward steps last … first in so many slots (RR-9273, eq. 3)."""
-        steps: list[JoinStep] = []
-        todo = [(first, last, slots)]
-        while todo:
-            low, high, c = todo.pop()
-            if low == high:
-                steps.append(JoinStep(JoinVerb.B, branch, low))
-                continue
-            size = high - low
-            costs = [i + self._chain[c - 1, size - i] + self._chain[c, i - 1] for i in range(1, size + 1)]
-            i = 1 + int(np.argmin(costs))
-            steps.append(JoinStep(JoinVerb.S, branch, low))
-            steps += (JoinStep(JoinVerb.F, branch, at) for at in range(low, low + i))
-            todo += ((low, low + i - 1, c), (low + i, high, c - 1))
-        return steps
+
+class Segment(NamedTuple):
+    """Forward steps that a canonical schedule runs from a checkpoint to the next, and reverses in one go.
+
+    Attributes:
+        first, length: x_first is the checkpoint, and F_first … F_(first+length−1) the steps.
+        slots: of the reversal.
+        opens: whether it is the first of a branch whose x̄_0 is discarded in the end.
+    """
+
+    branch: int
+    first: int
+    length: int
+    slots: int
+    opens: bool
+
+
+def canonical_plan(segments: Sequence[Segment], kept: Sequence[bool], chain: Array) -> JoinPlan:
+    """The schedule of segments in order (RR-9273, Definition 8): checkpoints, the turn, the reversals backwards.
+
+    Args:
+        kept: [branches] whether a branch has a segment or an x̄_0 that stays; of others x̄_0 goes after the turn.
+        chain: as `chain_steps` makes it.
+    """
+    steps: list[JoinStep] = []
+    for branch, first, length, _, _ in segments:
+        steps.append(JoinStep(JoinVerb.S, branch, first))
+        steps += (JoinStep(JoinVerb.F, branch, i) for i in range(first, first + length))
+    steps.append(JoinStep(JoinVerb.TURN))
+    steps += (JoinStep(JoinVerb.D_BAR, branch) for branch, stays in enumerate(kept) if not stays)
+    for branch, first, length, slots, opens in reversed(segments):
+        steps += reversal(chain, branch, first, first + length - 1, slots)
+        if opens:
+            steps.append(JoinStep(JoinVerb.D_BAR, branch))
+    return JoinPlan(tuple(steps))
+
+
+def reversal(chain: Array, branch: int, first: int, last: int, slots: int) -> list[JoinStep]:
+    """REV: from x_first and x̄_(last+1), the backward steps last … first in so many slots (RR-9273, eq. 3)."""
+    steps: list[JoinStep] = []
+    todo = [(first, last, slots)]
+    while todo:
+        low, high, c = todo.pop()
+        if low == high:
+            steps.append(JoinStep(JoinVerb.B, branch, low))
+            continue
+        size = high - low
+        costs = [i + chain[c - 1, size - i] + chain[c, i - 1] for i in range(1, size + 1)]
+        i = 1 + int(np.argmin(costs))
+        steps.append(JoinStep(JoinVerb.S, branch, low))
+        steps += (JoinStep(JoinVerb.F, branch, at) for at in range(low, low + i))
+        todo += ((low, low + i - 1, c), (low + i, high, c - 1))
+    return steps
