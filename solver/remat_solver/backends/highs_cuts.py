@@ -16,8 +16,9 @@ Of a row of the tableau of a fractional column, with d the scale of its multipli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -88,10 +89,17 @@ class Cuts:
         self.weighty = [r for r in range(self.base) if len(self.value[r]) and np.abs(self.value[r]).max() > 1]
         self._known: set[tuple[Any, ...]] = set()
 
-    def separate(self, solver: Any, x: Floats, in_program: Sequence[int]) -> list[Cut]:
-        """Cuts that a point breaks, the deepest first, no two nearly parallel; `in_program` are the program's rows."""
+    def separate(
+        self, solver: Any, x: Floats, in_program: Sequence[int], stopped: Callable[[], bool] = lambda: False
+    ) -> list[Cut]:
+        """Cuts that a point breaks, the deepest first, no two nearly parallel; `in_program` are the program's rows.
+
+        Once `stopped` returns True it looks no further.
+        """
         found = []
-        for multipliers, divisors in (*self._tableau(solver, x, in_program), *self._single(x)):
+        for multipliers, divisors in chain(self._single(x), self._tableau(solver, x, in_program)):
+            if stopped():
+                break
             rough = self._deepest(multipliers, divisors, x)
             if rough is not None:
                 found.append(rough)

@@ -117,7 +117,7 @@ class Tree:
                 return
             if self.over() or time.monotonic() > share:
                 return
-            found = cuts.separate(self.solver, root.x, self.number)
+            found = cuts.separate(self.solver, root.x, self.number, self.over)
             if not found:
                 return
             if number % _DROP_EVERY == 0:

@@ -26,6 +26,7 @@ from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
 from ..backends import DerivedRow, Tree
+from ..deadline import Deadline
 from ..program import Floats, Program
 from ..staged.rows import Round
 from ..staged.scale import Scale, balance_of, row_factors
@@ -37,8 +38,8 @@ _SHORT_DENOMINATORS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
 _GRAINS = (3e-5, 1e-5, 3e-6, 1e-6, 3e-7)
 """What the multipliers of rows without weights are rounded to, as shares of the cost of all ops once, when a
 certificate is shortened: few digits compress well, and small multipliers vanish with their rows."""
-_MOST_SHORTENED = 200
-"""Nodes of a tree up to which that is tried."""
+_MOST_SHORTENED, _SHORTENED_S = 60, 0.3
+"""Nodes of a tree up to which that is tried, and for how many seconds."""
 LOSS = 1e-6
 """What rounding may lose of a bound, as a share of the cost of all ops once."""
 
@@ -137,8 +138,11 @@ class Certifier:
     ) -> Certified:
         """The shortest certificate among rougher ones that still proves what is wanted."""
         length = _length(best.proof)
+        watch = Deadline(_SHORTENED_S)
         for share in _GRAINS:
             for denominator in _finest(largest, _SHORT_DENOMINATORS):
+                if watch.passed():
+                    return best
                 grain = share * self._graph.total_cost_ns * denominator
                 grain = 10 ** math.floor(math.log10(grain)) if grain >= 1 else 1
                 found = written.certified(nodes, weights, denominator, grain)

@@ -49,6 +49,8 @@ _LONG_STAGE, _CLOSE = 20, 0.1
 _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 """The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
 until then is certified: what they prove later no certificate would have the time for."""
+_WRITING_S, _WRITING_SHARE = 1.0, 0.1
+"""The seconds at most, and the share of the time left, that writing a certificate may take."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 
@@ -177,7 +179,7 @@ class Proof:
         outcome = engine.tree(
             program,
             cutoff=cutoff,
-            deadline=incumbent.deadline,
+            deadline=incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s()),
             stopped=incumbent.stopped,
             factor=row_factors(round_.program),
         )
@@ -192,6 +194,11 @@ class Proof:
         if self._polish is not None:
             self._polish(run.order.tolist())
         return self._refine(round_, outcome.x, run, whole=True)
+
+    def _writing_s(self) -> float:
+        """Seconds that are left for writing the certificate of a tree."""
+        remaining = self.incumbent.deadline.remaining()
+        return 0.0 if math.isinf(remaining) else min(_WRITING_S, _WRITING_SHARE * remaining)
 
     def _wanted(self, bound_ns: int) -> float:
         """What a certificate should prove of a bound: enough for the gap, and nearly all of it."""
