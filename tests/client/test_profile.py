@@ -40,6 +40,7 @@ class WithLoss(nn.Module):
         partial(F.kl_div, reduction="batchmean"),
         F.poisson_nll_loss,
         F.cross_entropy,
+        lambda x, target: F.fold(x.reshape(2, 4, 16).mT.contiguous().mT, (5, 5), (2, 2)).square().mean(),
     ],
 )
 def test_a_kernel_allocates_what_is_counted_for_it(loss: Callable[..., torch.Tensor]) -> None:
@@ -49,6 +50,16 @@ def test_a_kernel_allocates_what_is_counted_for_it(loss: Callable[..., torch.Ten
         for node in flow.kernels:
             real = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors(profile._call(node)())}
             assert sorted(real.values()) == sorted(flow.sizes[s] for s in flow.makes[node]), node
+
+
+def test_statistics_are_not_held_for_the_backward_pass() -> None:
+    """Batch normalization in training hands its running statistics to its backward pass, which does not read them."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+    captured = capture(model, (numbers(8, 16),), {})
+    flow = dataflow(captured.joint, captured.forward_outputs)
+    new = {s for result in flow.mutated.values() for s in flow.storages_of[result]}
+    assert new
+    assert not any(new & set(flow.reads[node]) for node in flow.kernels[flow.forward_kernels :])
 
 
 @torch.library.custom_op("remat_tests::above_one", mutates_args=())

@@ -241,11 +241,14 @@ def _maker(node: fx.Node) -> fx.Node:
 
 
 def _elementwise_bytes(node: fx.Node) -> int:
-    """The bytes of a loss before it is reduced, which its scalar goes on holding; 0 for any other node.
+    """The bytes of a loss before it is reduced, or of columns before they are folded, which the result goes on holding;
+    0 for any other node.
 
     These kernels write the elements into the tensor that they then resize to the result, and resizing frees nothing
-    (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp); a fake tensor's storage is that of the scalar.
+    (aten/src/ATen/native/BinaryOps.cpp, Loss.cpp, Col2Im.cpp); a fake tensor's storage is that of the scalar.
     """
+    if node.target is torch.ops.aten.col2im.default and isinstance(node.args[0], fx.Node):
+        return int(node.args[0].meta["val"].numel()) * int(node.meta["val"].element_size())
     if node.target not in REDUCED_IN_PLACE:
         return 0
     shapes = [a.meta["val"].shape for a in node.args[:2] if isinstance(a, fx.Node)]
