@@ -98,6 +98,19 @@ class Ask:
         return None if self.net is None else digests_of(self.net)
 
 
+@dataclass(frozen=True)
+class Body:
+    """A body as it came.
+
+    Attributes:
+        text: JSON, no longer encoded.
+        measure: refuses a text that would become too large; asked before it is parsed.
+    """
+
+    text: bytearray
+    measure: Callable[[], None]
+
+
 class ParsedBodies:
     """Bodies read lately, by tenant and SHA-256: every rank of a job, and every retry, sends the same bytes.
 
@@ -107,7 +120,7 @@ class ParsedBodies:
     def __init__(self, most_ops: int = 400_000) -> None:
         self._asks: Lru[tuple[str, bytes], Ask] = Lru(most_ops)
 
-    async def read(self, tenant_id: str, raw: bytearray, digest: bytes, settings: Settings) -> Ask:
+    async def read(self, tenant_id: str, body: Body, digest: bytes, settings: Settings) -> Ask:
         """The request in a body of this SHA-256; large ones are read off the event loop.
 
         Raises:
@@ -117,31 +130,33 @@ class ParsedBodies:
         ask = self._asks.get(key)
         if ask is not None:
             return ask
-        ask = await from_body(raw, partial(_read_with_digests, digest), settings)
+        ask = await from_body(body, partial(_read_with_digests, digest), settings)
         self._asks.put(key, ask, max(_LEAST_OPS, size_of(ask.problem.subject)[0]))
         return ask
 
 
-async def from_body(raw: bytearray, read: Callable[[Any, Settings], T], settings: Settings) -> T:
+async def from_body(body: Body, read: Callable[[Any, Settings], T], settings: Settings) -> T:
     """What a reader makes of a body's JSON value; a large one is parsed and read off the event loop.
 
     Raises:
         BadRequest: there is no body, or it is not JSON. Otherwise as the reader.
     """
-    if len(raw) > _BIG_BYTES:
-        return await asyncio.to_thread(lambda: read(_json(raw, settings), settings))
-    return read(_json(raw, settings), settings)
+    if len(body.text) > _BIG_BYTES:
+        return await asyncio.to_thread(lambda: read(_json(body, settings), settings))
+    return read(_json(body, settings), settings)
 
 
-def _json(raw: bytearray, settings: Settings) -> Any:
+def _json(body: Body, settings: Settings) -> Any:
     """The value of a body; where its objects would take much, its long arrays are read as columns.
 
     Raises:
         BadRequest: no JSON.
         TooLarge: it would take more memory than a body may while it is read.
     """
+    raw = body.text
     if not raw:
         raise BadRequest("the request has no body")
+    body.measure()
     try:
         if _memory(raw) <= MOST_READING_BYTES:
             return parse(raw)

@@ -1,7 +1,8 @@
 """Bodies, read by a route once it knows its caller: in time, a piece at a time, within one budget for all requests.
 
-A piece is inflated and measured (`inflate.py`, `measure.py`) before the next one is asked for, so that a body is
-refused at the first piece that takes it over a limit, and nothing is built from it.
+A piece of an encoded body is inflated and measured (`inflate.py`, `measure.py`) before the next one is asked for, so
+that it is refused at the first piece that takes it over a limit, and nothing is built from it. A body that is sent as
+it is can't be larger than what was sent: it is measured before it is parsed, or never where its answer is at hand.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
+from ..requests.parse import Body
 from ..requests.profiles import MOST_ROWS
 from ..settings import Settings
 from .inflate import STEP_BYTES, Inflater
@@ -78,7 +80,7 @@ class Bodies:
         self._budget = MemoryBudget(settings.most_bodies_bytes)
 
     @asynccontextmanager
-    async def of(self, request: Request) -> AsyncIterator[bytearray]:
+    async def of(self, request: Request) -> AsyncIterator[Body]:
         """The plain JSON text of a request's body; its memory counts up to the end of the block.
 
         Raises:
@@ -87,15 +89,15 @@ class Bodies:
         with self._budget.share() as share:
             try:
                 async with asyncio.timeout(self._settings.body_timeout_s):
-                    raw = await self._read(request, share)
+                    body = await self._read(request, share)
             except TimeoutError:
                 seconds = self._settings.body_timeout_s
                 raise TooSlow(f"the body did not come within {seconds:g} s") from None
             except ClientDisconnect:
                 raise BadRequest("the body was not sent to its end") from None
-            yield raw
+            yield body
 
-    async def _read(self, request: Request, share: Share) -> bytearray:
+    async def _read(self, request: Request, share: Share) -> Body:
         most_wire = self._settings.most_wire_bytes
         said = f"the body is larger than the {most_wire} bytes allowed on the wire"
         length = request.headers.get("content-length")
@@ -126,24 +128,36 @@ class _Arriving:
         self._measured = 0
 
     async def take(self, piece: bytes) -> None:
-        """Inflate and measure a piece; off the event loop, unless it is small for certain."""
-        if self._inflater.name == "identity" and len(self._plain) + len(piece) <= STEP_BYTES:
-            self._take(piece)
+        """Take a piece; one that is inflated and measured, off the event loop."""
+        if self._inflater.name == "identity":
+            self._add(piece)
         else:
-            await asyncio.to_thread(self._take, piece)
+            await asyncio.to_thread(self._add, piece)
 
-    def _take(self, piece: bytes) -> None:
+    def _add(self, piece: bytes) -> None:
         for plain in self._inflater.feed(piece):
             self._plain += plain
-            if len(self._plain) > STEP_BYTES:  # what is smaller can't become large
-                self._measure.feed(bytes(memoryview(self._plain)[self._measured :]))
-                self._measured = len(self._plain)
-            self._share.hold(_TEXT_COPIES * len(self._plain) + self._measure.built_bytes)
+            self._hold()
+            if self._inflater.name != "identity":
+                self._look()
 
-    def finish(self) -> bytearray:
+    def _look(self) -> None:
+        """Measure what has come."""
+        if len(self._plain) <= STEP_BYTES:  # what is smaller can't become large
+            return
+        while self._measured < len(self._plain):
+            end = min(self._measured + STEP_BYTES, len(self._plain))
+            self._measure.feed(bytes(memoryview(self._plain)[self._measured : end]))
+            self._measured = end
+            self._hold()
+
+    def _hold(self) -> None:
+        self._share.hold(_TEXT_COPIES * len(self._plain) + self._measure.built_bytes)
+
+    def finish(self) -> Body:
         """The whole body."""
         self._inflater.finish()
-        return self._plain
+        return Body(self._plain, self._look)
 
 
 def _check_type(values: list[str]) -> None:

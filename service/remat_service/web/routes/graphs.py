@@ -34,8 +34,8 @@ async def validate_graph(request: Request, caller: Annotated[Caller, Depends(cal
     """Everything that a solve would refuse is refused here; nothing is stored."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        return await from_body(raw, _about, context.settings)
+    async with bodies.of(request) as sent:
+        return await from_body(sent, _about, context.settings)
 
 
 def _about(data: Any, settings: Settings) -> dict[str, Any]:
@@ -68,5 +68,5 @@ async def explain_lookup(request: Request, caller: Annotated[Caller, Depends(cal
     """The body of `POST /v1/solves`; the reply says what the store has for it and what differs."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        return await explain(context, caller, await from_body(raw, read_ask, context.settings))
+    async with bodies.of(request) as sent:
+        return await explain(context, caller, await from_body(sent, read_ask, context.settings))

@@ -36,8 +36,8 @@ def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
 async def _started(request: Request, caller: Caller, reader: Callable[[Any, Settings], groups.Group]) -> str:
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        group = await from_body(raw, reader, context.settings)
+    async with bodies.of(request) as sent:
+        group = await from_body(sent, reader, context.settings)
         if not group.asks:
             searches: batches.BatchSearches = request.app.state.batch_searches
             return await searches.start(caller, group)

@@ -29,8 +29,8 @@ async def lookup_profiles(request: Request, caller: Annotated[Caller, Depends(ca
     """Those of the signatures that are known for the device."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        device, signatures = await from_body(raw, read_lookup, context.settings)
+    async with bodies.of(request) as sent:
+        device, signatures = await from_body(sent, read_lookup, context.settings)
     return {"profiles": await look_up(context, caller, device, signatures)}
 
 
@@ -45,6 +45,6 @@ async def put_profiles(request: Request, caller: Annotated[Caller, Depends(calle
     """The first report of a signature stands until three tenants' say otherwise; the reply is what now stands."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        device, profiles = await from_body(raw, read_upload, context.settings)
+    async with bodies.of(request) as sent:
+        device, profiles = await from_body(sent, read_upload, context.settings)
     return {"profiles": await put(context, caller, device, profiles)}

@@ -89,8 +89,8 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     """
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request) as raw:
-        digest = hashlib.sha256(raw).digest()
+    async with bodies.of(request) as sent:
+        digest = hashlib.sha256(sent.text).digest()
         retry = _retry(request, digest)
         async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
             held = await context.response_cache.get(caller, digest, retry)
@@ -99,7 +99,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
                 context.metrics.recalls.labels("body").inc()
                 return _answer(held)
             parsed: ParsedBodies = request.app.state.parsed_bodies
-            ask = await parsed.read(caller.tenant_id, raw, digest, context.settings)
+            ask = await parsed.read(caller.tenant_id, sent, digest, context.settings)
             request_id, answer = await Submission(context, caller, ask, retry).take()
     if answer is not None:
         return _answer(answer)
