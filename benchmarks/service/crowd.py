@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -56,6 +57,7 @@ class Processes:
         self.environment = {
             **os.environ,
             "REMAT_DATABASE_URL": url or f"sqlite:///{folder}/load.sqlite",
+            "REMAT_SEAL_KEY": secrets.token_hex(32),
             "REMAT_LOG_LEVEL": "WARNING",
             "REMAT_NOTICE_S": "0",
             **{"REMAT_" + name.upper(): str(value) for name, value in settings.items()},

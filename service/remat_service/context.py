@@ -15,9 +15,11 @@ from .notify.notifier import Notifier
 from .processes.supervisor import Supervisor
 from .settings import Settings
 from .storage.cache import Cache
+from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
 from .storage.response_cache import ResponseCache
+from .storage.seals import Seals, seals_of
 from .storage.snapshot import SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
@@ -38,6 +40,8 @@ class Context:
     settings: Settings
     database: Database
     store: Store
+    claims: Claims
+    seals: Seals
     verifier: Verifier
     cache: Cache
     snapshots: SnapshotReader
@@ -58,23 +62,28 @@ def build_context(settings: Settings) -> Context:
 
     Raises:
         ValueError: a cluster without PostgreSQL.
+        ServiceError: no key to seal by, or one that cannot be used.
     """
-    database, verifier = Database(settings.database_url.get_secret_value()), Verifier()
-    store, snapshots = Store(database), SnapshotReader(database)
-    write_behind = WriteBehind(database, store)
+    database, verifier, metrics = Database(settings.database_url.get_secret_value()), Verifier(), Metrics()
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
+    seals = seals_of(settings, database)
+    claims, snapshots = Claims(database, seals), SnapshotReader(database)
+    store = Store(database, claims)
+    write_behind = WriteBehind(database, store)
     return Context(
         settings=settings,
         database=database,
         store=store,
         verifier=verifier,
-        cache=Cache(database, store, verifier, snapshots),
+        claims=claims,
+        seals=seals,
+        cache=Cache(database, store, claims, verifier, snapshots, metrics),
         snapshots=snapshots,
         write_behind=write_behind,
-        response_cache=ResponseCache(snapshots, verifier, write_behind, settings.recall_bytes),
+        response_cache=ResponseCache(snapshots, verifier, write_behind, seals, settings.recall_bytes),
         notifier=Notifier(),
-        metrics=Metrics(),
+        metrics=metrics,
         supervisor=Supervisor(settings),
         health=Health(database),
         enqueue=enqueue_nothing,

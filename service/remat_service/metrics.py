@@ -43,6 +43,10 @@ class Metrics:
             "remat_verifier_rejections", "Plans that the verifier refused", ("where",), registry=registry
         )
         self.kills = Counter("remat_solver_kills", "Solver children ended from outside", ("reason",), registry=registry)
+        self.damaged = Counter(
+            "remat_store_damaged", "Rows that are not what was stored, and are not believed", ("kind",),
+            registry=registry,
+        )  # fmt: skip
         self.mended = Counter("remat_store_mended", "Damaged rows written anew", ("kind",), registry=registry)
         self.evicted = Counter("remat_store_evicted", "Rows evicted", ("kind",), registry=registry)
 

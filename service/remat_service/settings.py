@@ -20,6 +20,11 @@ class Settings(BaseSettings):
         default=SecretStr("sqlite:///.remat/service.sqlite"),
         description="SQLAlchemy URL: `sqlite:///PATH`, or `postgresql://…` for a cluster.",
     )
+    seal_key: SecretStr | None = Field(
+        default=None,
+        description="Secret by which the store seals what cannot be proved anew, several by commas: the first signs, "
+        "all are accepted. Needed with PostgreSQL; SQLite makes a file with one next to the database.",
+    )
     dispatcher: str = Field(
         default="embedded",
         pattern="^(embedded|cluster)$",

@@ -11,7 +11,7 @@ from remat_ir.proof import certifiable
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
-from .knowledge import Bound, Ending, Known
+from .knowledge import Bound, Ending, Known, claim_sentence
 
 _TOLERANCE = 3e-6
 """By how much, as a share of the cost, an engine's claim may fall short of the gap: it counts in floating point."""
@@ -287,12 +287,8 @@ class Incumbent:
         claimed, said_by = self.claim
         if self.cost_ns is None:
             return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
-        claimed = min(claimed, self.cost_ns)
-        said = f"{said_by} claims a gap of {100 * gap_of(self.cost_ns, claimed):.3g} %, without a certificate."
-        if claimed == self.cost_ns:
-            said = f"{said_by} claims that no plan costs less, without a certificate."
-        message = f"{answer.message} {said}"
-        return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by, message=message)
+        answer = replace(answer, claimed_bound_ns=min(claimed, self.cost_ns), claimed_by=said_by)
+        return replace(answer, message=f"{answer.message} {claim_sentence(answer)}")
 
     def _report(self, source: str, plan: AnyPlan | None = None) -> None:
         if self._on_progress is not None:

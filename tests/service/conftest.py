@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from service.serving import Service, serving
+
+os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
 
 
 @pytest.fixture(scope="session")

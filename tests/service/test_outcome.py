@@ -47,8 +47,14 @@ def test_died_or_failed() -> None:
 
 
 def test_restricted_bounds_stay_inside() -> None:
-    """A bound of a restricted search is never taken for one on every plan."""
+    """A bound of a restricted search is never taken for one on every plan, and what has no certificate is a claim."""
     inside = _outcome(status=Status.OPTIMAL, cost_ns=9, bound_ns=9, restricted_to=("memory-slots",))
-    assert inside.whole_bound_ns is None
-    outside = _outcome(status=Status.FEASIBLE, cost_ns=9, bound_ns=7)
-    assert outside.whole_bound_ns == 7
+    assert inside.claim is None
+    total = training_graph(3).total_cost_ns
+    outside = _outcome(status=Status.FEASIBLE, cost_ns=total + 9, bound_ns=total + 7)
+    assert (outside.claim, outside.proved_ns) == ((total + 7, "auto"), None)
+    outside.proved(total + 8)
+    outside.claimed(total + 8, "staged")
+    assert (outside.claim, outside.proved_ns) == ((total + 7, "auto"), total + 8)
+    outside.claimed(total + 9, "staged")
+    assert outside.claim == (total + 9, "staged")

@@ -18,9 +18,9 @@ from remat_solver.evidence import Evidence
 
 from ..settings import Settings
 from ..storage.cache_key import SOLVER
+from ..storage.claims import names
 from ..storage.database import Database
 from ..storage.packing import unpack
-from ..storage.store import names
 from ..storage.tables import bounds, efforts, floors, graphs, plans, solves
 
 

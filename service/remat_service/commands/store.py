@@ -12,12 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Invalid
 from ..settings import Settings, driver_url
-from ..storage.tables import bounds, efforts, floors, plans
+from ..storage.tables import bounds, efforts, floors, plans, proofs
 from .transaction import in_database
 
 store_app = typer.Typer(no_args_is_help=True, help="What is stored, of all tenants.")
 
-_PARTS = (("plans", plans), ("bounds", bounds), ("floors", floors), ("efforts", efforts))
+_PARTS = (("plans", plans), ("proofs", proofs), ("bounds", bounds), ("floors", floors), ("efforts", efforts))
 
 
 @store_app.command("list")

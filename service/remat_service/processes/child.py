@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Progress, read_plan
+from remat_ir.proof import Proof, read_proof
 from remat_solver import solve
 
 LONGEST_FRAME = 1 << 30
@@ -58,9 +59,10 @@ def _solve(job: dict[str, Any], outbox: Outbox, cancelled: threading.Event) -> N
             options=job["options"],
             start=None if job.get("start") is None else read_plan(job["start"]),
             bound_ns=job.get("bound_ns"),
+            proof=None if job.get("proof") is None else read_proof(job["proof"]),
             on_progress=report,
             cancelled=cancelled.is_set,
-            certify=False,  # the store keeps no certificates
+            certify=job["certify"],
         )
     except (InvalidData, InvalidPlan) as error:
         outbox.finish({"type": "error", "kind": "invalid", "message": str(error)})
@@ -84,6 +86,7 @@ class Outbox:
         self._link = link
         self._waiting: Progress | None = None
         self._plan: AnyPlan | None = None
+        self._proof: Proof | None = None  # the last one sent
         self._final: dict[str, Any] | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -125,7 +128,9 @@ class Outbox:
                 closed = self._closed
             try:
                 if progress is not None:
-                    write(self._link, _frame(progress, plan))
+                    proof = None if progress.proof is self._proof else progress.proof
+                    self._proof = progress.proof
+                    write(self._link, _frame(progress, plan, proof))
                     last = time.monotonic()
                 if final is not None:
                     write(self._link, final)
@@ -135,7 +140,7 @@ class Outbox:
                 return
 
 
-def _frame(progress: Progress, plan: AnyPlan | None) -> dict[str, Any]:
+def _frame(progress: Progress, plan: AnyPlan | None, proof: Proof | None) -> dict[str, Any]:
     return {
         "type": "progress",
         "seconds": progress.seconds,
@@ -145,6 +150,7 @@ def _frame(progress: Progress, plan: AnyPlan | None) -> dict[str, Any]:
         "whole_bound_ns": progress.whole_bound_ns,
         "source": progress.source,
         "plan": None if plan is None else plan.to_json(),
+        "proof": None if proof is None else proof.to_json(),
     }
 
 

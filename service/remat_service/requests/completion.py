@@ -14,15 +14,37 @@ from remat_solver.knowledge import sentence
 
 from ..context import Context
 from ..storage.answers import document
-from ..storage.store import names
+from ..storage.claims import names
+from ..storage.seals import Seals
 from ..storage.tables import now, requests, solves
 
 _QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
 
 
-def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, status: Status | None = None) -> Answer:
-    """The answer so far of a request that has not ended, in net bytes."""
-    running = row.state == _RUNNING
+PROGRESS = (
+    solves.c.state,
+    *(solves.c[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns", "restricted_to", "spent_s")),
+    solves.c.plan_id.label("best_plan_id"),
+    solves.c.seal.label("progress_seal"),
+    solves.c.queued_at,
+    solves.c.started_at,
+)
+"""What is read of a request's solve: how far it has come."""
+
+
+def told(seals: Seals, row: Any) -> dict[str, Any]:
+    """What a solve has told so far, from a row with `PROGRESS`; nothing where the seal does not hold."""
+    found = {"id": row.solve_id, "plan_id": row.best_plan_id, "seal": row.progress_seal}
+    found |= {name: row._mapping[name] for name in ("cost_ns", "peak_bytes", "total_cost_ns", "bound_ns")}
+    found["restricted_to"] = row.restricted_to or ""
+    if seals.holds("solves", found):
+        return found
+    return dict.fromkeys(found) | {"restricted_to": ""}
+
+
+def running_answer(seals: Seals, row: Any, status: Status | None = None) -> Answer:
+    """The answer so far of a request that has not ended, in net bytes, from a row with `PROGRESS`."""
+    running, known = row.state == _RUNNING, told(seals, row)
     seconds = row.spent_s
     if running and row.started_at is not None:
         seconds = max(seconds, min(row.time_limit_s, (now() - row.started_at).total_seconds()))
@@ -31,10 +53,10 @@ def running_answer(row: Any, total_cost_ns: int | None, peak_bytes: int | None, 
         method=row.method,
         budget_bytes=row.budget_bytes,
         seconds=round(seconds, 3),
-        restricted_to=names(row.restricted_to or ""),
+        restricted_to=names(known["restricted_to"]),
         digest=row.digest,
         message="" if status else ("Solving." if running else "Waiting for a free solver."),
-    ).priced(total_cost_ns, row.cost_ns, row.bound_ns, peak_bytes)
+    ).priced(known["total_cost_ns"], known["cost_ns"], known["bound_ns"], known["peak_bytes"])
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
 
 
@@ -57,35 +79,49 @@ async def end_request(
     """End a request with what its solve has found so far; one that has ended already stays as it is."""
     row = (
         await connection.execute(
-            select(requests, solves.c.state, solves.c.cost_ns, solves.c.bound_ns, solves.c.restricted_to,
-                   solves.c.spent_s, solves.c.plan_id.label("best_plan_id"), solves.c.started_at)
+            select(requests, *PROGRESS)
             .join(solves, solves.c.id == requests.c.solve_id)
             .where(requests.c.id == request_id, requests.c.ended.is_(False))
         )
-    ).first()  # fmt: skip
+    ).first()
     if row is None:
         return
-    plan = None if row.best_plan_id is None else await context.store.plan(connection, row.best_plan_id)
-    total = await context.store.total_cost(connection, row.graph_key)
-    answer = running_answer(row, total, None if plan is None else plan.peak_bytes, status)
-    least, enough = await context.store.floor(connection, row.graph_key)
+    answer = running_answer(context.seals, row, status)
+    least, enough = await context.claims.floor(connection, row.graph_key)
     answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
-    await write_answers(connection, [(row, answer)], row.best_plan_id)
+    known, own = told(context.seals, row), await context.store.own_proof(connection, row.graph_key, row.budget_bytes)
+    proved = max(known["total_cost_ns"] or 0, 0 if own is None else own[1])
+    if answer.bound_ns is not None and answer.bound_ns > proved:
+        answer = replace(answer, claimed_bound_ns=answer.bound_ns, claimed_by=answer.method)
+    proof_id = None if own is None or answer.bound_ns is None else own[0]
+    await write_answers(context.seals, connection, [(row, answer)], known["plan_id"], proof_id)
 
 
 async def write_answers(
-    connection: AsyncConnection, endings: Sequence[tuple[Any, Answer]], plan_id: str | None
+    seals: Seals,
+    connection: AsyncConnection,
+    endings: Sequence[tuple[Any, Answer]],
+    plan_id: str | None,
+    proof_id: str | None,
 ) -> None:
-    """Write the final answers, given in net bytes, of requests that share a plan."""
+    """Write the final answers, given in net bytes, of requests that share a plan and a certificate."""
     if not endings:
         return
     statement = (
         update(requests)
         .where(requests.c.id == bindparam("request_id"), requests.c.ended.is_(False))
-        .values(ended=True, ended_at=now(), plan_id=plan_id, answer=bindparam("said"))
+        .values(
+            ended=True,
+            ended_at=now(),
+            plan_id=plan_id,
+            proof_id=proof_id,
+            answer=bindparam("said"),
+            seal=bindparam("signed"),
+        )
     )
-    rows = [
-        {"request_id": row.id, "said": document(answer, row.fixed_bytes, id=row.id, cache=row.cache)}
-        for row, answer in endings
-    ]
+    rows = []
+    for row, answer in endings:
+        said = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+        signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "answer": said}
+        rows.append({"request_id": row.id, "said": said, "signed": seals.sealed("requests", signed)["seal"]})
     await connection.execute(statement, rows)

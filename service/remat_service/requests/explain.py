@@ -24,7 +24,7 @@ async def explain(context: Context, caller: Caller, ask: Ask) -> dict[str, Any]:
     net, digests = ask.net, ask.digests
     if net is None or digests is None:
         return {"result": "hit", "digest": "", "reasons": ["The budget does not cover the fixed bytes: infeasible."]}
-    keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start))
+    keys = keys_of(caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
     stored = await context.cache.known(caller, keys, net)
     final = stored.is_final(ask.max_gap, ask.time_limit_s)
     reasons = _parts(stored, ask)

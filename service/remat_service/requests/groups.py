@@ -159,7 +159,7 @@ async def status(
     answers, ended = [], True
     for request_id in ids:
         row = await read.wait(context, caller, request_id, until)
-        answers.append(row.answer if row.ended else await read.current_answer(context, row))
+        answers.append(read.listed_answer(context, row) if row.ended else await read.current_answer(context, row))
         ended = ended and bool(row.ended)
     data: dict[str, Any] = {"id": group_id, "ended": ended, "solves": answers}
     if "batches" in group.about:

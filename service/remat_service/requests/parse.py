@@ -40,6 +40,7 @@ LIMITS = Document(
             Text(called="the id of a solve"), None, "Id of an ended solve whose plan to start from.", nullable=True
         ),
         "force": Member(Flag(), False, "Solve anew even where the store has an answer."),
+        "certify": Member(Flag(), True, "Whether a bound counts only with a certificate, where there are any."),
     },
 )
 SOLVE_REQUEST = LIMITS.extended(
@@ -73,6 +74,7 @@ class Ask:
         queue_limit_s: seconds to wait in the queue before giving up; None waits for ever.
         start: id of an ended solve whose plan to start from.
         force: solve anew even where the store has an answer.
+        certify: whether a bound counts only with a certificate, where there are any.
         body: SHA-256 of the body that it was read from; empty where it was made otherwise.
     """
 
@@ -85,6 +87,7 @@ class Ask:
     queue_limit_s: float | None = None
     start: str | None = None
     force: bool = False
+    certify: bool = True
     body: bytes = b""
 
     @cached_property

@@ -7,7 +7,7 @@ from statistics import median_high
 from typing import Any
 
 import structlog
-from sqlalchemy import Table, select, update
+from sqlalchemy import Table, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir.document import Document, Member
@@ -71,17 +71,36 @@ async def look_up(context: Context, caller: Caller, device: str, signatures: Seq
     """What stands for these signatures in the caller's scope."""
     wanted = sorted(set(signatures))
     found: dict[str, list[int]] = {}
+    bad: list[Any] = []
     async with context.database.read() as connection:
         for start in range(0, len(wanted), _BATCH):
-            rows = await connection.execute(
-                select(profiles.c.signature, profiles.c.cost_ns, profiles.c.workspace_bytes).where(
-                    profiles.c.scope_id == caller.scope_id,
-                    profiles.c.device == device,
-                    profiles.c.signature.in_(wanted[start : start + _BATCH]),
-                )
-            )
-            found |= {row.signature: [row.cost_ns, row.workspace_bytes] for row in rows}
+            sound, damaged = await _read(context, connection, profiles, caller, device, wanted[start : start + _BATCH])
+            found |= {row.signature: [row.cost_ns, row.workspace_bytes] for row in sound}
+            bad += damaged
+    if bad:
+        async with context.database.write() as connection:
+            await _drop(connection, profiles, bad)
     return found
+
+
+async def _read(
+    context: Context, connection: AsyncConnection, rows: Table, caller: Caller, device: str, signatures: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
+    """The rows of a scope about some signatures: those that are what was stored, and those that are not."""
+    here = (rows.c.scope_id == caller.scope_id, rows.c.device == device, rows.c.signature.in_(signatures))
+    sound: list[Any] = []
+    damaged: list[Any] = []
+    for row in await connection.execute(select(rows).where(*here)):
+        (sound if context.seals.holds(rows.name, dict(row._mapping)) else damaged).append(row)
+    for row in damaged:
+        context.metrics.damaged.labels("profile").inc()
+        log.error("a stored profile is damaged and is dropped", device=device, signature=row.signature)
+    return sound, damaged
+
+
+async def _drop(connection: AsyncConnection, rows: Table, damaged: Sequence[Any]) -> None:
+    for row in damaged:
+        await connection.execute(delete(rows).where(*(c == row._mapping[c.name] for c in rows.primary_key.columns)))
 
 
 async def put(context: Context, caller: Caller, device: str, table: dict[str, tuple[int, int]]) -> dict[str, list[int]]:
@@ -111,32 +130,31 @@ async def put(context: Context, caller: Caller, device: str, table: dict[str, tu
                 }
                 for signature in batch
             ]
-            insert = context.database.insert(profiles).values(rows)
+            for kind in (profiles, profile_reports):
+                await _drop(connection, kind, (await _read(context, connection, kind, caller, device, batch))[1])
+            insert = context.database.insert(profiles).values([context.seals.sealed("profiles", row) for row in rows])
             await connection.execute(insert.on_conflict_do_nothing())
             report = context.database.insert(profile_reports).values(
-                [row | {"tenant_id": caller.tenant_id} for row in rows]
+                [context.seals.sealed("profile_reports", row | {"tenant_id": caller.tenant_id}) for row in rows]
             )
             await connection.execute(
                 report.on_conflict_do_update(
                     index_elements=list(profile_reports.primary_key),
-                    set_={name: report.excluded[name] for name in ("cost_ns", "workspace_bytes", "created_at")},
+                    set_={name: report.excluded[name] for name in ("cost_ns", "workspace_bytes", "created_at", "seal")},
                 )
             )
-            await _correct(connection, caller, device, batch)
+            await _correct(context, connection, caller, device, batch)
     return await look_up(context, caller, device, signatures)
 
 
-async def _correct(connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]) -> None:
+async def _correct(
+    context: Context, connection: AsyncConnection, caller: Caller, device: str, signatures: Sequence[str]
+) -> None:
     """Put the middle of the reports in place of what stands far from it."""
-
-    def of(rows: Table) -> Any:
-        here = (rows.c.scope_id == caller.scope_id, rows.c.device == device, rows.c.signature.in_(signatures))
-        return select(rows).where(*here)
-
     reports: dict[str, list[Any]] = {}
-    for row in await connection.execute(of(profile_reports)):
+    for row in (await _read(context, connection, profile_reports, caller, device, signatures))[0]:
         reports.setdefault(row.signature, []).append(row)
-    for row in (await connection.execute(of(profiles))).all():
+    for row in (await _read(context, connection, profiles, caller, device, signatures))[0]:
         told = reports.get(row.signature, [])
         if len(told) < _REPORTS:
             continue
@@ -147,7 +165,11 @@ async def _correct(connection: AsyncConnection, caller: Caller, device: str, sig
             await connection.execute(
                 update(profiles)
                 .where(*(profiles.c[name] == row._mapping[name] for name in ("scope_id", "device", "signature")))
-                .values(cost_ns=cost_ns, workspace_bytes=workspace_bytes)
+                .values(
+                    context.seals.sealed(
+                        "profiles", {**row._mapping, "cost_ns": cost_ns, "workspace_bytes": workspace_bytes}
+                    )
+                )
             )
 
 

@@ -6,20 +6,26 @@ import json
 import time
 from typing import Any
 
+import structlog
 from sqlalchemy import func, select
 
-from remat_ir import Problem, Verdict, to_node_link
+from remat_ir import Answer, Problem, Status, Verdict, to_node_link
 
 from ..context import Context
 from ..errors import Gone, NotFound
 from ..identity import Caller
 from ..storage.answers import document, rendered
+from ..storage.claims import names
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import EndedRequest
-from ..storage.store import StoredPlan, names
-from ..storage.tables import events, graphs, plans, requests, solves
+from ..storage.store import StoredPlan, StoredProof
+from ..storage.tables import events, graphs, requests, solves
 from ..subjects import gross_of
-from .completion import running_answer
+from .completion import PROGRESS, running_answer
+
+log = structlog.get_logger("remat_service.requests.read")
+
+_DAMAGED = "This answer is not what was stored; POST the problem again."
 
 
 async def find_request(context: Context, caller: Caller, request_id: str) -> Any:
@@ -33,17 +39,7 @@ async def find_request(context: Context, caller: Caller, request_id: str) -> Any
     async with context.database.read() as connection:
         row = (
             await connection.execute(
-                select(
-                    requests,
-                    solves.c.state,
-                    solves.c.cost_ns,
-                    solves.c.bound_ns,
-                    solves.c.restricted_to,
-                    solves.c.spent_s,
-                    solves.c.plan_id.label("best_plan_id"),
-                    solves.c.queued_at,
-                    solves.c.started_at,
-                )
+                select(requests, *PROGRESS)
                 .outerjoin(solves, solves.c.id == requests.c.solve_id)
                 .where(requests.c.tenant_id == caller.tenant_id, requests.c.id == request_id, of_epoch(caller.epoch))
             )
@@ -79,25 +75,50 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
 
 async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, bool]:
     """The body for a row that is not waited for any longer."""
-    if not row.ended or row.plan_id is None:
+    if not row.ended or (row.plan_id is None and row.proof_id is None):
         return await body_of(context, caller, row)
     context.notifier.notify_here(row.id)
-    async with context.locks.of(row.plan_id):  # of a burst, one has the plan verified
+    async with context.locks.of(row.plan_id or row.proof_id):  # of a burst, one has plan and certificate checked
         found = await context.snapshots.ended_request(caller, row.id)
         body = None if found is None else _from_memory(context, found)
         return (body, True) if body is not None else await body_of(context, caller, row)
 
 
+def sound_answer(context: Context, row: Any) -> dict[str, Any] | None:
+    """The answer of a row of `requests`; None where it is not the one that was stored."""
+    found = row._asdict() if isinstance(row, EndedRequest) else row._mapping
+    if isinstance(row.answer, dict) and context.seals.holds("requests", found):
+        return row.answer
+    context.metrics.damaged.labels("answer").inc()
+    log.error("a stored answer is damaged and is not given", request=row.id)
+    return None
+
+
+def listed_answer(context: Context, row: Any) -> dict[str, Any]:
+    """The answer of an ended request without its plan, for lists: one that is damaged says so, and nothing else."""
+    found = sound_answer(context, row)
+    if found is not None:
+        return dict(found)
+    answer = Answer(Status.FAILED, row.method, row.budget_bytes, digest=row.digest, message=_DAMAGED)
+    return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+
+
 def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
-    """The body for an ended request whose plan's bytes have been verified before; None where the long way is needed."""
-    if found.data is None:
-        return rendered(found.answer, None)
-    claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
-    text = context.verifier.text_in_memory(found.graph_key, found.budget_bytes, found.data, claimed)
-    if text is None:
+    """The body for an ended request whose plan and certificate have been checked before; None: go the long way."""
+    said = sound_answer(context, found)
+    text = proof = None
+    if said is None:
         return None
-    context.metrics.recalls.labels("id").inc()
-    return rendered(found.answer, text)
+    if found.data is not None:
+        claimed = Verdict(found.cost_ns or 0, found.peak_bytes or 0)
+        text = context.verifier.text_in_memory(found.graph_key, found.budget_bytes, found.data, claimed)
+    if found.proof is not None:
+        proof = context.verifier.proof_text_in_memory(found.graph_key, found.budget_bytes, found.proof)
+    if (text is None and found.data is not None) or (proof is None and found.proof is not None):
+        return None
+    if text is not None:
+        context.metrics.recalls.labels("id").inc()
+    return rendered(said, text, proof)
 
 
 async def wait(context: Context, caller: Caller, request_id: str, until: float) -> Any:
@@ -126,25 +147,51 @@ async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bo
     """
     if not row.ended:
         return rendered(await current_answer(context, row), None), False
-    if row.plan_id is None:
-        return rendered(row.answer, None), True
+    said = sound_answer(context, row)
+    if said is None:
+        raise Gone(_DAMAGED)
+    plan = text = proof = None
     async with context.database.read() as connection:
-        plan = await context.store.plan(connection, row.plan_id)
-    text = None if plan is None else await plan_text(context, caller, plan, row.budget_bytes)
-    if text is None:
-        raise Gone("this answer's plan is no longer stored; POST the problem again")
-    return rendered(row.answer, text), True
+        if row.plan_id is not None:
+            plan = await context.store.plan(connection, row.plan_id)
+        if row.proof_id is not None:
+            proof = await context.store.proof(connection, row.proof_id)
+    if row.plan_id is not None:
+        text = None if plan is None else await plan_text(context, caller, plan, row.budget_bytes)
+        if text is None:
+            raise Gone("this answer's plan is no longer stored; POST the problem again")
+    if row.proof_id is None:
+        return rendered(said, text), True
+    certificate = None if proof is None else await proof_text(context, caller, proof, row.graph_key, row.budget_bytes)
+    if certificate is None:
+        raise Gone("this answer's certificate is no longer stored; POST the problem again")
+    return rendered(said, text, certificate), True
 
 
 async def current_answer(context: Context, row: Any) -> dict[str, Any]:
     """The answer object of a request under way, without a plan."""
-    total = peak = None
-    if row.cost_ns is not None:
-        async with context.database.read() as connection:
-            total = await context.store.total_cost(connection, row.graph_key)
-            peak = await connection.scalar(select(plans.c.peak_bytes).where(plans.c.id == row.best_plan_id))
-    answer = running_answer(row, total, peak)
-    return document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+    return document(running_answer(context.seals, row), row.fixed_bytes, id=row.id, cache=row.cache)
+
+
+async def proof_text(
+    context: Context, caller: Caller, proof: StoredProof, graph_key: str, net_budget: int
+) -> bytes | None:
+    """A stored certificate as JSON text if it proves what it should for a graph; one that does not is dropped."""
+    async with context.database.read() as connection:
+        packed = await context.store.graph_row(connection, graph_key)
+    subject = None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
+    if subject is None:
+        return None
+    problem = Problem(subject, net_budget)
+    checked = await context.verifier.proof(graph_key, problem, proof.data)
+    if checked is not None and checked.proves(proof.bound_ns):
+        return await context.verifier.proof_text(graph_key, problem, proof.data)
+    context.metrics.damaged.labels("proof").inc()
+    log.error("a stored certificate is damaged and is dropped", graph=graph_key, budget=net_budget)
+    async with context.database.write() as connection:
+        await context.store.drop_proof(connection, proof.id)
+        await context.claims.drop_efforts(connection, graph_key)
+    return None
 
 
 async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
@@ -191,7 +238,7 @@ async def problem_of(context: Context, caller: Caller, request_id: str, node_lin
 async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[str, Any]]:
     """The improvements of the solve of a request, whose row is given, with a `seq` above `after`."""
     if row.solve_id is None:  # served from the store: its end is all there is to tell
-        return [_end_point(row.answer)] if after == 0 else []
+        return [_end_point(listed_answer(context, row))] if after == 0 else []
     async with context.database.read() as connection:
         found = await connection.execute(
             select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
@@ -227,13 +274,10 @@ async def list_requests(context: Context, caller: Caller, limit: int, after: str
     )
     query = (
         select(
-            requests, solves.c.state, solves.c.cost_ns, solves.c.bound_ns, solves.c.restricted_to, solves.c.spent_s,
-            solves.c.plan_id.label("best_plan_id"), solves.c.started_at, graphs.c.ops, graphs.c.total_cost_ns,
-            plans.c.peak_bytes, joined.label("joined"),
+            requests, *PROGRESS, graphs.c.ops, joined.label("joined"),
         )
         .outerjoin(solves, solves.c.id == requests.c.solve_id)
         .outerjoin(graphs, graphs.c.key == requests.c.graph_key)
-        .outerjoin(plans, plans.c.id == solves.c.plan_id)
         .where(requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
         .order_by(requests.c.id.desc())
         .limit(limit + 1)
@@ -245,10 +289,9 @@ async def list_requests(context: Context, caller: Caller, limit: int, after: str
     found = []
     for row in rows[:limit]:
         if row.ended:
-            data = dict(row.answer)
+            data = listed_answer(context, row)
         else:
-            answer = running_answer(row, row.total_cost_ns, row.peak_bytes)
-            data = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
+            data = await current_answer(context, row)
         data |= {"ops": row.ops, "joined": max(0, row.joined - 1), "created_at": row.created_at.isoformat()}
         found.append(data)
     return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}

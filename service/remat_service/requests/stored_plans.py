@@ -38,12 +38,14 @@ async def plan_by_digest(context: Context, caller: Caller, digest: str, method: 
         NotFound: this tenant's scope has none.
     """
     net, keys = await _problem_by_digest(context, caller, digest, method)
-    known = await context.cache.known(caller, keys, net)
+    known = replace(await context.cache.known(caller, keys, net), near=None)
     text = None if known.plan is None else await plan_text(context, caller, known.plan, net.budget_bytes)
     if text is None:
         raise NotFound("there is no plan for this digest")
-    known = replace(known, near=None)
-    return rendered(document(known.answer(method, 0.0, digest), 0, cache="hit"), text)
+    proof = known.proof
+    certificate = None if proof is None else await context.verifier.proof_text(keys.graph, net, proof.data)
+    answer = known.with_claims(known.known.answer(method, 0.0, digest=digest))
+    return rendered(document(answer, 0, cache="hit"), text, certificate)
 
 
 async def _problem_by_digest(context: Context, caller: Caller, digest: str, method: str) -> tuple[Problem, Keys]:

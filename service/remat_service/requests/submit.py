@@ -11,7 +11,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, problem_digest
+from remat_ir.proof import certifiable
 from remat_solver.bounds import least_need
+from remat_solver.certify.pairs import pair_proof
 from remat_solver.knowledge import Ending, Known
 
 from ..context import Context
@@ -21,7 +23,6 @@ from ..storage.answers import document
 from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
-from ..storage.snapshot import Snapshot
 from ..storage.tables import ACTIVE, now, requests, solves
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
@@ -37,7 +38,6 @@ class _Looked:
 
     net: Problem
     keys: Keys
-    snapshot: Snapshot
     known: Stored
 
 
@@ -118,7 +118,7 @@ class Submission:
         context, ask, net, digests = self.context, self.ask, self.ask.net, self.ask.digests
         if net is None or digests is None:
             return Taken(await self._answer_infeasible())
-        keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start))
+        keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
         snapshot = await context.snapshots.read(keys, net.budget_bytes)
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
@@ -127,7 +127,7 @@ class Submission:
             snapshot = await context.snapshots.read(keys, net.budget_bytes)
         await self._mend_graph(net, keys)
         known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot)
-        looked = _Looked(net, keys, snapshot, known)
+        looked = _Looked(net, keys, known)
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
@@ -180,10 +180,14 @@ class Submission:
         known = Known(ask.problem, infeasible=True).needing(least)
         reason = f"No plan fits: {who} alone needs {least} bytes, and the budget is {ask.problem.budget_bytes}."
         answer = known.answer(ask.method, ending=Ending(reason=reason), digest=digest)
-        answer = replace(answer, id=row["id"], cache="hit")
+        answer = replace(answer, id=row["id"], cache="hit", proof=None)
+        if certifiable(subject) and ask.certify:  # it names one op, so it needs no row of its own
+            proof = await asyncio.to_thread(pair_proof, replace(ask.problem, budget_bytes=least - 1))
+            answer = replace(answer, proof=proof)
+        answer = answer if answer.proof is not None else replace(answer, claimed_by=ask.method)
         row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
         async with self.context.database.write() as connection:
-            await connection.execute(requests.insert().values(row))
+            await connection.execute(requests.insert().values(self.context.seals.sealed("requests", row)))
         self.context.metrics.cache.labels("hit").inc()
         return str(row["id"])
 
@@ -197,18 +201,21 @@ class Submission:
             "ended": True,
             "ended_at": row["created_at"],
             "plan_id": None if known.plan is None else known.plan.id,
+            "proof_id": known.proof_id,
             "answer": document(answer, row["fixed_bytes"], id=row["id"], cache=result),
         }
-        if result == "hit" and known.effort is not None and not known.uses_near:
+        at_hand = known.proof is None or known.proof_id is not None
+        if result == "hit" and known.effort is not None and not known.uses_near and at_hand:
             text = await self._answer_from_memory(looked, row)
             if text is not None:
                 return Taken(row["id"], text)
         async with context.database.write() as connection:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
                 await context.store.put_graph(connection, keys, net)
-                row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
-            elif known.near is not None and known.uses_near:
-                row["plan_id"] = await self._keep_near(connection, looked)
+            row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
+            if known.proof is not None and known.proof_id is None:
+                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *known.proof)
+            row = context.seals.sealed("requests", row)
             await connection.execute(requests.insert().values(row))
             await context.store.touch(connection, keys.graph, row["plan_id"])
         self._remember(looked, row)
@@ -217,9 +224,11 @@ class Submission:
 
     async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
         """The answer as it will be given to the same body again, its row written a moment later; None: the long way."""
-        context, plan = self.context, looked.known.plan
+        context, plan, proof = self.context, looked.known.plan, looked.known.proof
         if plan is not None:
             await context.verifier.text(looked.keys.graph, looked.net, plan.data, plan.claimed)
+        if proof is not None:
+            await context.verifier.proof_text(looked.keys.graph, looked.net, proof.data)
         self._remember(looked, row)
         text = await context.response_cache.get(self.caller, self.ask.body, self.retry) if self.ask.body else None
         if text is not None:
@@ -229,15 +238,22 @@ class Submission:
     def _remember(self, looked: _Looked, row: dict[str, Any]) -> None:
         if self.ask.body and row["cache"] == "hit":
             cache = self.context.response_cache
-            cache.put(self.caller, self.ask.body, looked.keys, row, looked.known.plan, looked.snapshot)
+            cache.put(self.caller, self.ask.body, looked.keys, row, looked.known)
 
     async def _keep_near(self, connection: AsyncConnection, looked: _Looked) -> str | None:
-        """Store what was carried over from a graph with other costs: it is proved for this one too."""
+        """Store what was carried over from a graph with other costs, and was checked for this one; the plan's id."""
         context, keys, known = self.context, looked.keys, looked.known
-        if known.bound_ns is not None:
-            await context.store.raise_bound(connection, keys.graph, looked.net.budget_bytes, known.bound_ns)
+        if not known.carried:
+            return None
+        if known.proof is not None:
+            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, *known.proof)
+        elif known.claim is not None:
+            claim = known.claim
+            await context.claims.raise_bound(
+                connection, keys.graph, looked.net.budget_bytes, claim.bound_ns, claim.source or self.ask.method
+            )
         if known.least_bytes is not None:
-            await context.store.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
+            await context.claims.raise_floor(connection, keys.graph, known.least_bytes, known.enough_bytes)
         if known.near is None or not known.uses_near:
             return None
         plan, verdict = known.near

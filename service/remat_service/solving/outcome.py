@@ -16,22 +16,29 @@ class Outcome:
     """Filled frame by frame; asked once for the final answer.
 
     Attributes:
-        answer: the child's own answer, in net bytes; None where it never gave one.
-        whole_bound_ns: the best bound that it proved over the whole space.
+        answer: the child's own answer, in net bytes, without its plan and certificate; None where it never gave one.
+        proved_ns: the best bound that a certificate of its proves; None without one.
+        claim: the best bound over the whole space beyond that, and who says it.
         kind: of the error that it reported: "invalid", "memory", "failed"; None without one.
     """
 
     def __init__(self, net: Problem, method: str, digest: str, fixed_bytes: int) -> None:
         self._net, self._method, self._digest, self._fixed = net, method, digest, fixed_bytes
         self.answer: Answer | None = None
-        self.whole_bound_ns: int | None = None
+        self.proved_ns: int | None = None
+        self.claim: tuple[int, str] | None = None
         self.kind: str | None = None
         self._message = ""
 
-    def proved(self, whole_bound_ns: int | None) -> None:
-        """Note a bound for every plan."""
-        if whole_bound_ns is not None and whole_bound_ns > (self.whole_bound_ns or -1):
-            self.whole_bound_ns = whole_bound_ns
+    def proved(self, bound_ns: int) -> None:
+        """Note what a checked certificate proves for every plan."""
+        self.proved_ns = max(bound_ns, self.proved_ns or 0)
+
+    def claimed(self, bound_ns: int | None, source: str) -> None:
+        """Note a bound for every plan without a certificate, where it is more than is proved."""
+        proved = max(self.proved_ns or 0, self._net.subject.total_cost_ns)
+        if bound_ns is not None and bound_ns > max(proved, self.claim[0] if self.claim is not None else 0):
+            self.claim = bound_ns, source
 
     def failed(self, kind: str, message: str) -> None:
         """Note the error that the child reported."""
@@ -39,19 +46,19 @@ class Outcome:
 
     def ended(self, data: dict[str, Any], whole_bound_ns: int | None) -> None:
         """Note the child's answer."""
-        self.answer = shifted(replace(Answer.from_json({**data, "plan": None}), plan=None), -self._fixed)
-        self.proved(whole_bound_ns)
-        if not self.answer.restricted_to and self.answer.status is not Status.INFEASIBLE:
-            self.proved(self.answer.bound_ns)
+        bare = {**data, "plan": None, "proof": None}
+        self.answer = shifted(Answer.from_json(bare), -self._fixed)
+        if self.answer.status is Status.INFEASIBLE:
+            return
+        self.claimed(whole_bound_ns, self._method)
+        if not self.answer.restricted_to:
+            self.claimed(self.answer.bound_ns, self._method)
+            self.claimed(self.answer.claimed_bound_ns, self.answer.claimed_by or self._method)
 
     @property
     def settled(self) -> bool:
         """Whether more time would change nothing: proved, or the method has run to its own end."""
-        if self.answer is None:
-            return False
-        proved = self.answer.status in (Status.OPTIMAL, Status.INFEASIBLE)
-        ran_out = self.answer.status in (Status.FEASIBLE, Status.NOTHING_FOUND) and self.answer.limit is None
-        return proved or ran_out
+        return self.answer is not None and self.answer.ran_to_its_end
 
     def solver_seconds(self, elapsed: float) -> float:
         """Seconds that the child says it was solving, or all of them where it says nothing."""
@@ -63,7 +70,7 @@ class Outcome:
             Status.NOTHING_FOUND,
             self._method,
             self._net.budget_bytes,
-            bound_ns=self.whole_bound_ns,
+            bound_ns=self.proved_ns,
             limit=limit,
             digest=self._digest,
         )

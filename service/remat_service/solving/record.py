@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import structlog
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import InvalidData, InvalidPlan, read_plan
+from remat_ir import InvalidData, InvalidPlan, Problem, read_plan
 
 from ..context import Context
-from ..storage.store import column
+from ..storage.claims import column
+from ..storage.seals import SEALED
 from ..storage.tables import events, solves
+from ..storage.verifier import CheckedProof
 from .claim import Claim, LostClaim
 from .outcome import Outcome
 
@@ -27,18 +28,34 @@ class SolveRecord:
 
     Attributes:
         spent_s: seconds of solving in rounds that have ended.
-        cost_ns, bound_ns: of the best so far.
         lost: the claim is somebody else's now.
     """
 
     def __init__(self, context: Context, claim: Claim) -> None:
         self._context, self._claim = context, claim
         self.spent_s: float = claim.row.spent_s
-        self.cost_ns: int | None = claim.row.cost_ns
-        self.bound_ns: int | None = claim.row.bound_ns
         self.lost = False
+        told = claim.row._mapping
+        sound = context.seals.holds("solves", told)
+        self._told = {name: told[name] if sound else None for name in SEALED["solves"]}
+        self._told |= {
+            "id": claim.id, "total_cost_ns": claim.net.subject.total_cost_ns,
+            "restricted_to": self._told["restricted_to"] or "",
+        }  # fmt: skip
         self._began: float | None = None
         self._seq: int | None = 0 if claim.attempt == 1 else None  # None: others have written events, look them up
+
+    @property
+    def cost_ns(self) -> int | None:
+        """Of the best plan."""
+        cost: int | None = self._told["cost_ns"]
+        return cost
+
+    @property
+    def bound_ns(self) -> int | None:
+        """As last told."""
+        bound: int | None = self._told["bound_ns"]
+        return bound
 
     def begin(self) -> None:
         """A round starts now."""
@@ -71,44 +88,67 @@ class SolveRecord:
             raise LostClaim
 
     async def take(self, outcome: Outcome, frame: dict[str, Any]) -> None:
-        """A frame from the child: verified, then stored, then told."""
+        """A frame from the child: checked, then stored, then told."""
         context, claim = self._context, self._claim
         if frame["type"] == "error":
             outcome.failed(frame["kind"], frame["message"])
             return
+        said = frame["answer"] if frame["type"] == "answer" else frame
+        least = said.get("least_budget_bound_bytes")
+        least = None if least is None else least - claim.row.fixed_bytes
+        source = (frame.get("source") or claim.row.method)[:100]
+        proof = None if said.get("proof") is None else await self._checked(said["proof"], least)
+        if proof is not None and proof[1].bound_ns is not None:
+            outcome.proved(proof[1].bound_ns)
         if frame["type"] == "answer":
-            frame_plan = frame["answer"].get("plan")
             outcome.ended(frame["answer"], frame["whole_bound_ns"])
         else:
-            frame_plan = frame["plan"]
-            outcome.proved(frame["whole_bound_ns"])
+            outcome.claimed(frame["whole_bound_ns"], source)
         better = None
-        if frame_plan is not None:
-            better = await self._judged(frame_plan, frame)
-        if frame["type"] == "answer" and better is None:
-            return
-        bound, within = _bound_of(frame)
-        if better is None and bound == self.bound_ns:
+        if said.get("plan") is not None:
+            better = await self._judged(said["plan"], frame)
+        bound, within = said["bound_ns"], column(said["restricted_to"])
+        news = better is not None or (frame["type"] == "progress" and bound != self.bound_ns)
+        if not news and proof is None:
             return
         async with context.database.write() as connection:
-            values: dict[str, Any] = {"bound_ns": bound, "restricted_to": column(within)}
+            told = self._told | {"bound_ns": bound, "restricted_to": within}
             if better is not None:
-                plan, verdict, source = better
+                plan, verdict = better
                 plan_id, digest = await context.store.put_plan(
                     connection, claim.row.graph_key, claim.row.method_key, source, plan, verdict
                 )
                 context.verifier.remember(claim.row.graph_key, digest, verdict)
                 if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
-                    values |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns}
-                    self.cost_ns = verdict.cost_ns
-            if outcome.whole_bound_ns is not None:
-                await context.store.raise_bound(
-                    connection, claim.row.graph_key, claim.net.budget_bytes, outcome.whole_bound_ns
+                    told |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
+            if proof is not None:
+                await context.store.put_proof(connection, claim.row.graph_key, proof[0], *proof[1])
+            if outcome.claim is not None:
+                await context.claims.raise_bound(
+                    connection, claim.row.graph_key, claim.net.budget_bytes, *outcome.claim
                 )
-            await self.write(connection, values)
-            await self._event(connection, frame, bound, within)
-        self.bound_ns = bound
-        context.notifier.notify(claim.id)
+            if news:
+                await self.write(connection, context.seals.sealed("solves", told))
+                await self._event(connection, told, source)
+        if news:
+            self._told = told
+            context.notifier.notify(claim.id)
+
+    async def _checked(self, data: object, least_bytes: int | None) -> tuple[int, CheckedProof] | None:
+        """A child's certificate and its budget: that one byte fits less than is needed, or the problem's own."""
+        net, proof = self._claim.net, None
+        budgets = {net.budget_bytes, max(net.budget_bytes, (least_bytes or 0) - 1)}
+        for budget in sorted(budgets, reverse=True):
+            problem = Problem(net.subject, budget)
+            try:
+                proof = await self._context.verifier.new_proof(self._claim.row.graph_key, problem, data)
+                if budget == net.budget_bytes or proof.bound_ns is None:
+                    return budget, proof
+            except (InvalidData, InvalidPlan) as error:
+                why = str(error)
+        self._context.metrics.rejections.labels("solver").inc()
+        log.error("a solver's certificate was refused", solve=self._claim.id, method=self._claim.row.method, why=why)
+        return None
 
     async def _judged(self, data: object, frame: dict[str, Any]) -> Any:
         try:
@@ -124,11 +164,9 @@ class SolveRecord:
             return None
         if frame["type"] == "answer" and verdict.cost_ns == self.cost_ns:
             return None
-        return plan, verdict, frame.get("source") or self._claim.row.method
+        return plan, verdict
 
-    async def _event(
-        self, connection: AsyncConnection, frame: dict[str, Any], bound: int | None, within: Sequence[str]
-    ) -> None:
+    async def _event(self, connection: AsyncConnection, told: dict[str, Any], source: str) -> None:
         if self._seq is None:
             last = await connection.scalar(select(func.max(events.c.seq)).where(events.c.solve_id == self._claim.id))
             self._seq = last or 0
@@ -138,14 +176,9 @@ class SolveRecord:
                 solve_id=self._claim.id,
                 seq=self._seq,
                 seconds=round(self.spent(), 3),
-                cost_ns=self.cost_ns,
-                bound_ns=bound,
-                restricted_to=column(within),
-                source=(frame.get("source") or self._claim.row.method)[:100],
+                cost_ns=told["cost_ns"],
+                bound_ns=told["bound_ns"],
+                restricted_to=told["restricted_to"],
+                source=source,
             )
         )
-
-
-def _bound_of(frame: dict[str, Any]) -> tuple[int | None, Sequence[str]]:
-    said = frame if frame["type"] == "progress" else frame["answer"]
-    return said["bound_ns"], said["restricted_to"]

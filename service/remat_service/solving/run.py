@@ -15,14 +15,16 @@ from typing import Any
 
 import structlog
 
-from remat_ir import Answer, Status
+from remat_ir import Answer, Status, gap_of
+from remat_ir.proof import certifiable
 from remat_solver.knowledge import Ending
 
 from ..context import Context
 from ..processes.supervisor import ChildRun
 from ..requests.completion import write_answers
 from ..storage.cache import Stored
-from ..storage.store import Effort
+from ..storage.claims import Effort, column
+from ..storage.packing import unpack
 from ..storage.tables import now
 from ..subjects import gross_of
 from .claim import Claim, LostClaim, open_requests
@@ -31,6 +33,8 @@ from .outcome import Outcome
 from .record import SolveRecord
 
 log = structlog.get_logger("remat_service.solving.run")
+
+_TOO_OFTEN = "The solver was started too often without coming to an end."
 
 
 class SolveRun:
@@ -45,8 +49,10 @@ class SolveRun:
         """Rounds until no request is open; returns the last outcome, in net bytes."""
         outcome: Answer | None = None
         if self.claim.attempt > self.context.settings.most_attempts:
-            outcome = await self._known_outcome("The solver was started too often without coming to an end.")
-            await self._end_all(outcome)
+            failed = Answer(Status.FAILED, self.claim.row.method, self.claim.net.budget_bytes, message=_TOO_OFTEN)
+            outcome, known = await self._best_of(failed, 0.0)
+            self.record.spent_s = self.context.settings.most_time_limit_s
+            await self._settle(outcome, known)
             return outcome
         while True:
             async with self.context.database.read() as connection:
@@ -59,7 +65,7 @@ class SolveRun:
             gap = min(request.max_gap for request in waiting)
             fresh = self.claim.row.forced and self.record.spent_s == 0
             known = (
-                Stored(self.claim.net)
+                Stored(self.claim.net, certify=self.claim.keys.certify)
                 if fresh
                 else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
             )
@@ -69,12 +75,12 @@ class SolveRun:
                 if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
                     outcome = replace(outcome, limit="time", message="")
             else:
-                outcome = await self._round(waiting[0].digest, left, gap, known)
-            if await self._settle(outcome):
+                outcome, known = await self._round(waiting[0].digest, left, gap, known)
+            if await self._settle(outcome, known):
                 self._observe(outcome)
                 return outcome
 
-    async def _round(self, digest: str, limit_s: float, gap: float, known: Stored) -> Answer:
+    async def _round(self, digest: str, limit_s: float, gap: float, known: Stored) -> tuple[Answer, Stored]:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
         context, claim = self.context, self.claim
         begun = time.monotonic()
@@ -100,7 +106,7 @@ class SolveRun:
         context.metrics.overhead_seconds.observe(max(0.0, time.monotonic() - begun - outcome.solver_seconds(elapsed)))
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
-        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap)
+        return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known)
 
     async def _job(self, limit_s: float, gap: float, known: Stored) -> dict[str, Any]:
         claim = self.claim
@@ -119,11 +125,20 @@ class SolveRun:
             "time_limit_s": limit_s,
             "max_gap": gap,
             "start": None if plan is None else await asyncio.to_thread(plan.to_json),
-            "bound_ns": known.bound_ns,
+            "bound_ns": None if known.claim is None or self._certifies else known.claim.bound_ns,
+            "proof": None if known.proof is None else await asyncio.to_thread(unpack, known.proof.data),
+            "certify": claim.keys.certify,
         }
 
-    async def _store(self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float) -> Answer:
-        """What a round leaves behind: its bounds, how it ended, and its answer in net bytes."""
+    @property
+    def _certifies(self) -> bool:
+        """Whether a bound of the whole space counts only with a certificate."""
+        return self.claim.keys.certify and certifiable(self.claim.net.subject)
+
+    async def _store(
+        self, outcome: Outcome, run: ChildRun, out_of_time: bool, gap: float, known: Stored
+    ) -> tuple[Answer, Stored]:
+        """What a round leaves behind: its claims, how it ended, and its answer in net bytes."""
         context, claim = self.context, self.claim
         graph_key, budget = claim.row.graph_key, claim.net.budget_bytes
         crashed = outcome.answer is None and run.reason is None
@@ -132,61 +147,61 @@ class SolveRun:
             again = outcome.kind is None and self.failures < context.settings.most_attempts
             if again and not await self._unwanted():
                 log.warning("solver child died; starting another", solve=claim.id, status=run.child.status)
-                return replace(outcome.partial("time"), limit="again")
+                return replace(outcome.partial("time"), limit="again"), known
         answer = outcome.final(run.reason, out_of_time)
         async with context.database.write() as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
-            if outcome.whole_bound_ns is not None:
-                await context.store.raise_bound(connection, graph_key, budget, outcome.whole_bound_ns)
+            if outcome.claim is not None:
+                await context.claims.raise_bound(connection, graph_key, budget, *outcome.claim)
             if answer.bound_ns is not None and answer.restricted_to:
-                await context.store.raise_bound(
-                    connection, graph_key, budget, answer.bound_ns, claim.row.method_key, answer.restricted_to
+                source = answer.claimed_by or claim.row.method
+                await context.claims.raise_bound(
+                    connection, graph_key, budget, answer.bound_ns, source, claim.row.method_key, answer.restricted_to
                 )
             if answer.least_budget_bound_bytes is not None or answer.least_budget_bytes is not None:
                 least = answer.least_budget_bound_bytes or 0
                 if answer.status is Status.INFEASIBLE:
                     least = max(least, budget + 1)
-                await context.store.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
+                await context.claims.raise_floor(connection, graph_key, least, answer.least_budget_bytes)
             if answer.status not in (Status.FAILED, Status.CANCELLED):
                 message = answer.message if not answer.budget_bytes or claim.row.fixed_bytes == 0 else ""
-                await context.store.put_effort(
+                await context.claims.put_effort(
                     connection,
                     graph_key,
                     budget,
                     claim.row.method_key,
                     Effort(
-                        self.record.spent_s,
+                        float(self.record.spent_s),
                         outcome.settled,
                         answer.status.value,
                         answer.limit,
-                        answer.restricted_to,
+                        column(answer.restricted_to),
                         message,
                     ),
                 )
         return await self._best_of(answer, gap)
 
-    async def _best_of(self, answer: Answer, gap: float) -> Answer:
-        """An answer with the best that the store knows next to it: bounds from other budgets, an earlier incumbent."""
+    async def _best_of(self, answer: Answer, gap: float) -> tuple[Answer, Stored]:
+        """An answer with the best that the store knows: bounds from other budgets, an earlier incumbent; and that."""
         stored = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
         known = stored.known
         if known.cost_ns is None or stored.plan is None:
-            return replace(answer, least_budget_bytes=known.enough_bytes, least_budget_bound_bytes=known.least_bytes)
+            least, enough = known.least_bytes, known.enough_bytes
+            answer = replace(answer, least_budget_bytes=enough, least_budget_bound_bytes=least)
+            return stored.with_claims(answer), stored
         ending = Ending(answer.limit)
         best = known.answer(answer.method, gap, ending, seconds=answer.seconds, digest=answer.digest)
         same = (best.cost_ns, best.bound_ns) == (answer.cost_ns, answer.bound_ns)
-        return replace(best, message=answer.message if same else "")
-
-    async def _known_outcome(self, message: str) -> Answer:
-        failed = Answer(Status.FAILED, self.claim.row.method, self.claim.net.budget_bytes, message=message)
-        return await self._best_of(failed, 0.0)
+        return stored.with_claims(replace(best, message=answer.message if same else "")), stored
 
     async def _unwanted(self) -> bool:
         async with self.context.database.read() as connection:
             return not await open_requests(connection, self.claim.id)
 
-    async def _settle(self, outcome: Answer) -> bool:
+    async def _settle(self, outcome: Answer, known: Stored) -> bool:
         """End every request that the outcome satisfies; True when none is left and the solve has ended too."""
         context, claim = self.context, self.claim
+        plan = None if outcome.cost_ns is None else known.plan
         if outcome.limit == "again":
             return False
         endings: list[tuple[Any, Answer]] = []
@@ -194,17 +209,17 @@ class SolveRun:
             # locks the row: nobody joins from here on
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             waiting = await open_requests(connection, claim.id)
-            plan = await context.store.best_plan(
-                connection, claim.row.graph_key, claim.net.budget_bytes,
-                None if claim.row.method_key == "auto" else claim.row.method_key,
-            ) if outcome.cost_ns is not None else None  # fmt: skip
             for request in waiting:
                 if self._satisfied(request, outcome):
                     said = replace(outcome, digest=request.digest, seconds=round(self.record.spent_s, 3))
                     if request.fixed_bytes != claim.row.fixed_bytes:
                         said = replace(said, message="")
                     endings.append((request, said))
-            await write_answers(connection, endings, None if plan is None else plan.id)
+            proof_id = known.proof_id
+            if known.proof is not None and proof_id is None:
+                key, budget = claim.row.graph_key, claim.net.budget_bytes
+                proof_id = await context.store.put_proof(connection, key, budget, *known.proof)
+            await write_answers(context.seals, connection, endings, None if plan is None else plan.id, proof_id)
             finished = len(endings) == len(waiting)
             if finished:
                 await self.record.write(
@@ -212,22 +227,24 @@ class SolveRun:
                 )
         if plan is not None and context.settings.embedded:  # for the crowd that is about to be woken
             await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
+        if known.proof is not None and context.settings.embedded:
+            await context.verifier.proof_text(claim.row.graph_key, claim.net, known.proof.data)
         context.notifier.notify(*(request.id for request, _ in endings))
         if finished:
             context.notifier.notify(claim.id)
         return finished
 
     def _satisfied(self, request: Any, outcome: Answer) -> bool:
-        if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE, Status.FAILED) or outcome.limit in (None, "memory"):
+        if outcome.ran_to_its_end or outcome.status is Status.FAILED or outcome.limit == "memory":
             return True
+        cost, claimed = outcome.cost_ns, outcome.claimed_bound_ns
+        if outcome.limit is None and cost is not None and claimed is not None:
+            # it ended since the claim was enough and could not be certified: once more would end the same way
+            return gap_of(cost, claimed) <= float(request.max_gap)
         if outcome.gap is not None and outcome.gap <= request.max_gap:
             return True
         wanted: float = min(request.time_limit_s, self.context.settings.most_time_limit_s)
         return self.record.spent_s + NEARLY_S >= wanted
-
-    async def _end_all(self, outcome: Answer) -> None:
-        self.record.spent_s = self.context.settings.most_time_limit_s
-        await self._settle(outcome)
 
     async def _end_unwanted(self) -> bool:
         async with self.context.database.write() as connection:

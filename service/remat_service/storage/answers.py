@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_ir import Answer
-from remat_solver.knowledge import sentence
+from remat_solver.knowledge import claim_sentence, sentence
 
 
 def shifted(answer: Answer, fixed_bytes: int) -> Answer:
@@ -26,12 +26,15 @@ def shifted(answer: Answer, fixed_bytes: int) -> Answer:
 
 
 def document(answer: Answer, fixed_bytes: int, **more: Any) -> dict[str, Any]:
-    """The answer object of the wire without its plan, from an answer in net bytes."""
+    """The answer object of the wire without its plan and its certificate, from an answer in net bytes."""
     moved = shifted(answer, fixed_bytes)
-    return replace(moved, message=moved.message or sentence(moved), plan=None, **more).to_json()
+    message = moved.message or " ".join(filter(None, (sentence(moved), claim_sentence(moved))))
+    return replace(moved, message=message, plan=None, proof=None, **more).to_json()
 
 
-def rendered(data: dict[str, Any], plan_text: bytes | None) -> bytes:
-    """The body of a response: the answer object, and its plan spliced in as the text that it already is."""
+def rendered(data: dict[str, Any], plan_text: bytes | None, proof_text: bytes | None = None) -> bytes:
+    """The body of a response: the answer object, its certificate and its plan spliced in as the texts that they are."""
     head = json.dumps(data, separators=(",", ":")).encode()
+    if proof_text is not None:
+        head = head[:-1] + b',"proof":' + proof_text + b"}"
     return head if plan_text is None else head[:-1] + b',"plan":' + plan_text + b"}"

@@ -7,15 +7,20 @@ The key is written down in `identity.py`. A stored answer is a hit when
 It is put together from parts, each true on its own:
     plan        the cheapest whose peak is within the budget, found at whatever budget. `auto` takes a plan of any
                 method, every other method only its own, so that `chen-sqrt` is always what `chen-sqrt` finds
-    bound       the greatest proved over the whole space at this budget or a larger one: fewer plans fit a smaller
-                budget, so none of them is cheaper. Hence a plan with bound L at budget B answers every budget
-                from its peak to B. Bounds of an older solver are not read
-    restricted  a bound of a restricted search, only for its own method at its own budget, and named in the answer
-    floor       a proved least budget: everything below it is infeasible
-    near        for a graph of the same structure with other costs c′: its plan is re-costed by the verifier, and from
-                its bound L (whole space, at this budget or a larger one) ΣC′ + r · (L − ΣC) with r = min c′_i / c_i is
-                proved, since cost′ − ΣC′ = Σ c′_i (n_i − 1) ≥ r Σ c_i (n_i − 1) ≥ r (L − ΣC) when op i runs n_i times.
+    bound       what a certificate proves: the best at this budget or a larger one, its rows written anew for this one
+                (`remat_ir.proof.carry`) and checked here. Any version of the solver may have found it
+    claim       a bound over the whole space without a certificate, at this budget or a larger one: fewer plans fit a
+                smaller budget. It counts where there are no certificates (joins, chains with a link) or none is asked
+                for; elsewhere the answer names it, and who says it. Claims of an older solver are not read
+    restricted  a claim of a restricted search, only for its own method at its own budget, and named in the answer
+    floor       a certificate that no plan fits this budget or a larger one; else a claim of that
+    near        for a graph of the same structure with other costs: its plan is re-costed by the verifier, and its
+                certificate scaled leaf by leaf and checked on the new costs. Where there are no certificates, from its
+                claim L (whole space, at this budget or a larger one) follows ΣC′ + r · (L − ΣC), r = min c′_i / c_i,
+                since cost′ − ΣC′ = Σ c′_i (n_i − 1) ≥ r Σ c_i (n_i − 1) ≥ r (L − ΣC) when op i runs n_i times.
                 `auto` only, as its plan may come from anywhere
+Claims, floors and efforts are sealed (`seals.py`). A row whose seal does not hold, or whose certificate does not prove
+what the row says, is logged, counted and dropped, and with it the efforts of its graph, which may have rested on it.
 A hit that was put together once is given again from memory for the same body (`response_cache.py`), on one condition
 that is looked at every time: each row named above is what it was, the plan's stored bytes included, byte for byte. So
 what goes out has been verified, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's
@@ -25,62 +30,80 @@ What does not make a hit still starts the next solve: the plan as its incumbent,
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
+import structlog
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, structure_digest
+from remat_ir.proof import certifiable
 from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 
 from ..identity import Caller
+from ..metrics import Metrics
 from ..subjects import costs_of
 from .cache_key import Keys
+from .claims import Claim, Claims, Effort, Floor
 from .database import Database
 from .snapshot import Snapshot, SnapshotReader
-from .store import Effort, Store, StoredPlan
+from .store import Store, StoredPlan, StoredProof
 from .tables import graphs
-from .verifier import Verifier
+from .verifier import CheckedProof, Verifier
+
+log = structlog.get_logger("remat_service.storage.cache")
 
 _NEAR_CANDIDATES = 4
-_AUTO = "auto"
+_MOST_LOOKS = 1_000  # each look that finds damage drops a row
 
 
 @dataclass(frozen=True)
 class Stored:
     """Everything that the store has about one problem for one method, in net bytes.
 
-    `near` is a plan of a graph with other costs, verified on this one, that is not in the store under this graph yet;
-    `carried` says that something came from such a graph.
+    `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
+    in the store under this graph yet; `carried` says that something came from such a graph. `snapshot` is what all of
+    it rests on.
     """
 
     problem: Problem
+    snapshot: Snapshot | None = None
     plan: StoredPlan | None = None
     near: tuple[AnyPlan, Verdict] | None = None
-    bound_ns: int | None = None
-    restricted: Bound | None = None
+    proof: CheckedProof | None = None
+    claim: Claim | None = None
+    restricted: Claim | None = None
     least_bytes: int | None = None
     enough_bytes: int | None = None
     effort: Effort | None = None
     carried: bool = False
+    certify: bool = True
 
     @cached_property
     def known(self) -> Known:
         """What is known by it."""
         known = Known(self.problem).needing(self.least_bytes).sufficing(self.enough_bytes)
-        if self.bound_ns is not None:
-            known = known.with_bound(Bound(self.bound_ns))
+        if self.proof is not None and self.proof.bound_ns is not None:
+            known = known.with_bound(Bound(self.proof.bound_ns))
+        if self.claim is not None and not (self.certify and certifiable(self.problem.subject)):
+            known = known.with_bound(Bound(self.claim.bound_ns))
         if self.restricted is not None:
-            known = known.with_bound(self.restricted)
+            known = known.with_bound(Bound(self.restricted.bound_ns, self.restricted.within))
         if self.plan is not None:
             known = known.with_plan(self.plan.claimed)
         if self.near is not None:
             known = known.with_plan(self.near[1])
         too_small = self.least_bytes is not None and self.least_bytes > self.problem.budget_bytes
-        return replace(known, infeasible=too_small and known.cost_ns is None)
+        return replace(known, infeasible=(too_small or self.proves_none) and known.cost_ns is None)
+
+    @property
+    def proves_none(self) -> bool:
+        """Whether it is certified that no plan fits."""
+        return self.proof is not None and self.proof.bound_ns is None
 
     @property
     def cost_ns(self) -> int | None:
@@ -92,49 +115,143 @@ class Stored:
         """Whether the better plan is the near one."""
         return self.near is not None and (self.plan is None or self.near[1].cost_ns < self.plan.cost_ns)
 
+    @property
+    def proof_id(self) -> str | None:
+        """The row of the certificate, where that is for exactly this problem already."""
+        found = None if self.snapshot is None else self.snapshot.too_small if self.proves_none else self.snapshot.proof
+        return found.id if found is not None and self.proof is not None and found.data == self.proof.data else None
+
     def is_final(self, max_gap: float, time_limit_s: float) -> bool:
         """Whether what is known answers a request, by the rules above."""
+        effort = self.effort
+        if self.known.infeasible and self.certify and certifiable(self.problem.subject) and not self.proves_none:
+            # claimed only: a solve certifies it, if that was not tried already
+            return effort is not None and effort.status == Status.INFEASIBLE
         if self.known.settled(max_gap):
             return True
-        effort = self.effort
-        if effort is None or (self.cost_ns is None and effort.status not in (Status.NOTHING_FOUND, Status.INFEASIBLE)):
+        if effort is None or effort.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            return False  # what proved it is gone
+        if self.cost_ns is None and effort.status != Status.NOTHING_FOUND:
             return False  # the plan that the effort found is gone
-        return effort.settled or effort.seconds >= time_limit_s
+        if effort.settled or effort.seconds >= time_limit_s:
+            return True
+        if effort.limit is not None or self.claim is None or self.cost_ns is None:
+            return False
+        # it ended since this claim was enough and could not be certified
+        return gap_of(self.cost_ns, min(self.claim.bound_ns, self.cost_ns)) <= max_gap
 
     def answer(self, method: str, max_gap: float, digest: str) -> Answer:
         """What is known as an answer, in net bytes, without its plan; its sentence only where the effort left one."""
         effort, known = self.effort, self.known
         if effort is None:
-            return replace(known.answer(method, max_gap, digest=digest), message="")
-        ending = Ending(effort.limit, effort.restricted_to or None)
+            return self.with_claims(replace(known.answer(method, max_gap, digest=digest), message=""))
+        ending = Ending(effort.limit, effort.within or None)
         answer = known.answer(method, max_gap, ending, seconds=effort.seconds, digest=digest)
         own = known.cost_ns is None and (not known.infeasible or effort.status == Status.INFEASIBLE)
-        return replace(answer, message=effort.message if own else "")
+        return self.with_claims(replace(answer, message=effort.message if own else ""))
+
+    def with_claims(self, answer: Answer) -> Answer:
+        """An answer made from what is known, that says what of it has no certificate, and who claims that."""
+        if answer.status is Status.INFEASIBLE:
+            return answer if self.proves_none else replace(answer, claimed_by=answer.method)
+        proved = self.problem.subject.total_cost_ns
+        if self.proof is not None and self.proof.bound_ns is not None:
+            proved = max(proved, self.proof.bound_ns)
+        said = self.restricted if answer.restricted_to else self.claim
+        claimed = answer.bound_ns
+        if said is not None and not answer.restricted_to:
+            claimed = said.bound_ns if answer.cost_ns is None else min(said.bound_ns, answer.cost_ns)
+        if claimed is None or claimed <= proved:
+            return answer
+        said_by = answer.method if said is None else said.source or answer.method
+        return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
 
 
 class Cache:
-    """Looks answers up; never writes, but for dropping what the verifier refuses and what a verified plan refutes."""
+    """Looks answers up; never writes, but for dropping what is damaged and what a verified plan refutes."""
 
-    def __init__(self, database: Database, store: Store, verifier: Verifier, snapshots: SnapshotReader) -> None:
-        self._database, self._store, self._verifier, self._snapshots = database, store, verifier, snapshots
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        claims: Claims,
+        verifier: Verifier,
+        snapshots: SnapshotReader,
+        metrics: Metrics,
+    ) -> None:
+        self._database, self._store, self._claims = database, store, claims
+        self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
 
     async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Stored:
-        """What is stored about a net problem, from a look just taken or a new one; its plan is verified."""
+        """What is stored about a net problem, from a look just taken or a new one; plan and certificate are checked."""
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
+        for _ in range(_MOST_LOOKS):
+            proof, damaged = await self._checked(keys, problem, found)
+            if not damaged:
+                break
+            await self.drop_damaged(keys, problem.budget_bytes, damaged)
+            found = await self._snapshots.read(keys, problem.budget_bytes)
+        floor, too_small = found.floor or Floor(0, None, None), found.too_small
+        least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
         stored = Stored(
             problem,
-            plan=await self._good_plan(keys, problem, found.plan(keys.graph)),
-            bound_ns=found.bound_ns,
+            found,
+            plan=await self._good_plan(keys, problem, found.plan),
+            proof=proof,
+            claim=found.claim,
             restricted=found.restricted,
-            least_bytes=found.least_bytes,
-            enough_bytes=found.enough,
+            least_bytes=least or None,
+            enough_bytes=floor.enough_bytes,
             effort=found.effort,
+            certify=keys.certify,
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
-        if keys.method == _AUTO and not proved:
+        if keys.any_method and not proved:
             async with self._database.read() as connection:
                 stored = await self._with_near(connection, caller, keys, problem, stored)
         return await self._without_refuted(keys, problem, stored)
+
+    async def _checked(
+        self, keys: Keys, problem: Problem, found: Snapshot
+    ) -> tuple[CheckedProof | None, list[StoredProof | Claim | Floor | Effort]]:
+        """The certificate of the problem, and the rows that are not what was stored."""
+        damaged: list[StoredProof | Claim | Floor | Effort] = [
+            claim
+            for claim in (found.claim, found.restricted)
+            if claim is not None and not self._claims.holds_claim(keys.graph, claim)
+        ]
+        if found.floor is not None and not self._claims.holds_floor(keys.graph, found.floor):
+            damaged.append(found.floor)
+        if found.effort is not None and not self._claims.holds_effort(
+            keys.graph, problem.budget_bytes, keys.method, found.effort
+        ):
+            damaged.append(found.effort)
+        proof: CheckedProof | None = None
+        for row in (found.proof, found.too_small):
+            if row is None:
+                continue
+            own = Problem(problem.subject, min(row.budget_bytes, problem.budget_bytes))
+            checked = await self._verifier.proof(keys.graph, own, row.data)
+            if checked is None or not checked.proves(row.bound_ns):
+                damaged.append(row)
+            elif own.budget_bytes == problem.budget_bytes:
+                proof = checked
+        return proof, damaged
+
+    async def drop_damaged(
+        self, keys: Keys, net_budget: int, damaged: list[StoredProof | Claim | Floor | Effort]
+    ) -> None:
+        """Forget rows that are not what was stored, and how solves of their graph ended."""
+        async with self._database.write() as connection:
+            for row in damaged:
+                kind = type(row).__name__.removeprefix("Stored").lower()
+                log.error("a stored row is damaged and is dropped", kind=kind, graph=keys.graph, budget=net_budget)
+                self._metrics.damaged.labels(kind).inc()
+                if isinstance(row, StoredProof):
+                    await self._store.drop_proof(connection, row.id)
+                else:
+                    await self._claims.drop(connection, keys.graph, row)
+            await self._claims.drop_efforts(connection, keys.graph)
 
     async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
         """What is stored without what its own plan shows to be wrong, which is logged and dropped from the store."""
@@ -144,26 +261,35 @@ class Cache:
             plan, verdict = None, stored.plan.claimed
         else:
             return stored
-        high = stored.bound_ns is not None and stored.bound_ns > verdict.cost_ns
+        claimed, proof = stored.claim, stored.proof
+        wrong = proof is not None and (proof.bound_ns is None or proof.bound_ns > verdict.cost_ns)
+        high = claimed is not None and claimed.bound_ns > verdict.cost_ns
         tall = stored.least_bytes is not None and stored.least_bytes > verdict.peak_bytes
-        if not (high or tall):
+        if not (high or tall or wrong):
             return stored
         if plan is None and stored.plan is not None:
             plan = await self._verifier.plan(keys.graph, problem, stored.plan.data, verdict)
-        if high:
-            report_bound(problem, plan, stored.bound_ns or 0, (), "the store")
+        if wrong and proof is not None:
+            report_bound(problem, plan, proof.bound_ns or 0, (), "a certificate in the store")
+        if high and claimed is not None:
+            report_bound(problem, plan, claimed.bound_ns, (), f"{claimed.source} in the store")
         if tall:
             report_budget(problem, plan, stored.least_bytes or 0, verdict.peak_bytes, "the store")
         async with self._database.write() as connection:
-            await self._store.drop_refuted(connection, keys.graph, verdict)
-        bound, least = None if high else stored.bound_ns, None if tall else stored.least_bytes
-        return replace(stored, bound_ns=bound, least_bytes=least, effort=None)
+            await self._claims.drop_refuted(connection, keys.graph, verdict)
+        return replace(
+            stored,
+            proof=None if wrong else proof,
+            claim=None if high else claimed,
+            least_bytes=None if tall else stored.least_bytes,
+            effort=None,
+        )
 
     async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
         if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
             return best
         good, broken = None, [best.id]
-        method_key = None if keys.method == _AUTO else keys.method
+        method_key = None if keys.any_method else keys.method
         async with self._database.write() as connection:
             for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
                 if other.id == best.id:
@@ -187,27 +313,39 @@ class Cache:
         )
         for row in rows.all():
             other = await self._verifier.graph(row.key, row.data, caller.key)
-            if other is not None:
-                stored = await self._nearer(connection, row.key, other, problem, stored)
+            # its own column may say what is not so, and a claim about another structure says nothing here
+            if other is not None and await self._same_structure(caller, keys, other):
+                stored = await self._nearer(connection, row.key, other, keys, problem, stored)
         return stored
 
+    async def _same_structure(self, caller: Caller, keys: Keys, other: Subject) -> bool:
+        return caller.key(await asyncio.to_thread(structure_digest, other)) == keys.structure
+
     async def _nearer(
-        self, connection: AsyncConnection, key: str, other: Subject, problem: Problem, stored: Stored
+        self, connection: AsyncConnection, key: str, other: Subject, keys: Keys, problem: Problem, stored: Stored
     ) -> Stored:
-        bound = await self._store.whole_bound(connection, key, problem.budget_bytes)
-        if bound is not None:
-            carried = carried_bound(other, problem.subject, bound)
-            if stored.bound_ns is None or carried > stored.bound_ns:
-                stored = replace(stored, bound_ns=carried, carried=True)
-        least, enough = await self._store.floor(connection, key)  # costs play no part in what fits
+        if certifiable(problem.subject):
+            for row in await self._store.best_proofs(connection, key, problem.budget_bytes):
+                proof = await self._verifier.proof(keys.graph, problem, row.data)
+                if proof is None or stored.proves_none:
+                    continue
+                if proof.bound_ns is None or proof.bound_ns > stored.known.whole_ns:
+                    stored = replace(stored, proof=proof, carried=True)
+        else:
+            claim = await self._claims.claim(connection, key, problem.budget_bytes)
+            if claim is not None:
+                bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
+                if stored.claim is None or bound_ns > stored.claim.bound_ns:
+                    stored = replace(stored, claim=claim._replace(bound_ns=bound_ns), carried=True)
+        least, enough = await self._claims.floor(connection, key)  # costs play no part in what fits
         if least is not None and least > (stored.least_bytes or 0):
             stored = replace(stored, least_bytes=least, carried=True)
         if enough is not None and (stored.enough_bytes is None or enough < stored.enough_bytes):
             stored = replace(stored, enough_bytes=enough)
-        row = await self._store.best_plan(connection, key, problem.budget_bytes, None)
-        if row is None:
+        row_plan = await self._store.best_plan(connection, key, problem.budget_bytes, None)
+        if row_plan is None:
             return stored
-        plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), row.data, row.claimed)
+        plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), row_plan.data, row_plan.claimed)
         if plan is None:
             return stored
         try:

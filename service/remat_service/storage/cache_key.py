@@ -6,7 +6,8 @@ The cache key, field by field:
     epoch       of the scope: raising it disowns everything stored before
     digest      of the canonical graph, exactly as sent, `fixed` normalised to 0, and of the budget reduced by it;
                 `remat_ir.digest` lists what is in it and what is not, with the reasons
-    method key  next to the problem, not in it: a method's name, and its options where they are not the defaults
+    method key  next to the problem, not in it: a method's name, its options where they are not the defaults, and whether
+                engines are taken at their word
 Not in it: time limit and gap (a stored answer says what it reached), the solver's version (on bounds and efforts; plans
 outlive it), names, ranks, devices.
 """
@@ -34,6 +35,8 @@ def _solver_version() -> str:
 SOLVER = _solver_version()
 """The version that bounds and efforts carry."""
 
+_AUTO, _CLAIMS = "auto", ":claims"
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -45,6 +48,16 @@ class Keys:
     structure: str
     method: str
     flight: str
+
+    @property
+    def any_method(self) -> bool:
+        """Whether a plan of any method will do: `auto` combines them."""
+        return self.method in (_AUTO, _AUTO + _CLAIMS)
+
+    @property
+    def certify(self) -> bool:
+        """Whether a bound counts only with a certificate, where there are any."""
+        return not self.method.endswith(_CLAIMS)
 
 
 def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
@@ -60,8 +73,10 @@ def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
     )
 
 
-def method_key_of(method: str, options: dict[str, object], start: str | None = None) -> str:
+def method_key_of(method: str, options: dict[str, object], start: str | None = None, certify: bool = True) -> str:
     """The second key: the method, its options where they differ from its defaults, the start it was told to use."""
+    if not certify:
+        return method_key_of(method, options, start) + _CLAIMS
     known = METHODS[method]
     given, default = asdict(known.read_options(options)), asdict(known.options())
     changed = {name: value for name, value in sorted(given.items()) if value != default[name]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,10 +27,11 @@ class Database:
         self.is_sqlite = self.url.startswith("sqlite")
         # a burst waits for a connection rather than failing
         more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
+        more["json_deserializer"] = json_or_nothing
         if not self.is_sqlite:
             more |= {"pool_pre_ping": True}
         elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
-            more = {}
+            more = {"json_deserializer": json_or_nothing}
         self.engine: AsyncEngine = create_async_engine(self.url, **more)
         self._reader = self.engine
         if not self.is_sqlite:  # READ COMMITTED has no snapshot to lose, and BEGIN and ROLLBACK are a trip each
@@ -71,6 +73,14 @@ async def try_lock(connection: AsyncConnection, key: int) -> bool:
     if connection.dialect.name != "postgresql":
         return True
     return bool(await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": key}))
+
+
+def json_or_nothing(text: str) -> Any:
+    """A JSON column's value; None where it was damaged, which its reader has to expect."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _on_connect(connection: Any, record: object) -> None:

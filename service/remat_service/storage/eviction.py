@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..metrics import Metrics
 from ..settings import Settings
 from .database import Database, try_lock
-from .tables import graphs, groups, now, plans, requests, solves
+from .tables import graphs, groups, now, plans, proofs, requests, solves
 
 _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
@@ -33,6 +33,7 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
         await connection.execute(delete(groups).where(groups.c.created_at < cutoff))
         old = await connection.execute(delete(plans).where(plans.c.pinned.is_(False), plans.c.used_at < cutoff))
         metrics.evicted.labels("plan").inc(old.rowcount)
+        metrics.evicted.labels("proof").inc(await _drop_weaker_proofs(connection))
         gone = await _drop(connection, _free().where(graphs.c.used_at < cutoff))
         while await store_bytes(connection) > settings.store_bytes:
             dropped = await _drop(connection, _free().order_by(graphs.c.used_at).limit(_BATCH))
@@ -41,6 +42,23 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
                 break
     metrics.evicted.labels("graph").inc(gone)
     return gone
+
+
+async def _drop_weaker_proofs(connection: AsyncConnection) -> int:
+    """Forget certificates that another one of the same graph and budget outdoes, and that no answer names."""
+    better = proofs.alias("better")
+    outdone = exists().where(
+        better.c.graph_key == proofs.c.graph_key,
+        better.c.budget_bytes == proofs.c.budget_bytes,
+        better.c.bound_ns > proofs.c.bound_ns,
+    )
+    found = list((await connection.execute(select(proofs.c.id).where(outdone).limit(_BATCH * 5))).scalars())
+    if not found:
+        return 0
+    named = select(requests.c.proof_id).where(requests.c.proof_id.in_(found))
+    kept = set((await connection.execute(named)).scalars())
+    done = await connection.execute(delete(proofs).where(proofs.c.id.in_([one for one in found if one not in kept])))
+    return done.rowcount
 
 
 def _free() -> Any:
@@ -58,9 +76,9 @@ async def _drop(connection: AsyncConnection, query: Any) -> int:
 
 
 async def store_bytes(connection: AsyncConnection) -> int:
-    """Bytes of graphs and plans in the store."""
+    """Bytes of graphs, plans and certificates in the store."""
     total = 0
-    for table in (graphs, plans):
+    for table in (graphs, plans, proofs):
         total += int(await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0))) or 0)
     return total
 

@@ -28,14 +28,23 @@ def unpack(packed: bytes) -> Any:
     Raises:
         ValueError: the bytes are damaged, or inflate to more than a stored object may.
     """
+    return json.loads(inflated(packed))
+
+
+def inflated(packed: bytes) -> bytes:
+    """The JSON text of what was packed.
+
+    Raises:
+        ValueError: as `unpack`.
+    """
     inflater = zstd.ZstdDecompressor()
     try:
-        text = inflater.decompress(packed, MOST_BYTES)
+        text: bytes = inflater.decompress(packed, MOST_BYTES)
     except zstd.ZstdError as error:
         raise ValueError(f"damaged: {error}") from None
     if not inflater.eof or inflater.unused_data:
         raise ValueError("damaged: truncated, or too long")
-    return json.loads(text)
+    return text
 
 
 def checksum(packed: bytes) -> str:

@@ -7,86 +7,61 @@ should the file be locked all the same, the pool is asked.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, ColumnElement, Select, and_, bindparam, exists, func, or_, select
+from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, or_, select, true
 from sqlalchemy.dialects import sqlite
-
-from remat_solver.knowledge import Bound
 
 from ..identity import Caller
 from .cache_key import SOLVER, Keys
-from .database import Database
+from .claims import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Effort, Floor
+from .database import Database, json_or_nothing
 from .epochs import of_epoch
-from .store import WHOLE, Effort, StoredPlan, names
-from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, requests, solves
+from .store import PLAN_COLUMNS, PROOF_COLUMNS, StoredPlan, StoredProof
+from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, proofs, requests, solves
 
 
 class Snapshot(NamedTuple):
     """What a hit is put together from (see `cache.py`), and whether a solve is under way that it should join.
 
-    Equal snapshots give equal answers. `data` are the plan's stored bytes themselves, not a checksum of them.
+    Equal snapshots give equal answers: plan and certificates are there with their stored bytes themselves, not with a
+    checksum of them, and sealed rows with their seals.
+
+    Attributes:
+        plan: the cheapest within the budget.
+        claim, restricted: the best bounds without a certificate: for every plan, and of the method's own search.
+        proof: the certificate of the best bound at this budget or a larger one.
+        too_small: a certificate that no plan fits a budget: the next one from here upwards, or else downwards.
     """
 
-    plan_id: str | None
-    plan_method: str
-    source: str
-    cost_ns: int
-    peak_bytes: int
-    data: bytes
-    bound_ns: int | None
-    restricted_ns: int | None
-    restricted_to: str | None
-    least_bytes: int | None
-    enough_bytes: int | None
-    smallest_peak_bytes: int | None
-    seconds: float | None
-    settled: bool
-    status: str
-    limit: str | None
-    effort_within: str
-    message: str
+    plan: StoredPlan | None
+    claim: Claim | None
+    restricted: Claim | None
+    floor: Floor | None
+    effort: Effort | None
+    proof: StoredProof | None
+    too_small: StoredProof | None
     under_way: bool
-
-    def plan(self, graph_key: str) -> StoredPlan | None:
-        """The cheapest plan within the budget; it has not been verified."""
-        if self.plan_id is None:
-            return None
-        return StoredPlan(
-            self.plan_id, graph_key, self.plan_method, self.source, self.cost_ns, self.peak_bytes, self.data
-        )
-
-    @property
-    def restricted(self) -> Bound | None:
-        """The best bound of the method's own restricted search."""
-        return None if self.restricted_ns is None else Bound(self.restricted_ns, names(self.restricted_to or ""))
-
-    @property
-    def enough(self) -> int | None:
-        """The least budget that is known to suffice."""
-        return min((b for b in (self.enough_bytes, self.smallest_peak_bytes) if b is not None), default=None)
-
-    @property
-    def effort(self) -> Effort | None:
-        """What was last done about exactly this problem by this method."""
-        if self.seconds is None:
-            return None
-        within = names(self.effort_within)
-        return Effort(self.seconds, bool(self.settled), self.status, self.limit, within, self.message)
 
 
 class EndedRequest(NamedTuple):
-    """An ended request: its answer, and its plan as it is stored; no plan where the answer has none."""
+    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none."""
 
+    id: str
+    tenant_id: str
     answer: Any
     graph_key: str
     budget_bytes: int
+    fixed_bytes: int
+    plan_id: str | None
+    proof_id: str | None
+    seal: str | None
     data: bytes | None
     cost_ns: int | None
     peak_bytes: int | None
+    proof: bytes | None
 
 
 def _snapshot() -> Select[Any]:
@@ -104,28 +79,41 @@ def _snapshot() -> Select[Any]:
         .limit(1)
         .scalar_subquery()
     )
-    of_solver = bounds.c.solver == SOLVER
-    whole = select(func.max(bounds.c.bound_ns)).where(
-        bounds.c.graph_key == graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE, of_solver
+    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER)
+    claim = _first(
+        select(*CLAIM_COLUMNS)
+        .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
     )
-
-    def restricted(column: ColumnElement[Any]) -> Any:
-        return (
-            select(column)
-            .where(
-                bounds.c.graph_key == graph,
-                bounds.c.budget_bytes == budget,
-                bounds.c.method_key == method,
-                bounds.c.restricted_to != WHOLE,
-                of_solver,
-            )
-            .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
-            .limit(1)
-            .scalar_subquery()
+    restricted = _first(
+        select(*CLAIM_COLUMNS)
+        .where(
+            of_graph,
+            bounds.c.budget_bytes == budget,
+            bounds.c.method_key == method,
+            bounds.c.restricted_to != WHOLE,
         )
-
-    one = select(best.label("plan_id")).subquery()
-    rows = one.outerjoin(plans, plans.c.id == one.c.plan_id)
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
+    )
+    proof = _first(
+        select(*PROOF_COLUMNS)
+        .where(proofs.c.graph_key == graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
+        .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
+    )
+    above = proofs.c.budget_bytes >= budget
+    too_small = _first(
+        select(*PROOF_COLUMNS)
+        .where(proofs.c.graph_key == graph, proofs.c.bound_ns.is_(None))
+        .order_by(
+            case((above, 0), else_=1),
+            case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
+            proofs.c.id,
+        )
+    )
+    rows: Any = select(best.label("plan_id")).subquery()
+    one = rows
+    rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
+    rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
     rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == SOLVER))
     rows = rows.outerjoin(
         efforts,
@@ -136,35 +124,71 @@ def _snapshot() -> Select[Any]:
             efforts.c.solver == SOLVER,
         ),
     )
-    others = plans.alias("others")
+    rows = rows.outerjoin(proof, true()).outerjoin(too_small, true())
+    under_way = exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE)
     return select(
-        one.c.plan_id, plans.c.method_key, plans.c.source, plans.c.cost_ns, plans.c.peak_bytes, plans.c.data,
-        whole.scalar_subquery(), restricted(bounds.c.bound_ns), restricted(bounds.c.restricted_to),
-        floors.c.least_bytes, floors.c.enough_bytes,
-        select(func.min(others.c.peak_bytes)).where(others.c.graph_key == graph).scalar_subquery(),
-        efforts.c.seconds, efforts.c.settled, efforts.c.status, efforts.c.limit, efforts.c.restricted_to,
-        efforts.c.message,
-        exists().where(solves.c.flight_key == bindparam("flight"), ACTIVE),
+        *PLAN_COLUMNS, plans.c.data, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
+        under_way,
     ).select_from(rows)  # fmt: skip
+
+
+def _first(query: Select[Any]) -> Any:
+    return query.limit(1).subquery()
+
+
+_PARTS: tuple[tuple[Any, int], ...] = (
+    (StoredPlan, len(PLAN_COLUMNS) + 1),
+    (Claim, len(CLAIM_COLUMNS)),
+    (Claim, len(CLAIM_COLUMNS)),
+    (Floor, len(FLOOR_COLUMNS)),
+    (Effort, len(EFFORT_COLUMNS)),
+    (StoredProof, len(PROOF_COLUMNS)),
+    (StoredProof, len(PROOF_COLUMNS)),
+)
+"""Each part of the snapshot's row: what is made of it, and its columns; the first is null where there is none."""
+
+
+def _read(row: Sequence[Any]) -> Snapshot:
+    parts: list[Any] = []
+    start = 0
+    for make, width in _PARTS:
+        values = row[start : start + width]
+        parts.append(None if values[0] is None else make(*values))
+        start += width
+    found = Snapshot._make([*parts, bool(row[start])])
+    effort = found.effort  # SQLite's own reader gives 0 and 1
+    return found if effort is None else found._replace(effort=effort._replace(settled=bool(effort.settled)))
 
 
 _SNAPSHOT = _snapshot()
 _ENDED_REQUEST = (
     select(
+        requests.c.id,
+        requests.c.tenant_id,
         requests.c.answer,
         requests.c.graph_key,
         requests.c.budget_bytes,
+        requests.c.fixed_bytes,
+        requests.c.plan_id,
+        requests.c.proof_id,
+        requests.c.seal,
         plans.c.data,
         plans.c.cost_ns,
         plans.c.peak_bytes,
+        proofs.c.data.label("proof"),
     )
-    .select_from(requests.outerjoin(plans, plans.c.id == requests.c.plan_id))
+    .select_from(
+        requests.outerjoin(plans, plans.c.id == requests.c.plan_id).outerjoin(
+            proofs, proofs.c.id == requests.c.proof_id
+        )
+    )
     .where(
         requests.c.id == bindparam("id"),
         requests.c.tenant_id == bindparam("tenant"),
         requests.c.ended.is_(True),
         of_epoch(bindparam("epoch")),
         or_(requests.c.plan_id.is_(None), plans.c.id.is_not(None)),
+        or_(requests.c.proof_id.is_(None), proofs.c.id.is_not(None)),
     )
 )
 _IDEMPOTENCY_KEY = select(requests.c.id).where(
@@ -189,8 +213,8 @@ class SnapshotReader:
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
         named = {"graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight}
-        row = await self._row(_SNAPSHOT, named | {"any_method": int(keys.method == "auto")})
-        return Snapshot._make(row)
+        row = await self._row(_SNAPSHOT, named | {"any_method": int(keys.any_method)})
+        return _read(row)
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
@@ -198,7 +222,7 @@ class SnapshotReader:
         if row is None:
             return None
         found = EndedRequest._make(row)  # SQLite's own reader leaves JSON as text
-        return found._replace(answer=json.loads(found.answer)) if isinstance(found.answer, str) else found
+        return found._replace(answer=json_or_nothing(found.answer)) if isinstance(found.answer, str) else found
 
     async def graph_row(self, key: str) -> bytes | None:
         """The stored bytes of a graph."""

@@ -2,8 +2,8 @@
 
 tenants, scopes, api_keys     who may ask, and whose keys are salted alike
 graphs, problems              what was asked about, under salted keys
-plans, bounds, floors,        what was found and proved: plans outlive their solver, bounds and efforts carry its
-efforts                       version
+plans, proofs                 what was found and proved, checked whenever it is read: it outlives its solver
+bounds, floors, efforts       what nobody can check anew: it carries the solver's version and a seal (`seals.py`)
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
 requests, groups              one row a POST: its own id, limits and answer; sweeps of several
 profiles, profile_reports     the costs that stand, and what each tenant has measured
@@ -136,6 +136,10 @@ def _graph_column() -> Column[str]:
     return Column("graph_key", _KEY, ForeignKey("graphs.key", ondelete="CASCADE"), nullable=False)
 
 
+def _seal_column() -> Column[str]:
+    return Column("seal", _KEY)
+
+
 problems = Table(
     "problems",
     metadata,
@@ -165,6 +169,22 @@ plans = Table(
     Index("ix_plans_graph_key_cost_ns", "graph_key", "cost_ns"),
 )
 
+proofs = Table(
+    "proofs",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    _graph_column(),
+    Column("budget_bytes", BigInteger, nullable=False),
+    Column("bound_ns", BigInteger),  # null: no plan fits
+    Column("solver", String(50), nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("checksum", _KEY, nullable=False),
+    Column("size_bytes", Integer, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    UniqueConstraint("graph_key", "budget_bytes", "checksum"),
+    Index("ix_proofs_graph_key_bound_ns", "graph_key", "bound_ns"),
+)
+
 bounds = Table(
     "bounds",
     metadata,
@@ -174,7 +194,9 @@ bounds = Table(
     Column("restricted_to", String(400), nullable=False),
     Column("solver", String(50), nullable=False),
     Column("bound_ns", BigInteger, nullable=False),
+    Column("source", String(100)),  # who claims it
     Column("created_at", Utc, nullable=False),
+    _seal_column(),
     PrimaryKeyConstraint("graph_key", "budget_bytes", "method_key", "restricted_to", "solver"),
 )
 
@@ -185,6 +207,7 @@ floors = Table(
     Column("solver", String(50), nullable=False),
     Column("least_bytes", BigInteger, nullable=False),  # proved necessary
     Column("enough_bytes", BigInteger),  # known to suffice, also where no plan of that peak is stored
+    _seal_column(),
     PrimaryKeyConstraint("graph_key", "solver"),
 )
 
@@ -202,6 +225,7 @@ efforts = Table(
     Column("restricted_to", String(400), nullable=False),
     Column("message", Text, nullable=False),
     Column("created_at", Utc, nullable=False),
+    _seal_column(),
     PrimaryKeyConstraint("graph_key", "budget_bytes", "method_key", "solver"),
 )
 
@@ -231,8 +255,11 @@ solves = Table(
     Column("revision", Integer, nullable=False, server_default="0"),
     Column("plan_id", _ID),
     Column("cost_ns", BigInteger),
+    Column("peak_bytes", BigInteger),
+    Column("total_cost_ns", BigInteger),
     Column("bound_ns", BigInteger),
     Column("restricted_to", String(400), nullable=False, server_default=""),
+    _seal_column(),
     Column("spent_s", Float, nullable=False, server_default="0"),
     Column("outcome", JSON),
     Column("trace", String(100)),  # of the request that queued it, as W3C's traceparent
@@ -271,6 +298,8 @@ requests = Table(
     Column("ended", Boolean, nullable=False),
     Column("answer", JSON),
     Column("plan_id", _ID),
+    Column("proof_id", _ID),
+    _seal_column(),
     Column("idempotency_key", String(200)),
     Column("body_hash", _KEY),
     Column("group_id", _ID, index=True),
@@ -320,6 +349,7 @@ profiles = Table(
     Column("cost_ns", BigInteger, nullable=False),
     Column("workspace_bytes", BigInteger, nullable=False),
     Column("created_at", Utc, nullable=False),
+    _seal_column(),
     PrimaryKeyConstraint("scope_id", "device", "signature"),
 )
 
@@ -333,6 +363,7 @@ profile_reports = Table(
     Column("cost_ns", BigInteger, nullable=False),
     Column("workspace_bytes", BigInteger, nullable=False),
     Column("created_at", Utc, nullable=False),
+    _seal_column(),
     PrimaryKeyConstraint("scope_id", "device", "signature", "tenant_id"),
 )
 

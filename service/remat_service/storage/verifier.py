@@ -1,4 +1,4 @@
-"""The way out of the store: nothing leaves it that has not passed the verifier on the problem it is served for.
+"""The way out of the store: no plan and no certificate leaves it unchecked on the problem that it is served for.
 
 Bytes that this process has verified before, on the same graph, need no second replay: their SHA-256 is taken at every
 read, and the verdict that belongs to it is compared with what the row claims.
@@ -9,17 +9,42 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from remat_ir import AnyPlan, InvalidData, InvalidPlan, Problem, Subject, Verdict, graph_digest, read_plan, verify
+from remat_ir import (
+    AnyPlan,
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    Subject,
+    Verdict,
+    certificate_for,
+    graph_digest,
+    read_plan,
+    verify,
+)
+from remat_ir.proof import read_proof
 
 from ..lru import Lru
-from .packing import checksum, unpack
+from .packing import checksum, inflated, pack, unpack
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
+
+
+class CheckedProof(NamedTuple):
+    """A certificate of one problem, checked on it: what it proves (None: no plan fits), and its packed bytes."""
+
+    bound_ns: int | None
+    data: bytes
+
+    def proves(self, bound_ns: int | None) -> bool:
+        """Whether it proves at least what is said."""
+        if self.bound_ns is None or bound_ns is None:
+            return self.bound_ns == bound_ns
+        return self.bound_ns >= bound_ns
 
 
 class Verifier:
@@ -29,6 +54,7 @@ class Verifier:
         self._graphs: Lru[str, Subject] = Lru(most_graphs)
         self._verdicts: Lru[tuple[str, str], Verdict] = Lru(most_verdicts)
         self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
+        self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 4)
         self.rejections = 0
 
     async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
@@ -85,6 +111,48 @@ class Verifier:
         within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
         return self._texts.get(digest) if within else None
 
+    async def proof(self, graph_key: str, problem: Problem, packed: bytes) -> CheckedProof | None:
+        """A stored certificate, carried over to the problem where it is of another budget or other costs, and checked.
+
+        None where the bytes are damaged, or prove nothing. The graph key is the problem's.
+        """
+        key = graph_key, problem.budget_bytes, checksum(packed)
+        found = self._proofs.get(key)
+        if found is None:
+            try:
+                found = await _run(len(packed) * 8, _check_proof, problem, packed)
+            except (ValueError, TypeError, InvalidData, InvalidPlan):
+                self.rejections += 1
+                return None
+            self._proofs.put(key, found, len(packed) + len(found.data) + 500)
+            self._proofs.put((*key[:2], checksum(found.data)), found, len(found.data) + 500)
+        return found
+
+    async def new_proof(self, graph_key: str, problem: Problem, data: object) -> CheckedProof:
+        """Check a certificate, as JSON, that is about to be stored.
+
+        Raises:
+            InvalidData: it is none.
+            InvalidPlan: it proves nothing about the problem.
+        """
+        found = await asyncio.to_thread(_check_new, problem, data)
+        self._proofs.put((graph_key, problem.budget_bytes, checksum(found.data)), found, len(found.data) + 500)
+        return found
+
+    async def proof_text(self, graph_key: str, problem: Problem, packed: bytes) -> bytes | None:
+        """A stored certificate of the problem as JSON text, if it proves anything."""
+        found = await self.proof(graph_key, problem, packed)
+        if found is None:
+            return None
+        text = inflated(found.data)
+        self._texts.put(checksum(packed), text, len(text))
+        return text
+
+    def proof_text_in_memory(self, graph_key: str, net_budget: int, packed: bytes) -> bytes | None:
+        """The text of a certificate whose bytes were checked before and are still in memory."""
+        digest = checksum(packed)
+        return None if self._proofs.get((graph_key, net_budget, digest)) is None else self._texts.get(digest)
+
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
         """A plan that has not been verified, on any problem, yet; None where its bytes are damaged."""
         try:
@@ -121,6 +189,18 @@ def _read_plan(packed: bytes, problem: Problem, claimed: Verdict | None) -> AnyP
     if claimed is not None:
         verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
     return plan
+
+
+def _check_proof(problem: Problem, packed: bytes) -> CheckedProof:
+    proof = read_proof(unpack(packed))
+    found = certificate_for(problem, proof)
+    same = found.proof is proof
+    return CheckedProof(found.bound_ns, packed if same else pack(found.proof.to_json()))
+
+
+def _check_new(problem: Problem, data: object) -> CheckedProof:
+    found = certificate_for(problem, read_proof(data))
+    return CheckedProof(found.bound_ns, pack(found.proof.to_json()))
 
 
 def _plan_text(plan: AnyPlan) -> bytes:

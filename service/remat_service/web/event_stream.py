@@ -42,7 +42,7 @@ async def stream(
                     yield event("progress", point, after)
                     quiet_since = time.monotonic()
                 if row.ended:
-                    yield event("end", row.answer, after)
+                    yield event("end", read.listed_answer(context, row), after)
                     return
             if context.stopping:
                 return  # the client comes back with Last-Event-ID

@@ -2,6 +2,6 @@
 
 from .budgets import Knowledge
 from .known import Bound, Ending, Known
-from .sentences import sentence
+from .sentences import claim_sentence, sentence
 
-__all__ = ["Bound", "Ending", "Knowledge", "Known", "sentence"]
+__all__ = ["Bound", "Ending", "Knowledge", "Known", "claim_sentence", "sentence"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat_ir import Answer, Status
+from remat_ir import Answer, Status, gap_of
 from remat_ir.restrictions import gap_sentence, optimal_sentence
 
 _LIMITS = {
@@ -33,3 +33,17 @@ def sentence(answer: Answer) -> str:
     if answer.limit == "time":
         return "No plan was found in the time given, and none was proved impossible; give it more time."
     return f"There is no plan yet; {why}." if why else "The method has run to its end without a plan."
+
+
+def claim_sentence(answer: Answer) -> str:
+    """What an answer says about a bound of the whole space beyond the one that is certified; empty without one.
+
+    >>> claim_sentence(Answer(Status.FEASIBLE, "auto", 5, 100, 90, claimed_bound_ns=99, claimed_by="staged"))
+    'staged claims a gap of 1 %, without a certificate.'
+    """
+    claimed, cost, by = answer.claimed_bound_ns, answer.cost_ns, answer.claimed_by
+    if claimed is None or cost is None or answer.restricted_to or claimed <= (answer.bound_ns or 0):
+        return ""
+    if claimed == cost:
+        return f"{by} claims that no plan costs less, without a certificate."
+    return f"{by} claims a gap of {100 * gap_of(cost, claimed):.3g} %, without a certificate."

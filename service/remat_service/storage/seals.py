@@ -1,0 +1,126 @@
+"""Seals: what the store says and nobody can prove anew carries an HMAC by a key that is not in the database.
+
+Plans and certificates need none: they are checked on the problem itself. Everything else that is believed (what engines
+claim, floors, efforts, what a running solve has told, ended answers, profiles) is signed column by column. A row whose
+seal does not hold counts as not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ServiceError
+from ..settings import Settings
+from .database import Database
+
+SEALED: dict[str, tuple[str, ...]] = {
+    "bounds": ("graph_key", "budget_bytes", "method_key", "restricted_to", "solver", "bound_ns", "source"),
+    "floors": ("graph_key", "solver", "least_bytes", "enough_bytes"),
+    "efforts": (
+        "graph_key", "budget_bytes", "method_key", "solver", "seconds", "settled", "status", "limit", "restricted_to",
+        "message",
+    ),
+    "solves": ("id", "plan_id", "cost_ns", "peak_bytes", "total_cost_ns", "bound_ns", "restricted_to"),
+    "requests": ("id", "tenant_id", "graph_key", "budget_bytes", "fixed_bytes", "plan_id", "proof_id", "answer"),
+    "profiles": ("scope_id", "device", "signature", "cost_ns", "workspace_bytes"),
+    "profile_reports": ("scope_id", "device", "signature", "tenant_id", "cost_ns", "workspace_bytes"),
+}  # fmt: skip
+"""The columns of each table that its seal covers."""
+
+_SHORTEST = 32
+
+
+class Seals:
+    """Signs rows with the first of its keys and accepts those of any.
+
+    >>> seals = Seals([b"new" * 20, b"old" * 20])
+    >>> row = {"graph_key": "g", "solver": "1", "least_bytes": 3, "enough_bytes": None}
+    >>> earlier = Seals([b"old" * 20]).sealed("floors", row)
+    >>> seals.holds("floors", earlier), seals.holds("floors", earlier | {"least_bytes": 4})
+    (True, False)
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = tuple(keys)
+
+    def sealed(self, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with its seal; columns that are not given are null."""
+        return {**row, "seal": _seal(self._keys[0], table, row)}
+
+    def holds(self, table: str, row: Mapping[str, Any]) -> bool:
+        """Whether a row is what was sealed."""
+        seal = row.get("seal")
+        if not isinstance(seal, str):
+            return False
+        return any(hmac.compare_digest(seal.encode(), _seal(key, table, row).encode()) for key in self._keys)
+
+
+def _seal(key: bytes, table: str, row: Mapping[str, Any]) -> str:
+    signed = [table, *(row.get(name) for name in SEALED[table])]
+    text = json.dumps(signed, sort_keys=True, separators=(",", ":"), default=repr)
+    return hmac.digest(key, text.encode(), hashlib.sha256).hex()
+
+
+def seals_of(settings: Settings, database: Database) -> Seals:
+    """The seals of a database: by the keys of the settings, or by the key file next to a SQLite file.
+
+    Raises:
+        ServiceError: a key that is too short, none at all for a database that several processes share, or a key file
+            that others may read.
+    """
+    given = settings.seal_key.get_secret_value().split(",") if settings.seal_key is not None else []
+    keys = [key.strip().encode() for key in given if key.strip()]
+    if any(len(key) < _SHORTEST for key in keys):
+        raise ServiceError(f"each key in REMAT_SEAL_KEY needs {_SHORTEST} characters or more: `openssl rand -hex 32`")
+    if keys:
+        return Seals(keys)
+    if not database.is_sqlite:
+        raise ServiceError(
+            "a PostgreSQL database needs REMAT_SEAL_KEY, the same for all servers and workers, kept apart from the "
+            "database: `openssl rand -hex 32` makes one"
+        )
+    path = database.engine.url.database
+    if not path or path == ":memory:":
+        return Seals([secrets.token_bytes(32)])
+    return Seals([_key_in_file(Path(path + ".seal-key"))])
+
+
+def _key_in_file(path: Path) -> bytes:
+    """The key in a file, which is made with a fresh one where there is none."""
+    if not path.exists():
+        _write_key(path)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ServiceError(f"{path} is readable by others; run `chmod 600 {path}`")
+        key = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServiceError(f"the seal key in {path} cannot be read: {error}") from None
+    if len(key) < _SHORTEST:
+        raise ServiceError(f"{path} holds no seal key; restore it, or remove it: what it sealed is then solved anew")
+    return key.encode()
+
+
+def _write_key(path: Path) -> None:
+    """A fresh key, whole or not at all; of several processes the first one's stands."""
+    try:
+        handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)  # readable by its owner alone
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(name, path)
+        finally:
+            os.unlink(name)
+    except OSError as error:
+        raise ServiceError(f"the seal key {path} cannot be written: {error}; set REMAT_SEAL_KEY") from None
