@@ -10,6 +10,7 @@ from .digest import problem_digest
 from .errors import InvalidPlan
 from .problem import Problem
 from .proof import InvalidProof, Proof, carried, certifiable, prove
+from .restrictions import gap_sentence
 from .verify import verify
 
 
@@ -103,7 +104,9 @@ def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answe
     status = Status.FEASIBLE if answer.status is Status.OPTIMAL else answer.status
     less = replace(answer, status=status, claimed_bound_ns=claimed, claimed_by=said_by)
     total = problem.subject.total_cost_ns
-    return less.priced(total, answer.cost_ns, verdict.bound_ns, answer.peak_bytes)
+    less = less.priced(total, answer.cost_ns, verdict.bound_ns, answer.peak_bytes)
+    why = f"{said_by} claims more, without a certificate"
+    return less if less.gap is None else replace(less, message=gap_sentence(less.gap, (), why))
 
 
 def _proved_problem(problem: Problem, answer: Answer) -> Problem:

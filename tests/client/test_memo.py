@@ -12,7 +12,21 @@ import pytest
 
 from remat.planning.greedy import greedy_answer
 from remat.planning.memo import Memo
-from remat_ir import Answer, Graph, Plan, Problem, Status, graph_of, plain_plan, problem_digest, verify
+from remat_ir import (
+    Answer,
+    Graph,
+    Plan,
+    Problem,
+    Status,
+    budget_at,
+    graph_of,
+    plain_plan,
+    problem_digest,
+    verify,
+    verify_answer,
+)
+from remat_solver import solve
+from service.serving import training_graph
 
 
 def chain(layers: int = 6, fixed: int = 0) -> Graph:
@@ -178,3 +192,35 @@ def test_writers_and_readers_at_once_see_whole_entries(tmp_path: Path) -> None:
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99) is not None
     assert not list(memo.folder.glob("*/.writing-*"))
     assert json.loads(entry(memo).read_text())["format"] == "remat-memo/1"
+
+
+def test_an_entry_serves_other_costs_and_budgets_with_its_certificate(tmp_path: Path) -> None:
+    """The plan is replayed and the certificate carried over to the problem at hand; beyond the gap it is a miss."""
+    memo, graph = Memo(tmp_path), training_graph(9)
+    problem = Problem(graph, budget_at(graph, 0.7))
+    solved = solve(problem, max_gap=0.01, time_limit_s=20)
+    assert solved.proof is not None
+    memo.put(problem, "auto", solved, 20.0)
+    noisy = replace(graph, op_cost_ns=tuple(c + c * (i % 5 - 2) // 400 for i, c in enumerate(graph.op_cost_ns)))
+    for other in (Problem(noisy, problem.budget_bytes), Problem(graph, problem.budget_bytes + 9)):
+        assert memo.get(other, "auto", 1.0, 0.02) is None
+        answer = memo.near(other, "auto", 0.02)
+        assert answer is not None
+        assert answer.proof is not None
+        verdict = verify_answer(other, answer)
+        assert (verdict.bound_ns, verdict.cost_ns) == (answer.bound_ns, answer.cost_ns)
+        assert memo.near(other, "auto", 0.0) is None
+        assert memo.near(other, "greedy", 0.02) is None
+    assert memo.near(Problem(training_graph(8), problem.budget_bytes), "auto", 0.9) is None
+    wilder = replace(graph, op_cost_ns=tuple(c * (1 + 9 * (i % 2)) for i, c in enumerate(graph.op_cost_ns)))
+    wild = memo.near(Problem(wilder, problem.budget_bytes), "auto", 0.01)
+    assert wild is None or verify_answer(Problem(wilder, problem.budget_bytes), wild).bound_ns == wild.bound_ns
+
+
+def test_an_entry_with_a_bound_that_nobody_certifies_is_not_optimal(tmp_path: Path) -> None:
+    """Also under a right checksum: what a liar once said stays a claim."""
+    memo = Memo(tmp_path)
+    answer = answered()
+    memo.put(PROBLEM, "auto", replace(answer, status=Status.OPTIMAL, bound_ns=answer.cost_ns, gap=0.0), 5.0)
+    again = memo.get(PROBLEM, "auto", 5.0, 0.0)
+    assert again is None or (again.status is Status.FEASIBLE and again.claimed_bound_ns == answer.cost_ns)

@@ -18,8 +18,25 @@ from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
 from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.settings import Settings, settings
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Progress, Status, graph_of, plain_plan, verify
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidData,
+    Plan,
+    Problem,
+    Progress,
+    Status,
+    budget_at,
+    graph_of,
+    plain_plan,
+    plan_of,
+    problem_digest,
+    verify,
+    verify_answer,
+)
+from remat_ir.proof import Leaf, PairProof, StageProof
 from remat_ir.working_set import working_set
+from service.serving import hard_graph
 
 QUICK = Timeouts(connect=0.5, read=0.4, write=0.5)
 
@@ -121,6 +138,62 @@ LIES: dict[str, Callable[[], Any]] = {
     "a cost of text": lambda: lie(cost_ns="low"),
     "ended yet running": lambda: lie(status="running", id=None),
 }
+
+
+FORGERIES: dict[str, Callable[[], Any]] = {
+    "no certificate": lambda: None,
+    "another problem's": lambda: proof_of(Problem(PROBLEM.graph, PROBLEM.budget_bytes + 1)),
+    "multipliers from nowhere": lambda: {**proof_of(PROBLEM), "denominator": 1, "nodes": [["bound", [0, 10**6]]]},
+    "that no plan fits": lambda: PairProof(problem_digest(PROBLEM), 0, ()).to_json(),
+    "an empty leaf": lambda: {**proof_of(PROBLEM), "rows": [], "nodes": [["empty", []]]},
+    "nonsense": lambda: {"by": "stages"},
+}
+
+
+def proof_of(problem: Problem) -> dict[str, Any]:
+    """A certificate that is in order, of each op once."""
+    last = problem.graph.ops - 1
+    return StageProof(problem_digest(problem), (last // 2, last), (), (("memory", 1),), 1, (Leaf(()),)).to_json()
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_an_expensive_plan_is_not_optimal_because_the_server_says_so(
+    name: str, here: Settings, no_solver: None
+) -> None:
+    """A valid plan with its own cost as its bound, and whatever certificate a server can make up for it."""
+    again = plan_of(PROBLEM.graph, (0, *TRUE.plan.computes))
+    cost, peak = verify(PROBLEM, again)
+    assert cost > TRUE.cost_ns
+    said = lie(
+        plan=again.to_json(), cost_ns=cost, peak_bytes=peak, bound_ns=cost, status="optimal", limit=None, gap=0.0,
+        message="No plan costs less.", proof=FORGERIES[name](),
+    )  # fmt: skip
+    with lying(in_turn(Said(200, said))) as server:
+        answer = ask(server.url, here)
+        later = ask(server.url, here)  # also from the memo
+    for got in (answer, later):
+        assert got.status is not Status.OPTIMAL
+        assert got.bound_ns is not None
+        assert got.bound_ns <= TRUE.cost_ns
+        assert got.gap
+        assert got.message != "No plan costs less."
+        assert got.plan is not None
+        if got.plan == again:
+            assert (got.claimed_bound_ns, got.claimed_by) == (cost, "the planner")
+
+
+def test_that_no_plan_fits_is_not_believed_without_a_certificate(here: Settings) -> None:
+    """The next planner is asked; where nobody finds a plan, the claim is what is left, with who made it."""
+    graph = hard_graph(12, 3)
+    problem = Problem(graph, budget_at(graph, 0.02))
+    said = {"status": "infeasible", "method": "auto", "budget_bytes": problem.budget_bytes}
+    with lying(in_turn(Said(200, said))) as server:
+        answer = planner_for(server.url, given=here).plan(problem, SolveOptions(time_limit_s=5))
+    if answer.status is Status.INFEASIBLE:
+        assert answer.claimed_by is None
+        assert verify_answer(problem, answer).infeasible
+    else:
+        assert answer.plan is not None or answer.status is Status.NOTHING_FOUND
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -219,9 +219,9 @@ EDITS: dict[str, Edit] = {
     "certificates said to prove more": "UPDATE proofs SET bound_ns = bound_ns * 2",
     "certificates said to prove that no plan fits": "UPDATE proofs SET bound_ns = NULL",
     "certificates of a larger budget": "UPDATE proofs SET budget_bytes = budget_bytes * 3",
-    "certificates of another graph": "UPDATE proofs SET data = (SELECT data FROM proofs p WHERE p.graph_key != "
-    "proofs.graph_key ORDER BY size_bytes LIMIT 1) WHERE EXISTS (SELECT 1 FROM proofs p WHERE p.graph_key != "
-    "proofs.graph_key)",
+    "certificates of another graph": "INSERT INTO proofs SELECT 'x' || substr(id, 2), (SELECT graph_key FROM plans p "
+    "WHERE p.graph_key != proofs.graph_key LIMIT 1), budget_bytes * 1000, bound_ns * 1000, solver, data, checksum, "
+    "size_bytes, created_at FROM proofs LIMIT 1",
     "certificates forged": _proofs(_forge),
     "certificates without a row": _proofs(_drop_row),
     "certificates cut": "UPDATE proofs SET data = CAST(substr(data, 1, 20) AS BLOB)",

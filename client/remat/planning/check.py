@@ -1,6 +1,7 @@
 """No answer is taken on trust: its plan is replayed, its certificate checked, before anybody sees it.
 
-A bound without a certificate stays in the answer as what it is: `claimed_by` names who says it.
+Optimal, and a gap, mean what the certificate proves. What an answer says beyond it is kept apart, where there are
+certificates, and `claimed_by` names who says it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from remat_ir import (
     InvalidProof,
     Problem,
     Status,
+    certified,
     problem_digest,
     verify,
     verify_answer,
@@ -60,8 +62,8 @@ def checked(problem: Problem, answer: Any) -> Answer:
         raise InvalidResponse(f"the answer says optimal, but its bound is {bound} ns and its cost {verdict.cost_ns} ns")
     priced = answer.priced(problem.subject.total_cost_ns, verdict.cost_ns, bound, verdict.peak_bytes)
     if bound > proved.bound_ns and answer.claimed_by is None:
-        priced = replace(priced, claimed_bound_ns=bound, claimed_by=UNNAMED)
-    return replace(priced, digest=problem_digest(problem))
+        priced = replace(priced, claimed_by=UNNAMED)
+    return replace(certified(problem, priced, proved), digest=problem_digest(problem))
 
 
 def _proved(problem: Problem, answer: Answer) -> AnswerVerdict:

@@ -2,7 +2,8 @@
 
 The key is the problem's digest, the method and its options (the digest has fixed bytes normalised away, so what is
 stored says which fixed bytes it was made for). A corrupted entry is a miss, and so is a folder that cannot be read;
-one that cannot be written is read all the same.
+one that cannot be written is read all the same. Entries of one structure are listed together, so that a plan and its
+certificate can answer for other costs and budgets (`near`). Whatever is read is checked on the problem at hand.
 """
 
 from __future__ import annotations
@@ -17,10 +18,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remat_ir import Answer, InvalidData, InvalidPlan, Problem, Status, problem_digest, verify
+from remat_ir import (
+    Answer,
+    AnyPlan,
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    Proof,
+    Status,
+    certificate_for,
+    certified,
+    gap_of,
+    problem_digest,
+    structure_digest,
+    verify,
+    verify_answer,
+)
 from remat_ir.read import members, parse
+from remat_ir.restrictions import gap_sentence, optimal_sentence
 
 FORMAT = "remat-memo/1"
+
+_MOST_ALIKE = 8
+"""Entries that are tried for a problem with other costs or another budget."""
 
 log = logging.getLogger("remat")
 
@@ -45,17 +65,50 @@ class Memo:
             return None
         try:
             answer = _rebased(Answer.from_json(stored["answer"]), problem, stored["fixed_bytes"], digest)
+            answer = certified(problem, answer, verify_answer(problem, answer))
         except Contradicted as error:
             log.error("memo: the entry for %s contradicts itself: %s; %s", digest, error, self._path(digest, method))
             return None
         except (InvalidData, InvalidPlan, TypeError) as error:
             log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
             return None
-        # without a limit the method has run to its end: more time changes nothing
-        settled = answer.status in (Status.OPTIMAL, Status.INFEASIBLE) or answer.limit is None
         near = answer.gap is not None and answer.gap <= max_gap
         tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
-        return answer if settled or near or tried else None
+        return answer if answer.ran_to_its_end or near or tried else None
+
+    def near(self, problem: Problem, method: str, max_gap: float) -> Answer | None:
+        """An answer within the gap from entries of the same structure, with other costs or under other budgets.
+
+        Their plans are replayed on the problem, their certificates carried over to it and checked there. Only for
+        `auto`, as the plan may come from anywhere.
+        """
+        if method != "auto":
+            return None
+        plan: AnyPlan | None = None
+        cost, bound = 0, problem.subject.total_cost_ns
+        proof: Proof | None = None
+        for digest in self._alike(problem):
+            stored = self._read(self._path(digest, method), digest)
+            if stored is None:
+                continue
+            with suppress(InvalidData, InvalidPlan, TypeError):
+                answer = Answer.from_json(stored["answer"])
+                if answer.proof is not None:
+                    found = certificate_for(problem, answer.proof)
+                    if found.bound_ns is not None and found.bound_ns > bound:
+                        bound, proof = found.bound_ns, found.proof
+                if answer.plan is not None:
+                    verdict = verify(problem, answer.plan)
+                    if plan is None or verdict.cost_ns < cost:
+                        plan, cost = answer.plan, verdict.cost_ns
+        if plan is None or gap_of(cost, bound) > max_gap:
+            return None
+        answer = Answer.of_plan(problem, plan, method=method, bound_ns=bound, cache="near")
+        if answer.gap:
+            answer = replace(answer, limit="gap", message=gap_sentence(answer.gap, (), "planned for a like problem"))
+        else:
+            answer = replace(answer, message=optimal_sentence(()))
+        return replace(answer, proof=proof)
 
     def put(self, problem: Problem, method: str, answer: Answer, time_limit_s: float | None) -> None:
         """Remember an answer unless a better one is there; a folder that cannot be written is no error."""
@@ -75,6 +128,22 @@ class Memo:
         text = json.dumps({**body, "sha256": _sum(body)}, separators=(",", ":"))
         with suppress(OSError):
             write_whole(path, text.encode())
+            if method == "auto":
+                alike = [digest, *(other for other in self._alike(problem) if other != digest)][:_MOST_ALIKE]
+                write_whole(self._index(problem), json.dumps(alike).encode())
+
+    def _index(self, problem: Problem) -> Path:
+        digest = structure_digest(problem.subject)
+        return self.folder / "alike" / digest[:2] / f"{digest}.json"
+
+    def _alike(self, problem: Problem) -> list[str]:
+        """Digests of problems with the structure of this one that were remembered lately, the last one first."""
+        try:
+            found = parse(self._index(problem).read_bytes())
+        except (OSError, InvalidData):
+            return []
+        digests = found if isinstance(found, list) else []
+        return [digest for digest in digests[:_MOST_ALIKE] if isinstance(digest, str)]
 
     def _path(self, digest: str, method: str) -> Path:
         key = hashlib.sha256(f"{digest}/{method}".encode()).hexdigest()

@@ -70,6 +70,7 @@ class FallbackPlanner:
         """
         if self.memo is not None:
             known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap)
+            known = known or self.memo.near(problem, options.method, options.max_gap)
             if known is not None:
                 return known
         last: Answer | None = None
@@ -85,10 +86,12 @@ class FallbackPlanner:
             except Exception as error:  # whatever it is, the training job goes on
                 failure = error
             else:
-                if answer.plan is not None or answer.status is Status.INFEASIBLE:
+                infeasible = answer.status is Status.INFEASIBLE
+                if answer.plan is not None or (infeasible and answer.claimed_by is None):
                     self._remember(planner, problem, answer, options)
                     return answer
-                last = answer
+                # that no plan fits is believed with a certificate, or where nobody else finds one
+                last = answer if last is None or infeasible else last
                 continue
             if self.strict:
                 raise failure
