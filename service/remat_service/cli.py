@@ -102,19 +102,24 @@ def openapi() -> None:
 def scrub(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
-    """Read every stored graph and plan again; mend or drop what is damaged, also while a service runs."""
+    """Read all that is stored again; mend or drop what is damaged, also while a service runs."""
     from .storage.database import Database
     from .storage.prepare import migrate as prepare
     from .storage.scrub import scrub as run
+    from .storage.seals import seals_at_hand
 
     async def work() -> None:
-        database = Database(_settings(database_url=database_url).database_url.get_secret_value())
+        settings = _settings(database_url=database_url)
+        database = Database(settings.database_url.get_secret_value())
+        seals = seals_at_hand(settings, database)
         try:
             await prepare(database)
-            found = await run(database)
+            found = await run(database, seals)
         finally:
             await database.close()
         typer.echo("  ".join(f"{what} {count}" for what, count in found.items()) or "nothing is stored")
+        if seals is None:
+            typer.echo("seals were not looked at: their key is not here (REMAT_SEAL_KEY)", err=True)
 
     asyncio.run(work())
 

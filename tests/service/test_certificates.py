@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from remat_ir import Answer, Graph, Problem, Status, budget_at, plain_peak, verify_answer
+from remat_service.cli import app
 from remat_service.errors import ServiceError
 from remat_service.settings import Settings
 from remat_service.storage.database import Database
@@ -124,6 +126,7 @@ SETTLED = Problem(SMALL, budget_at(SMALL, 0.7))
 UNSETTLED = Problem(OPEN, budget_at(OPEN, 0.3))
 TOO_SMALL = Problem(SMALL, 1700)
 HARD = {"max_gap": 0, "time_limit_s": 0.5}
+RESTRICTED = {"method": "milp-tight", "max_gap": 0}
 Edit = str | Callable[[sqlite3.Connection], None]
 
 
@@ -138,6 +141,7 @@ class Edited:
         self.settled = _post(own, SETTLED)
         self.open = _post(own, UNSETTLED, **HARD)
         self.none = _post(own, TOO_SMALL)
+        self.restricted = _post(own, SETTLED, **RESTRICTED)
         assert own.http.post("/v1/profiles", json=PROFILE).json()["profiles"]["matmul"] == [100, 0]
         self.path = own.folder / "service.sqlite"
         with sqlite3.connect(self.path) as database:
@@ -256,12 +260,15 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         own.start()
     for problem, said, more in (
         (SETTLED, edited.settled, {}), (UNSETTLED, edited.open, HARD), (TOO_SMALL, edited.none, {}),
+        (SETTLED, edited.restricted, RESTRICTED),
     ):  # fmt: skip
         answer = _certified_or_claimed(problem, _post(own, problem, **more))
         assert answer.claimed_by != "x"
         assert (answer.status is Status.INFEASIBLE) == (problem is TOO_SMALL)
         assert problem is TOO_SMALL or answer.plan is not None
         assert problem is not UNSETTLED or answer.status is not Status.OPTIMAL
+        if more is RESTRICTED:
+            assert (answer.cost_ns, answer.bound_ns) == (said["cost_ns"], said["bound_ns"])
         status, old = own.get(str(said["id"]), 0)
         assert status == 410 or (status == 200 and old == said)
     rows = own.http.get("/v1/solves").json()["solves"]
@@ -269,6 +276,35 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
     for row in rows:
         known = before.get(row["id"])
         assert known is None or row["status"] == "failed" or row["cost_ns"] == known["cost_ns"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("certificates said to prove more", "certificates mended"),
+        ("certificates forged", "certificates"),
+        ("certificates cut", "certificates dropped"),
+        ("certificates of a larger budget", "certificates dropped"),
+        ("bounds doubled", "bounds dropped"),
+        ("floors raised", "floors dropped"),
+        ("efforts settled", "efforts dropped"),
+        ("answers optimal", "requests dropped"),
+        ("solves told better", "solves mended"),
+        ("UPDATE profiles SET cost_ns = 1", "profiles dropped"),
+    ],
+)
+def test_scrub_mends_what_was_edited(edited: Edited, edit: str, said: str) -> None:
+    """Once is enough: the second time nothing is found, and what is left is believed."""
+    edited.edit(EDITS.get(edit, edit))
+    environment = {"REMAT_DATABASE_URL": edited.own.database_url}
+    done = CliRunner().invoke(app, ["scrub"], env=environment)
+    assert said in done.stdout, done.output
+    again = CliRunner().invoke(app, ["scrub"], env=environment).stdout
+    assert "dropped" not in again
+    assert "mended" not in again
+    before = edited.own.metric("remat_store_damaged_total")
+    _certified_or_claimed(SETTLED, _post(edited.own, SETTLED))
+    assert edited.own.metric("remat_store_damaged_total") == before
 
 
 def test_edited_profiles_are_measured_anew(edited: Edited) -> None:

@@ -12,16 +12,28 @@ from typing import Any, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import InvalidData, InvalidPlan, Problem, RematError, Status, Subject, read_plan
+from remat_ir import (
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    RematError,
+    Status,
+    Subject,
+    certificate_for,
+    problem_digest,
+    read_plan,
+)
+from remat_ir.proof import read_proof
 from remat_solver import solve
 from remat_solver.evidence import Evidence
 
 from ..settings import Settings
-from ..storage.cache_key import SOLVER
+from ..storage.cache_key import SOLVER, certifies
 from ..storage.claims import names
 from ..storage.database import Database
 from ..storage.packing import unpack
-from ..storage.tables import bounds, efforts, floors, graphs, plans, solves
+from ..storage.seals import Seals, seals_at_hand
+from ..storage.tables import bounds, efforts, floors, graphs, plans, proofs, requests, solves
 
 
 class Stored(NamedTuple):
@@ -33,6 +45,8 @@ class Stored(NamedTuple):
     bounds: list[Any]
     floors: list[Any]
     efforts: list[Any]
+    proofs: list[Any]
+    requests: list[Any]
     solved: list[Any]
 
 
@@ -44,9 +58,9 @@ class Audit:
         worse: problems on which the present solver ends with a more expensive plan than the one stored, or none.
     """
 
-    def __init__(self, say: Callable[[str], None], folder: Path, seconds: float) -> None:
-        self.wrong = self.worse = self.graphs = self.plans = self.bounds = self.solved = 0
-        self._say, self._folder, self._seconds = say, folder, seconds
+    def __init__(self, say: Callable[[str], None], folder: Path, seconds: float, seals: Seals | None = None) -> None:
+        self.wrong = self.worse = self.graphs = self.plans = self.proofs = self.bounds = self.solved = 0
+        self._say, self._folder, self._seconds, self._seals = say, folder, seconds, seals
 
     def look(self, stored: Stored, sample: frozenset[tuple[str, int, str]]) -> None:
         """Compare all that is stored about a graph, and solve again what is in the sample."""
@@ -57,6 +71,7 @@ class Audit:
             self._wrong(f"graph {stored.key}: {error}", {})
             return
         evidence = Evidence(subject)
+        self.check_seals(stored)
         self._take(evidence, stored)
         last = {(row.budget_bytes, row.method_key): row for row in stored.solved}
         for (budget, method_key), row in sorted(last.items()):
@@ -67,7 +82,8 @@ class Audit:
 
     def summary(self) -> str:
         """How much was looked at and what was found."""
-        looked = f"{self.graphs} graphs, {self.plans} plans, {self.bounds} bounds"
+        looked = f"{self.graphs} graphs, {self.plans} plans, {self.proofs} certificates, {self.bounds} claimed bounds"
+        looked += "" if self._seals is not None else ", seals not looked at, since their key is not here"
         found = f"{self.wrong} contradictions, {self.worse} plans that got worse"
         return f"{looked}, {self.solved} solved again by {SOLVER}: {found}"
 
@@ -86,6 +102,9 @@ class Audit:
                     f"{verdict.peak_bytes} bytes",
                     {},
                 )
+        for row in stored.proofs:
+            self.proofs += 1
+            self._check_proof(evidence, stored.key, row)
         for row in stored.bounds:
             self.bounds += 1
             source = f"bound {row.method_key}{_by(row)}"
@@ -103,13 +122,48 @@ class Audit:
             if row.cost_ns is not None:
                 evidence.known(row.budget_bytes, row.cost_ns, f"solve {row.id}")
 
+    def _check_proof(self, evidence: Evidence, key: str, row: Any) -> None:
+        problem = Problem(evidence.subject, row.budget_bytes)
+        try:
+            proof = read_proof(unpack(row.data))
+            proved = certificate_for(problem, proof).bound_ns
+            if proof.digest != problem_digest(problem):
+                raise InvalidPlan("it is for another problem")
+        except (ValueError, TypeError, InvalidData, InvalidPlan) as error:
+            self._wrong(f"graph {key}: certificate {row.id}{_by(row)}: {error}", {})
+            return
+        source = f"certificate {row.id}{_by(row)}"
+        if proved is None:
+            evidence.infeasible(row.budget_bytes, (), source)
+        else:
+            evidence.bound(row.budget_bytes, proved, (), source)
+        if proved != row.bound_ns:
+            said = ["that no plan fits" if bound is None else f"{bound} ns" for bound in (row.bound_ns, proved)]
+            self._wrong(f"graph {key}: {source} is stored as proving {said[0]}, and proves {said[1]}", {})
+
+    def check_seals(self, stored: Stored) -> None:
+        """Report rows that are not what was stored."""
+        if self._seals is None:
+            return
+        told = [row for row in stored.solved if row.plan_id is not None or row.bound_ns is not None]
+        for table, rows in (
+            ("bounds", stored.bounds), ("floors", stored.floors), ("efforts", stored.efforts), ("solves", told),
+            ("requests", stored.requests),
+        ):  # fmt: skip
+            bad = sum(not self._seals.holds(table, dict(row._mapping)) for row in rows)
+            if bad:
+                self._wrong(f"graph {stored.key}: {bad} of {len(rows)} {table} are not what was stored", {})
+
     def _solve_again(self, evidence: Evidence, subject: Subject, row: Any) -> None:
         self.solved += 1
         seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
         problem = Problem(subject, row.budget_bytes)
         try:
             # no gap is left: a plan within one would look worse than the best that is stored
-            answer = solve(problem, method=row.method, options=row.options, time_limit_s=seconds, max_gap=0.0)
+            answer = solve(
+                problem, method=row.method, options=row.options, time_limit_s=seconds, max_gap=0.0,
+                certify=certifies(row.method_key),
+            )  # fmt: skip
             evidence.answer(answer, f"{row.method} of the present solver {SOLVER}")
         except RematError as error:
             self._wrong(f"{row.method} of the present solver {SOLVER}: {error}", {"problem": problem.to_json()})
@@ -138,8 +192,9 @@ def audit(sample: int, seconds: float, seed: int, folder: Path, say: Callable[[s
     """Look through the store of the settings, graph by graph, and solve a sample again; a service may run meanwhile."""
 
     async def run() -> Audit:
-        database = Database(Settings().database_url.get_secret_value())
-        found = Audit(say, folder, seconds)
+        settings = Settings()
+        database = Database(settings.database_url.get_secret_value())
+        found = Audit(say, folder, seconds, seals_at_hand(settings, database))
         try:
             async with database.read() as connection:
                 keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
@@ -170,10 +225,12 @@ async def _stored(connection: AsyncConnection, key: str) -> Stored | None:
         return None
     rows = [
         list(await connection.execute(select(table).where(table.c.graph_key == key)))
-        for table in (plans, bounds, floors, efforts)
+        for table in (plans, bounds, floors, efforts, proofs)
     ]
+    answered = select(requests).where(requests.c.graph_key == key, requests.c.ended.is_(True))
+    rows.append(list(await connection.execute(answered)))
     ended = select(solves).where(solves.c.graph_key == key, solves.c.ended_at.is_not(None)).order_by(solves.c.ended_at)
-    return Stored(key, data, rows[0], rows[1], rows[2], rows[3], list(await connection.execute(ended)))
+    return Stored(key, data, *rows, list(await connection.execute(ended)))
 
 
 def _by(row: Any) -> str:

@@ -57,7 +57,7 @@ class Keys:
     @property
     def certify(self) -> bool:
         """Whether a bound counts only with a certificate, where there are any."""
-        return not self.method.endswith(_CLAIMS)
+        return certifies(self.method)
 
 
 def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
@@ -84,3 +84,8 @@ def method_key_of(method: str, options: dict[str, object], start: str | None = N
         return method
     text = json.dumps([changed, start], sort_keys=True, default=str)
     return f"{method}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def certifies(method_key: str) -> bool:
+    """Whether a method key asks for certificates."""
+    return not method_key.endswith(_CLAIMS)

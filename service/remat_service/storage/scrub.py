@@ -1,8 +1,10 @@
-"""Reading every stored graph and plan again: what is damaged is found, and mended where that is possible.
+"""Reading all that is stored again: what is damaged is found, and mended where that is possible.
 
 A plan is replayed on its graph: one that is not valid is dropped, one whose row claims another cost or peak gets the
-true ones. A graph's columns are written anew from its bytes. A graph whose bytes are damaged stays with its plans: the
-next POST of it writes it anew (`requests/submit.py`), and until then nothing of it is served.
+true ones. A certificate is checked on it in the same way. A sealed row that is not what was stored is dropped, what a
+running solve has told is taken back; where the key is not at hand, seals are not looked at. A graph's columns are
+written anew from its bytes. A graph whose bytes are damaged stays with its plans: the next POST of it writes it anew
+(`requests/submit.py`), and until then nothing of it is served.
 """
 
 from __future__ import annotations
@@ -11,19 +13,44 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Table, delete, select, tuple_, update
 
-from remat_ir import InvalidData, InvalidPlan, Problem, Subject, graph_digest, read_plan, verify
+from remat_ir import (
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    Subject,
+    certificate_for,
+    graph_digest,
+    read_plan,
+    verify,
+)
+from remat_ir.proof import read_proof
 from remat_ir.read import LARGEST_INTEGER
 
 from ..identity import Caller
 from ..subjects import size_of
 from .database import Database
 from .packing import checksum, unpack
-from .tables import graphs, plans, scopes
+from .seals import Seals
+from .tables import (
+    bounds,
+    efforts,
+    floors,
+    graphs,
+    plans,
+    profile_reports,
+    profiles,
+    proofs,
+    requests,
+    scopes,
+    solves,
+)
+
+_PAGE = 500
 
 
-async def scrub(database: Database) -> Counter[str]:
+async def scrub(database: Database, seals: Seals | None = None) -> Counter[str]:
     """Look at every row, one graph at a time, also while a service runs; returns how many of what were found."""
     found: Counter[str] = Counter()
     async with database.read() as connection:
@@ -35,13 +62,45 @@ async def scrub(database: Database) -> Counter[str]:
         keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
     for key in keys:
         await _scrub_graph(database, callers, key, found)
+    for table in (bounds, floors, efforts, solves, requests, profiles, profile_reports):
+        if seals is not None:
+            await _scrub_sealed(database, seals, table, found)
     return found
+
+
+async def _scrub_sealed(database: Database, seals: Seals, table: Table, found: Counter[str]) -> None:
+    """Drop the rows of a table that are not what was stored; of solves, what they have told."""
+    keys = list(table.primary_key.columns)
+    last: dict[str, Any] | None = None
+    while True:
+        page = select(table).order_by(*keys).limit(_PAGE)
+        if last is not None:
+            page = page.where(tuple_(*keys) > tuple_(*(last[key.name] for key in keys)))
+        async with database.read() as connection:
+            rows = [dict(row) for row in (await connection.execute(page)).mappings()]
+        for row in rows:
+            told = row.get("ended", True) and (table is not solves or row["plan_id"] or row["bound_ns"] is not None)
+            if not told or seals.holds(table.name, row):
+                continue
+            of_row = [key == row[key.name] for key in keys]
+            async with database.write() as connection:
+                if table is solves:
+                    found["solves mended"] += 1
+                    nothing = dict.fromkeys(("plan_id", "cost_ns", "peak_bytes", "bound_ns", "seal"))
+                    await connection.execute(update(table).where(*of_row).values(nothing))
+                else:
+                    found[f"{table.name} dropped"] += 1
+                    await connection.execute(delete(table).where(*of_row))
+        if len(rows) < _PAGE:
+            return
+        last = rows[-1]
 
 
 async def _scrub_graph(database: Database, callers: list[Caller], key: str, found: Counter[str]) -> None:
     async with database.read() as connection:
         row = (await connection.execute(select(graphs).where(graphs.c.key == key))).first()
         rows = (await connection.execute(select(plans).where(plans.c.graph_key == key).order_by(plans.c.id))).all()
+        certificates = (await connection.execute(select(proofs).where(proofs.c.graph_key == key))).all()
     if row is None:  # evicted meanwhile
         return
     found["graphs"] += 1
@@ -66,6 +125,18 @@ async def _scrub_graph(database: Database, callers: list[Caller], key: str, foun
             found["plans mended"] += 1
             async with database.write() as connection:
                 await connection.execute(update(plans).where(plans.c.id == plan.id).values(claims))
+    for proof in certificates:
+        found["certificates"] += 1
+        proved = await asyncio.to_thread(_proved, subject, proof.budget_bytes, proof.data)
+        if proved is None:
+            found["certificates dropped"] += 1
+            async with database.write() as connection:
+                await connection.execute(delete(proofs).where(proofs.c.id == proof.id, proofs.c.data == proof.data))
+                await connection.execute(delete(efforts).where(efforts.c.graph_key == key))
+        elif any(getattr(proof, name) != value for name, value in proved.items()):
+            found["certificates mended"] += 1
+            async with database.write() as connection:
+                await connection.execute(update(proofs).where(proofs.c.id == proof.id).values(proved))
 
 
 def _subject(callers: list[Caller], key: str, packed: bytes) -> Subject | None:
@@ -90,3 +161,16 @@ def _claims(subject: Subject, packed: bytes) -> dict[str, Any] | None:
         "checksum": checksum(packed),
         "size_bytes": len(packed),
     }
+
+
+def _proved(subject: Subject, budget_bytes: int, packed: bytes) -> dict[str, Any] | None:
+    """What the row of a certificate should say; None where its bytes prove nothing about the graph and its budget."""
+    problem = Problem(subject, budget_bytes)
+    try:
+        proof = read_proof(unpack(packed))
+        found = certificate_for(problem, proof)
+        if found.proof is not proof:
+            return None
+    except (ValueError, TypeError, InvalidData, InvalidPlan):
+        return None
+    return {"bound_ns": found.bound_ns, "checksum": checksum(packed), "size_bytes": len(packed)}

@@ -37,6 +37,7 @@ SEALED: dict[str, tuple[str, ...]] = {
 """The columns of each table that its seal covers."""
 
 _SHORTEST = 32
+_SUFFIX = ".seal-key"
 
 
 class Seals:
@@ -70,6 +71,13 @@ def _seal(key: bytes, table: str, row: Mapping[str, Any]) -> str:
     return hmac.digest(key, text.encode(), hashlib.sha256).hex()
 
 
+def seals_at_hand(settings: Settings, database: Database) -> Seals | None:
+    """The seals of a database for a command that looks at it, None where its key is not here: it makes none."""
+    path = database.engine.url.database
+    in_file = database.is_sqlite and path is not None and Path(path + _SUFFIX).exists()
+    return seals_of(settings, database) if settings.seal_key is not None or in_file else None
+
+
 def seals_of(settings: Settings, database: Database) -> Seals:
     """The seals of a database: by the keys of the settings, or by the key file next to a SQLite file.
 
@@ -91,7 +99,7 @@ def seals_of(settings: Settings, database: Database) -> Seals:
     path = database.engine.url.database
     if not path or path == ":memory:":
         return Seals([secrets.token_bytes(32)])
-    return Seals([_key_in_file(Path(path + ".seal-key"))])
+    return Seals([_key_in_file(Path(path + _SUFFIX))])
 
 
 def _key_in_file(path: Path) -> bytes:
