@@ -19,11 +19,9 @@ from remat_ir import (
     RematError,
     Status,
     Subject,
-    certificate_for,
-    problem_digest,
     read_plan,
 )
-from remat_ir.proof import read_proof
+from remat_ir.proof import prove, read_proof
 from remat_solver import solve
 from remat_solver.evidence import Evidence
 
@@ -126,9 +124,7 @@ class Audit:
         problem = Problem(evidence.subject, row.budget_bytes)
         try:
             proof = read_proof(unpack(row.data))
-            proved = certificate_for(problem, proof).bound_ns
-            if proof.digest != problem_digest(problem):
-                raise InvalidPlan("it is for another problem")
+            proved = prove(problem, proof).bound_ns
         except (ValueError, TypeError, InvalidData, InvalidPlan) as error:
             self._wrong(f"graph {key}: certificate {row.id}{_by(row)}: {error}", {})
             return
@@ -230,7 +226,8 @@ async def _stored(connection: AsyncConnection, key: str) -> Stored | None:
     answered = select(requests).where(requests.c.graph_key == key, requests.c.ended.is_(True))
     rows.append(list(await connection.execute(answered)))
     ended = select(solves).where(solves.c.graph_key == key, solves.c.ended_at.is_not(None)).order_by(solves.c.ended_at)
-    return Stored(key, data, *rows, list(await connection.execute(ended)))
+    rows.append(list(await connection.execute(ended)))
+    return Stored._make([key, data, *rows])
 
 
 def _by(row: Any) -> str:
