@@ -103,6 +103,17 @@ def test_a_certificate_serves_smaller_budgets_and_other_costs(own: Service) -> N
     assert answer.bound_ns >= data["bound_ns"]
 
 
+def test_a_certificate_is_not_dropped_for_proving_more(own: Service) -> None:
+    """At a budget where no plan fits, that of a larger one says so: it is no damage."""
+    graph = training_graph(9, cost=55)
+    problem = Problem(graph, budget_at(graph, 0.7))
+    first, before = _post(own, problem), own.metric("remat_store_damaged_total")
+    for budget in (2400, 1700):
+        assert _post(own, Problem(graph, budget))["status"] == "infeasible"
+    assert own.metric("remat_store_damaged_total") == before
+    assert own.get(first["id"], 0)[1]["proof"] == first["proof"]
+
+
 def test_that_no_plan_fits_is_certified(own: Service) -> None:
     """By a solve, below it, for other costs, and where the budget does not even cover the fixed bytes."""
     graph = training_graph(10, cost=31)
