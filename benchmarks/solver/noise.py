@@ -39,7 +39,7 @@ def measured_again(graph: Graph, noise: float, seed: int) -> Graph:
 
 
 def carried_over(problem: Problem, answer: Answer) -> tuple[float, int, float]:
-    """A stored answer on a problem with other costs: its gap by the certificate, its cost in ns, and seconds to tell."""
+    """A stored answer on a problem with other costs: its gap by the certificate, its cost in ns, and the seconds."""
     assert answer.plan is not None
     graph, began = problem.graph, time.perf_counter()
     cost = verify(problem, answer.plan).cost_ns

@@ -6,8 +6,8 @@ The cache key, field by field:
     epoch       of the scope: raising it disowns everything stored before
     digest      of the canonical graph, exactly as sent, `fixed` normalised to 0, and of the budget reduced by it;
                 `remat_ir.digest` lists what is in it and what is not, with the reasons
-    method key  next to the problem, not in it: a method's name, its options where they are not the defaults, and whether
-                engines are taken at their word
+    method key  next to the problem, not in it: a method's name, its options where they are not the defaults, and
+                whether engines are taken at their word
 Not in it: time limit and gap (a stored answer says what it reached), the solver's version (on bounds and efforts; plans
 outlive it), names, ranks, devices.
 """
