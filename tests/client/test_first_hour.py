@@ -219,3 +219,11 @@ def test_the_headline_of_a_plan() -> None:
     proved = replace(answer.priced(5000, 5000, 5000, plain), restricted_to=("persistent",))
     assert headline(graph, proved).endswith("optimal among plans restricted to persistent, 1 s")
     assert headline(graph, Answer(Status.INFEASIBLE, "auto", 1)) == "no plan: infeasible, 0 s"
+
+
+def test_each_phase_of_the_way_to_the_first_step_has_its_line_with_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "remat"):
+        remat.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.ones(4, 8), budget="100%", planner="greedy")
+    lines = [record.getMessage() for record in caplog.records if " took " in record.getMessage()]
+    assert [line.split()[0] for line in lines] == ["capturing", "profiling", "planning", "compiling"]
+    assert all(re.fullmatch(r"\w+ took \d+\.\d s", line) for line in lines)

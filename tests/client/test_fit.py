@@ -86,6 +86,8 @@ def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
     assert planned is not None
     assert planned.size > plain
     assert 0 <= planned.overhead <= found.max_overhead
+    assert "the optimizer's step" in str(found)
+    assert found.step.update_peak_bytes >= 4 * found.step.step.fixed["parameters"] - 512 * 100
 
     def graph(size: int) -> remat.Graph:
         return target_step(make_model, str(table), batch=size, optimizer="adamw").graph
@@ -116,6 +118,10 @@ def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
     assert (found.largest_plain, found.largest_planned and found.largest_planned.size) == (0, 0)
     assert "does not fit" in str(found)
     assert "none can" in str(found)
+    steps = remat.fit(
+        lambda: (Net(), torch.ones(1, 32)), str(path), optimizer="adamw", planner="greedy", time_limit_s=1
+    )
+    assert "no plan of activations helps there" in str(steps)
     with pytest.raises(InvalidData, match="max_overhead"):
         remat.fit(make_model, str(path), max_overhead=-1)
 

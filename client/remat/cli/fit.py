@@ -111,6 +111,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "memory_bytes": found.memory_bytes,
         "fixed_bytes": dict(found.step.step.fixed),
         "plain_bytes": found.plain_bytes,
+        "update_peak_bytes": found.step.update_peak_bytes,
         "least_bytes": found.least_bytes,
         "least_bound_bytes": found.least_bound_bytes,
         "overhead": found.answer.overhead,

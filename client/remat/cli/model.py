@@ -209,6 +209,7 @@ def _data(found: Any, answer: Answer) -> dict[str, Any]:
     ends = found.overhead_range(answer.plan)
     return {
         "model": found.name,
+        "ops": found.graph.ops,
         "device": None if found.target is None else found.target.name,
         "priced": found.priced,
         "seconds": dict(found.seconds),

@@ -232,4 +232,6 @@ class PinnedPlanner:
         if graph.fixed_bytes > found.graph.fixed_bytes:
             fixed, before = readable(graph.fixed_bytes), readable(found.graph.fixed_bytes)
             text += f": parameters, inputs, gradients and optimizer take {fixed} and took {before} when it was made"
+        if sum(graph.op_workspace_bytes) > sum(found.graph.op_workspace_bytes):
+            text += "; kernels take more memory of their own here than was known when it was made"
         return f"{text}; plan again for this budget, or give a larger one"

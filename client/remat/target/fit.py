@@ -81,6 +81,9 @@ class Fit:
         found.append(("plain training needs", readable(self.plain_bytes), share))
         bound = f"a plan is known; none needs less than {readable(self.least_bound_bytes)}"
         found.append(("least budget", readable(self.least_bytes), bound))
+        if self.optimizer is not None:
+            update = readable(self.step.update_peak_bytes)
+            found.append(("the optimizer's step", update, "its temporaries and all gradients, whatever the plan"))
         found.append(("on this device", *self._here()))
         if self.largest_plain is not None and self.largest_planned is not None:
             most = self.largest_planned
@@ -90,6 +93,8 @@ class Fit:
         return found
 
     def _here(self) -> tuple[str, str]:
+        if self.optimizer is not None and self.step.update_peak_bytes > self.memory_bytes:
+            return "does not fit", "the optimizer's step needs more, and no plan of activations helps there"
         if self.plain_bytes <= self.memory_bytes:
             return "fits", "without a plan"
         if self.answer.overhead is None:

@@ -15,8 +15,9 @@ from remat_ir import Graph, InvalidData, Plan, plain_plan, recomputed
 
 from ..device import NAMED, here
 from ..planning.profiles import ProfileTable
-from ..profiling.optimizers import optimizer_state
+from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, device_kind
+from ..training.job import Job
 from ..training.step import TrainingStep, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
@@ -34,6 +35,7 @@ class TargetStep:
         priced: in words, where the costs are from.
         classes: the class of each kernel; empty where kernels were measured.
         seconds: of each phase.
+        update: what the optimizer's step takes, by a dry run of it.
     """
 
     name: str
@@ -42,6 +44,7 @@ class TargetStep:
     priced: str
     classes: Mapping[fx.Node, str]
     seconds: Mapping[str, float]
+    update: UpdateMemory
 
     @property
     def graph(self) -> Graph:
@@ -51,6 +54,12 @@ class TargetStep:
     def peak_bytes(self, plan: Plan | None = None) -> int:
         """The most that the step holds as it runs by a plan, kernel by kernel; None: without one."""
         return running_peak(self.step, plan or plain_plan(self.graph))
+
+    @property
+    def update_peak_bytes(self) -> int:
+        """The peak of the optimizer's step: fixed bytes, gradients, what the model returned, and its temporaries."""
+        kept = sum(self.step.operations.sizes[s] for s in self.step.operations.keep)
+        return self.graph.fixed_bytes + kept + self.update.temporaries_bytes - self.update.beside_passes_bytes
 
     def overhead_range(self, plan: Plan) -> tuple[float, float] | None:
         """What the plan costs more, at least and at most, if each class of kernels is off by up to 20 %.
@@ -101,8 +110,8 @@ def target_step(
         start = time.perf_counter()
         built: Built = build(make_model, place, batch)
         seconds["build"] = time.perf_counter() - start
-        extra = {"optimizer state": optimizer_state(optimizer_of(built.model, optimizer))}
-        return _captured(built, target, extra, table, phase, seconds)
+        job = Job(optimizer_of(built.model, optimizer))
+        return _captured(built, target, job, table, phase, seconds)
 
 
 def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | None:
@@ -136,7 +145,7 @@ def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | 
 def _captured(
     built: Built,
     target: Target | None,
-    extra: Mapping[str, int],
+    job: Job,
     table: ProfileTable | None,
     phase: Callable[[str], None],
     seconds: dict[str, float],
@@ -149,15 +158,16 @@ def _captured(
         found.append(price(kernels, target, table))
         return found[0].profiled
 
-    phase("capturing" if target else "capturing and measuring")
     pricing = modelled if target else None
-    step = training_step(built.model, built.args, built.kwargs, table=table, extra=extra, price=pricing)
+    extra = job.fixed(built.model)
+    step = training_step(built.model, built.args, built.kwargs, table=table, extra=extra, price=pricing, phase=phase)
+    update = job.update()
     seconds["price"] = step.profiled.seconds
     seconds["capture"] = time.perf_counter() - start - seconds["price"]
     if target is None:
-        return TargetStep(built.name, step, None, device_kind(step.operations.flow.kernels), {}, seconds)
+        return TargetStep(built.name, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update)
     words = f"a roofline of {target.name}"
     if found[0].recorded:
         kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
         words = f"{kinds} recorded on {target.name}, the others from {words}"
-    return TargetStep(built.name, step, target, words, found[0].classes, seconds)
+    return TargetStep(built.name, step, target, words, found[0].classes, seconds, update)

@@ -210,7 +210,6 @@ def plan_step(
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
     """
     phases = phases or Phases()
-    phases.begin("capturing and profiling")
     job = job or Job()
     with BUSY:
         like = known[-1].step if known else None
@@ -225,6 +224,7 @@ def plan_step(
             one_plan=planner.coordinator.in_step,
             run=call.run,
             functional=options.functional_ops,
+            phase=phases.begin,
         )
     problem = _problem(step.graph, budget, options, known)
     settled = step.fixed["gradients"] >= job.gradients(call.module, True)
@@ -241,7 +241,10 @@ def plan_step(
     if quick is None or not isinstance(quick.plan, Plan):
         phases.begin("planning")
         answer = planner.plan(problem, options, on_progress=phases.on_progress)
-        return _told(carried(plan_or_raise(answer, step.graph)))
+        plan_or_raise(answer, step.graph)
+        phases.begin("compiling")
+        return _told(carried(answer))
+    phases.begin("compiling")
     log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
     made = _told(carried(quick))
     if (quick.gap or 0) <= 0:

@@ -142,6 +142,7 @@ def training_step(
     functional: Collection[str] = (),
     run: Callable[..., Any] | None = None,
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
+    phase: Callable[[str], None] = lambda _: None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
@@ -153,10 +154,12 @@ def training_step(
         one_plan, functional: as for `operations`.
         run: as for `capture`.
         price: gives the costs of the kernels in place of a measurement here.
+        phase: called with what is done from now on.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
     """
+    phase("capturing")
     captured = capture(module, args, kwargs, run)
     flow = dataflow(captured.joint, captured.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
@@ -164,6 +167,7 @@ def training_step(
     call = Call(module, module if run is None else run, args, kwargs)
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
+    phase("pricing" if price else "profiling")
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
