@@ -142,11 +142,14 @@ class Proof:
     def _linear(self, engine: Engine) -> None:
         """Cut by linear programs until none breaks the memory."""
         share = _LP_SHARE if self.view.ops < _LARGE else _LP_SHARE_OF_LARGE
-        watch = self.incumbent.deadline.within(max(2.0, share * min(self.incumbent.deadline.remaining(), 1e6)))
+        watch = None
         for _ in range(_LP_ROUNDS):
             round_ = self._write(whole=False)
-            outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
+            # on a busy machine the engine may still be starting: its first program is waited for
+            until = watch or self.incumbent.deadline
+            outcome = engine.lp(balanced(round_.program), deadline=until, stopped=self.incumbent.stopped)
             self._note_memory(outcome)
+            watch = watch or until.within(share * min(until.remaining(), 1e6))
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to decide
                 return
