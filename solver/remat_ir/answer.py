@@ -62,6 +62,7 @@ ANSWER = Document(
         "cache": Member(Text(words=("hit", "near", "joined", "miss")), nullable=True),
         "claimed_bound_ns": Member(_INTEGER, nullable=True),
         "claimed_by": Member(_WORD, nullable=True),
+        "chain_cost_ns": Member(_INTEGER, None, "A baseline: the best persistent chain schedule found.", nullable=True),
         "plan": Member(Nested((PLAN,), read_plan), None, nullable=True),
         "proof": Member(Nested((), read_proof), None, nullable=True),
     },
@@ -122,6 +123,8 @@ class Answer:
         proof: the certificate of `bound_ns`, or, of an infeasible problem, that no plan fits into one byte less than
             `least_budget_bound_bytes`; None where each op once is all that is certified. See `verify_answer`.
         claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who.
+        chain_cost_ns: the cost of the best persistent chain schedule found (RR-9302), where `auto` has planned a graph
+            whose network is linear and one fits: a baseline for the plan; None elsewhere.
     """
 
     status: Status
@@ -144,6 +147,7 @@ class Answer:
     plan: AnyPlan | None = None
     claimed_bound_ns: int | None = None
     claimed_by: str | None = None
+    chain_cost_ns: int | None = None
     proof: Proof | None = None
 
     @classmethod
@@ -233,6 +237,17 @@ class Answer:
         if self.status is Status.OPTIMAL and self.restricted_to:
             return f"{self.status.value} within {', '.join(self.restricted_to)}"
         return self.status.value
+
+    @property
+    def chain_overhead(self) -> float | None:
+        """The overhead of the best persistent chain schedule found, to put next to the plan's.
+
+        >>> Answer(Status.FEASIBLE, "auto", 9, cost_ns=110, overhead=0.1, chain_cost_ns=112).chain_overhead
+        0.12
+        """
+        if self.chain_cost_ns is None or self.cost_ns is None or self.overhead is None:
+            return None
+        return round(overhead_of(self.chain_cost_ns, round(self.cost_ns / (1 + self.overhead))), 12)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: each member that is known, but not the plan's steps."""

@@ -57,6 +57,7 @@ class Incumbent:
         self._claimed_enough_s: float | None = None
         self._ceased = False
         self._notes: list[str] = []
+        self._chain_cost_ns: int | None = None
         self._sources: dict[tuple[str, ...], str] = {}
         self._distrusted: set[str] = set()
         self._searched: tuple[str, ...] | None = None
@@ -265,13 +266,18 @@ class Incumbent:
         with self._lock:
             self._notes.append(sentence)
 
+    def note_chain(self, cost_ns: int) -> None:
+        """Record the cost of the best persistent chain schedule found: the answer's baseline."""
+        with self._lock:
+            self._chain_cost_ns = cost_ns
+
     def answer(self, method: str) -> Answer:
         """What there is to say now, as the final answer of a solve."""
         with self._lock:
             ending = Ending(self._limit, self._searched, self.reason)
             seconds = round(self.deadline.elapsed(), 6)
             answer = self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
-            return self._with_claims(answer)
+            return self._with_claims(replace(answer, chain_cost_ns=self._chain_cost_ns))
 
     def _with_claims(self, answer: Answer) -> Answer:
         """An answer that says which part of it is claimed without a certificate, and by whom."""

@@ -11,9 +11,11 @@ import networkx as nx
 import pytest
 from benchmarks.graphs.instances import instance
 
+from client.test_cli import chain_graph
 from client.test_cli_chains import CHAIN
 from client.test_cli_chains import remat as remat  # the entry point, as a fixture
 from remat.cli.app import BAD_INPUT
+from remat.cli.show import percent
 from remat_ir import Answer, Graph, Plan, Problem, budget_at, graph_of, to_node_link, verify
 from remat_solver.exchange import from_networkx
 
@@ -111,3 +113,16 @@ def test_chains_have_no_model(remat: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text(json.dumps(to_node_link(GRAPH) | {"links": [{"source": 0}]}))
     assert "links[0]: there is no node None for its target (at /links/0/target)" in remat("solve", bad, "-b", "1").err
+
+
+def test_a_linear_network_is_answered_next_to_its_persistent_optimum(remat: Any, tmp_path: Path) -> None:
+    """The baseline is a member of the answer, and a line of the table."""
+    graph = chain_graph()
+    path = tmp_path / "linear.json"
+    path.write_text(json.dumps(graph.to_json()))
+    told = remat("solve", path, "-f", "0.6", "--json", "-q").data
+    rotor = remat("solve", path, "-f", "0.6", "-m", "rotor", "--json", "-q").data
+    assert told["chain_cost_ns"] == rotor["cost_ns"] >= told["cost_ns"]
+    out = remat("solve", path, "-f", "0.6", "-q").out
+    line = f"persistent chain optimum {percent(rotor['overhead'])}, this plan {percent(told['overhead'])}"
+    assert line in " ".join(out.split())

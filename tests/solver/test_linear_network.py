@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from chains import chains
 from drawn import linear_graphs
-from remat_ir import Chain, Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
+from remat_ir import Answer, Chain, Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, replay, verify
 from remat_ir.plan import without_unread
 from remat_solver import solve
 from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Least, Persistent, Stages
+from remat_solver.methods.structured import MOST_AT_ONCE
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
@@ -154,8 +155,28 @@ def test_networks_of_blocks_are_linear_and_auto_names_their_persistent_optimum(n
     answer = solve(problem, time_limit_s=5, on_progress=lambda news: found.append(news.source))
     assert found[0] == "rotor"
     assert "persistent chain schedule" in answer.message
+    assert answer.chain_cost_ns == chain.cost_ns
+    assert answer.chain_overhead == pytest.approx(chain.overhead)
+    assert Answer.from_json(answer.to_json()).chain_cost_ns == answer.chain_cost_ns
     assert answer.cost_ns is not None
     assert answer.cost_ns <= chain.cost_ns
+
+
+def test_a_deep_linear_network_does_not_wait_for_its_program() -> None:
+    """129 stages: the first plan comes from elsewhere, no baseline is named, and the method is still there by name."""
+    graph = instance("vgg-120")
+    network = linear_network(graph)
+    assert network is not None
+    assert network.stages > MOST_AT_ONCE
+    problem = Problem(graph, budget_at(graph, 0.5))
+    found: list[str] = []
+    answer = solve(problem, time_limit_s=3, on_progress=lambda news: found.append(news.source))
+    assert answer.cost_ns is not None
+    assert answer.chain_cost_ns is None
+    assert "rotor" not in found
+    chain = solve(problem, method="rotor", time_limit_s=60)
+    assert chain.plan is not None
+    assert verify(problem, chain.plan).cost_ns == chain.cost_ns
 
 
 def test_long_skips_make_a_network_not_linear() -> None:

@@ -52,6 +52,9 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
         rows.append(("cost", duration(answer.cost_ns)))
     if answer.overhead is not None:
         rows.append(("overhead", percent(answer.overhead)))
+    if answer.chain_overhead is not None and answer.overhead is not None:
+        text = f"persistent chain optimum {percent(answer.chain_overhead)}, this plan {percent(answer.overhead)}"
+        rows.append(("baseline", text))
     if answer.bound_ns is not None:
         within = f" within {', '.join(answer.restricted_to)}" if answer.restricted_to else ""
         rows.append(("bound", duration(answer.bound_ns) + within))

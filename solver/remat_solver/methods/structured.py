@@ -62,6 +62,7 @@ def offer_chain(incumbent: Incumbent) -> None:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
     if cost_ns is not None:
+        incumbent.note_chain(cost_ns)
         added = 100 * overhead_of(cost_ns, incumbent.problem.subject.total_cost_ns)
         incumbent.note(f"The best persistent chain schedule found, of {network.stages} stages, adds {added:.3g} %.")
 

@@ -9,12 +9,18 @@ window.Remat = window.Remat || {};
 
   function facts(answer) {
     const within = (answer.restricted_to || []).join(", ");
-    const rows = [["state", answer.status === "optimal" && within ? `optimal within ${within}` : answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ["gap", percent(answer.gap)],
+    const rows = [["state", answer.status === "optimal" && within ? `optimal within ${within}` : answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ...baseline(answer), ["gap", percent(answer.gap)],
       ["cost", time(answer.cost_ns)], ["proved bound", time(answer.bound_ns)], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
       ["least budget known", bytes(answer.least_budget_bytes)], ["least budget proved", bytes(answer.least_budget_bound_bytes)],
       ["solved in", seconds(answer.seconds)], ["stopped by", answer.limit || "its end"], ["from", answer.cache || "–"],
       ["proved within", within || "the whole space"]];
     return el("div", { class: "facts" }, rows.map(([k, v]) => el("div", {}, el("dl", {}, el("dt", {}, k), el("dd", {}, v)))));
+  }
+
+  // of a graph whose network is linear: what the best persistent chain schedule adds, next to what this plan does
+  function baseline(answer) {
+    if (answer.chain_cost_ns === null || answer.chain_cost_ns === undefined || answer.overhead === null) return [];
+    return [["persistent chain optimum", percent((answer.chain_cost_ns * (1 + answer.overhead)) / answer.cost_ns - 1)]];
   }
 
   function label(whole) {
