@@ -10,7 +10,6 @@ backward passes of all micro-steps, "step" is all from the clipping to the avera
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,13 +93,14 @@ class Setting(NamedTuple):
     accumulate: int = 1
     clip: bool = False
     ema: bool = False
+    release: bool = False
 
     def __str__(self) -> str:
         parts = [f"{self.accumulate} micro-steps"] * (self.accumulate > 1)
-        return ", ".join(["", *parts, *["clipped"] * self.clip, *["EMA"] * self.ema])
+        return ", ".join(["", *parts, *["clipped"] * self.clip, *["EMA"] * self.ema, *["released"] * self.release])
 
 
-SETTINGS = (Setting(), Setting(4), Setting(1, True), Setting(4, True, True))
+SETTINGS = (Setting(), Setting(4), Setting(1, True), Setting(4, True, True), Setting(1, False, True, True))
 
 
 class Cycle:
@@ -198,9 +198,16 @@ def measured(
         optimizer = OPTIMIZERS[name](list(model.parameters()))
         job = Cycle(model, optimizer, setting, x)
         if planned:
-            options: dict[str, Any] = {"planner": "greedy", "self_check": False, "accumulate": setting.accumulate}
-            options |= {"clip_grad_norm": setting.clip, "optimizer": optimizer, "ema": job.ema or None}
-            probe = remat.optimize(copy.deepcopy(model), (x,), budget=remat.Fraction(share), **options)
+            options: dict[str, Any] = {
+                "planner": "greedy",
+                "self_check": False,
+                "accumulate": setting.accumulate,
+                "clip_grad_norm": setting.clip,
+                "release_gradients": setting.release,
+                "optimizer": optimizer,
+                "ema": job.ema or None,
+            }
+            probe = remat.optimize(model, (x,), budget=remat.Fraction(share), **options)
             (plan,) = (p for p in probe.plans.values() if p)
             remat.enable(model, budget=plan.answer.budget_bytes, **options)
         jobs.append(job)

@@ -116,3 +116,12 @@ def test_jobs_on_slurm_share_a_planner(tmp_path: Path) -> None:
         metrics = httpx2.get(f"{served.url}/metrics", trust_env=False).text
     again = re.findall(r'^(?:remat_cache_results_total\{result="hit"\}|remat_recalls_total\{.*\}) (\S+)', metrics, re.M)
     assert sum(map(float, again)) >= 1, "the second job gets the first one's plan"
+
+
+@pytest.mark.slow
+def test_gradients_are_released(tmp_path: Path) -> None:
+    """A step needs less than all gradients, and leaves behind the same parameters."""
+    out = run(str(EXAMPLES / "release_gradients.py"), folder=tmp_path)
+    gradients, plain, released = map(float, re.findall(r"\d+\.\d+", out))
+    assert released < gradients < plain
+    assert "bit for bit: True" in out

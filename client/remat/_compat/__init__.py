@@ -4,7 +4,15 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 """
 
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
-from .autograd import backward_node, boxed, boxed_gradients, version_counter
+from .autograd import (
+    backward_node,
+    boxed,
+    boxed_gradients,
+    has_gradient_hooks,
+    is_used_up,
+    used_up,
+    version_counter,
+)
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards
 from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key, storage_keys
@@ -38,7 +46,7 @@ from .operators import (
     raw_call,
     run_watched,
 )
-from .optimizers import chooses_foreach, stand_in
+from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
 from .tracing import (
     CHECKS,
     FakeTensor,
@@ -75,6 +83,7 @@ __all__ = [
     "FLASH_ATTENTION_BACKWARD",
     "READ_NUMBER",
     "RESULTS_ON_HOST",
+    "STEP_HOOKS",
     "TO_COPY",
     "CallGuards",
     "FakeTensor",
@@ -101,10 +110,12 @@ __all__ = [
     "forward_outputs",
     "frame_number",
     "full_name",
+    "has_gradient_hooks",
     "is_collective",
     "is_known",
     "is_mutable",
     "is_tangent",
+    "is_used_up",
     "joint_graph",
     "mark",
     "module_path",
@@ -132,5 +143,6 @@ __all__ = [
     "strict_graph",
     "unreduced_by_fsdp",
     "updated_inputs",
+    "used_up",
     "version_counter",
 ]

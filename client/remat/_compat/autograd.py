@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["backward_node", "boxed", "boxed_gradients", "version_counter"]
+__all__ = [
+    "backward_node",
+    "boxed",
+    "boxed_gradients",
+    "has_gradient_hooks",
+    "is_used_up",
+    "used_up",
+    "version_counter",
+]
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -43,3 +51,37 @@ def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any])
         if runs is None:  # a view of an output; behind another planned step there is nothing of this one
             stack += [following for following, _ in node.next_functions]
     return None
+
+
+class _UsedUp(torch.Tensor):
+    """What stands where a gradient was that has been used up: any use of it raises, by an operator or by autograd."""
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, text: str) -> _UsedUp:
+        made: _UsedUp = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
+        )
+        made.text = text
+        return made
+
+    text: str
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        flat = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, _UsedUp)]
+        raise RuntimeError(flat[0].text)
+
+
+def used_up(like: torch.Tensor, text: str) -> torch.Tensor:
+    """A gradient without memory that raises an error with a text whenever somebody reads it or adds to it."""
+    return _UsedUp(like, text)
+
+
+def is_used_up(gradient: Any) -> bool:
+    """Whether it is one of `used_up`."""
+    return isinstance(gradient, _UsedUp)
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether hooks of a parameter's own run on its gradient."""
+    return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)

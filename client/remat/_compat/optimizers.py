@@ -11,12 +11,13 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from .versions import lacking, require
 
-__all__ = ["chooses_foreach", "stand_in"]
+__all__ = ["STEP_HOOKS", "chooses_foreach", "stand_in"]
 
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+STEP_HOOKS = frozenset({"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
+"""Where an optimizer keeps the hooks around its step."""
 
 require(lacking(((_default_to_fused_or_foreach, ("params", "differentiable", "use_fused")),), ()))
-require([name for name in _HOOKS if name not in torch.optim.SGD([torch.zeros(0)]).__dict__])
+require([name for name in sorted(STEP_HOOKS) if name not in torch.optim.SGD([torch.zeros(0)]).__dict__])
 
 
 def stand_in(optimizer: Any) -> Any:
@@ -26,7 +27,7 @@ def stand_in(optimizer: Any) -> Any:
     """
     made = object.__new__(type(optimizer))
     made.__dict__.update(optimizer.__dict__)
-    made.__dict__.update({name: OrderedDict() for name in _HOOKS})
+    made.__dict__.update({name: OrderedDict() for name in STEP_HOOKS})
     made.state = defaultdict(dict)
     return made
 

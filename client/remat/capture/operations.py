@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ class Kind(Enum):
     ORIGINAL = "original"
     TURN = "turn"
     ACCUMULATE = "accumulate"
+    UPDATE = "update"
 
 
 class Measured(NamedTuple):
@@ -48,6 +49,7 @@ class Op:
         ORIGINAL: a copy of an input (`nodes[0]`) that the step overwrites, for ops that read it.
         TURN: the end of the forward pass: new buffers are copied back, the incoming tangents arrive.
         ACCUMULATE: a new gradient that autograd has to copy, since its layout is not its parameter's.
+        UPDATE: a gradient is used up by an update of its parameter (`nodes[0]`): see `updates`.
     """
 
     kind: Kind
@@ -68,6 +70,7 @@ class Operations:
         states: random kernel → the storage of the generator's state before it.
         originals: overwritten placeholder → the storage of the copy that ops read.
         once: kernels that no plan may run again.
+        updates: parameters that are updated inside the backward pass → the bytes that this takes while it runs.
     """
 
     flow: Dataflow
@@ -78,6 +81,7 @@ class Operations:
     states: Mapping[fx.Node, int]
     originals: Mapping[fx.Node, int]
     once: frozenset[fx.Node] = frozenset()
+    updates: Mapping[fx.Node, int] = field(default_factory=dict)
 
 
 def operations(
@@ -141,7 +145,7 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
         op_inputs=tuple(tuple(sorted(number[s] for s in op.reads)) for op in step.ops),
         value_op=tuple(value_op),
         value_bytes=tuple(step.sizes[s] for s in storages),
-        once=tuple(i for i, op in enumerate(step.ops) if op.kind is not Kind.KERNELS or _runs_once(step, op)),
+        once=tuple(i for i, op in enumerate(step.ops) if op.kind is not Kind.KERNELS or _runs_once(step, i)),
         keep=tuple(sorted(number[s] for s in step.keep if s in number)),
         backward_from=step.turn,
         fixed_bytes=fixed_bytes,
@@ -267,12 +271,12 @@ def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
             continue  # a process group that the graph takes as an input has no gradient
         shared = result in seen
         seen.add(result)
-        if shared or not _same_layout(result.meta["val"], primal.meta["val"]):
+        if shared or not same_layout(result.meta["val"], primal.meta["val"]):
             found.append(result)
     return found
 
 
-def _same_layout(gradient: torch.Tensor, variable: Any) -> bool:
+def same_layout(gradient: torch.Tensor, variable: Any) -> bool:
     """AccumulateGrad's layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
     if not isinstance(variable, torch.Tensor):  # a process group that the graph takes as an input
         return True
@@ -318,23 +322,27 @@ def _owns(flow: Dataflow, result: fx.Node) -> bool:
     """Whether some gradient keeps its own storage although another, returned with it, is copied."""
     position = flow.backward_results.index(result)
     primal = flow.primals[position] if position < len(flow.primals) else None
-    return primal is not None and _same_layout(result.meta["val"], primal.meta["val"])
+    return primal is not None and same_layout(result.meta["val"], primal.meta["val"])
 
 
-def _runs_once(step: Operations, op: Op) -> bool:
+def _runs_once(step: Operations, index: int) -> bool:
     """Kernels that may not run again, and those that nothing but the update of an input reads."""
-    turn = step.ops[step.turn]
-    return any(n in step.once for n in op.nodes) or (
-        bool(op.makes)
-        and set(op.makes) <= set(turn.reads)
-        and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)
+    turn, op = step.ops[step.turn], step.ops[index]
+    return (
+        (bool(step.updates) and index > step.turn)
+        or any(n in step.once for n in op.nodes)
+        or (
+            bool(op.makes)
+            and set(op.makes) <= set(turn.reads)
+            and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)
+        )
     )
 
 
 def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -> int:
     """The bytes that an op needs while it runs beyond its inputs and all its outputs."""
     if op.kind is not Kind.KERNELS:
-        return 0
+        return step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
     flow = step.flow
     outputs = frozenset(op.makes)
     last: dict[int, int] = {}

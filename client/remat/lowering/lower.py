@@ -6,17 +6,19 @@ import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from remat_ir import Compute, Free, Plan
+from remat_ir import Compute, Free, InvalidPlan, Plan
 
 from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 from ..device import of
+
+Update: TypeAlias = Callable[[int, torch.Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +36,16 @@ class Lowered:
     reread: frozenset[fx.Node]
 
 
-def lower(step: Operations, plan: Plan) -> Lowered:
-    """Emit a plan for the ops of a step. The plan must have passed the verifier on the step's graph."""
-    return _Lowering(step, plan).run()
+def lower(step: Operations, plan: Plan, update: Update | None = None) -> Lowered:
+    """Emit a plan for the ops of a step. The plan must have passed the verifier on the step's graph.
+
+    Args:
+        update: takes the position of a parameter among the primals, and its gradient, which is then gone.
+
+    Raises:
+        InvalidPlan: it computes from a parameter after its update.
+    """
+    return _Lowering(step, plan, update).run()
 
 
 def save_state(device: str) -> torch.Tensor:
@@ -65,8 +74,9 @@ def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *arg
 
 
 class _Lowering:
-    def __init__(self, step: Operations, plan: Plan) -> None:
-        self.step, self.flow = step, step.flow
+    def __init__(self, step: Operations, plan: Plan, update: Update | None) -> None:
+        self.step, self.flow, self.update = step, step.flow, update
+        self.updated: dict[int, str] = {}
         self.computes = [s for s in plan.steps if isinstance(s, Compute)]
         assert all(isinstance(s, Compute | Free) for s in plan.steps)
         self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
@@ -93,7 +103,11 @@ class _Lowering:
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
         for compute in self.computes[self.turn + 1 :]:
             self._emit(backward, self.step.ops[compute.op], compute.op)
-        gradients = [self._get(backward, r) if isinstance(r, fx.Node) else r for r in self.flow.backward_results]
+        used_up = [self.flow.primals[i] in self.step.updates for i in range(len(self.flow.primals))]
+        gradients = [
+            self._get(backward, r) if isinstance(r, fx.Node) and not (i < len(used_up) and used_up[i]) else None
+            for i, r in enumerate(self.flow.backward_results)
+        ]
         return self._finish(results, gradients)
 
     def _finish(self, results: list[Any], gradients: list[Any]) -> Lowered:
@@ -137,12 +151,22 @@ class _Lowering:
             node = op.nodes[0]
             if self._replayed(node):
                 self._save_state(into, node)
+        elif op.kind is Kind.UPDATE:
+            self._update(into, op.nodes[0])
         elif op.kind is Kind.KERNELS:
             for node in op.nodes:
                 self._kernel(into, node, again, host_state=index)
             if again and into is self.backward:
                 owners = {self.flow.owner[s] for node in op.nodes for s in self.flow.reads[node]}
                 self.reread |= owners & set(self.flow.primals)
+
+    def _update(self, into: _Pass, primal: fx.Node) -> None:
+        assert self.update is not None
+        position = self.flow.primals.index(primal)
+        result = self.flow.backward_results[position]
+        made = into.call(self.update, (position, self._get(into, result)), {}, primal.name + "_update")
+        into.pinned.add(made)
+        self.updated.update(dict.fromkeys(self.flow.storages_of[primal], primal.name))
 
     def _replayed(self, node: fx.Node) -> bool:
         return self.times[self._op_of(node)] > 1
@@ -158,6 +182,9 @@ class _Lowering:
         into.states[node] = state
 
     def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
+        late = [self.updated[s] for s in self.flow.reads[node] if s in self.updated]
+        if late:
+            raise InvalidPlan(f"{node.name} reads {late[0]} after its update")
         into.forget(self.flow.makes[node])
         variant = stateless(node) if again and into is self.backward else None
         taken = [node.args[i] for i in variant[1]] if variant else node.args

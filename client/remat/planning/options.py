@@ -32,7 +32,8 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1, clip_grad_norm=False)
+on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1, \
+clip_grad_norm=False, release_gradients=False)
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -55,6 +56,8 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1,
             stay are counted from the first call on. Without it a budget in bytes is planned for anew where gradients
             are found.
         clip_grad_norm: whether `torch.nn.utils.clip_grad_norm_` runs before the optimizer's step, whose memory counts.
+        release_gradients: whether each parameter is updated inside the backward pass as soon as its gradient is
+            complete, by `optimizer=`, and the gradient is freed; not with accumulation or clipping.
 
     Raises:
         InvalidData: a value out of range; the message names the option, the value and what it must be.
@@ -72,6 +75,7 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1,
     functional_ops: tuple[str, ...] = ()
     accumulate: int = 1
     clip_grad_norm: bool = False
+    release_gradients: bool = False
 
     def __post_init__(self) -> None:
         method = self.method
@@ -81,7 +85,7 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1,
         _check("time_limit_s", limit, _number(limit) and limit > 0, "must be a positive number of seconds")
         _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "must be at least 0 and below 1")
         _check("slack", slack, _number(slack) and slack >= 1, "must be a number of at least 1")
-        for name in ("wait", "self_check", "clip_grad_norm"):
+        for name in ("wait", "self_check", "clip_grad_norm", "release_gradients"):
             value = getattr(self, name)
             _check(name, value, isinstance(value, bool), "must be True or False")
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
@@ -91,6 +95,9 @@ on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1,
             count = getattr(self, name)
             fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
             _check(name, count, fine, "must be an integer of at least 1")
+        for name, with_it in (("accumulate", self.accumulate > 1), ("clip_grad_norm", self.clip_grad_norm)):
+            if self.release_gradients and with_it:
+                raise InvalidData(f"release_gradients does not go with {name}, which needs all gradients at once")
         ops = self.functional_ops
         named = isinstance(ops, tuple) and all(isinstance(o, str) and re.fullmatch(r"\w+::[\w.]+", o) for o in ops)
         _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
@@ -126,6 +133,7 @@ class TrainingFields(StepFields, total=False):
     most_plans: int
     accumulate: int
     clip_grad_norm: bool
+    release_gradients: bool
 
 
 DEFAULT = SolveOptions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from remat_ir import InvalidData
 from ..planning.budget import readable
 from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existing_gradients, leaves_gradients
 from ..profiling.optimizers import UpdateMemory, check_optimizer, update_memory
+from .release import Release
 
 HELPS = ({"fused": True}, {"foreach": False})
 """Settings of an optimizer by which its step may take less memory, with the same results up to rounding."""
@@ -28,6 +30,7 @@ class Job:
         ema: a module or tensors that are copies of the parameters, such as `torch.optim.swa_utils.AveragedModel`.
         accumulate: backward passes to a step of the optimizer.
         clip: whether gradients are clipped by their global norm before the step.
+        releases: whether each parameter is updated inside the backward pass, and its gradient freed.
 
     Raises:
         InvalidData: not an optimizer, or no tensors.
@@ -37,6 +40,7 @@ class Job:
     ema: nn.Module | Iterable[torch.Tensor] | None = None
     accumulate: int = 1
     clip: bool = False
+    releases: bool = False
     _found: dict[Any, UpdateMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +84,11 @@ class Job:
         buckets, views = bucket_bytes(module)
         found = max(existing_gradients(module), all_gradients(module) if stay else 0)
         return max(0, found - buckets) if views else found
+
+    @cached_property
+    def release(self) -> Release | None:
+        """What updates parameters inside the backward pass."""
+        return Release(self.optimizer) if self.releases else None
 
     def advice(self, over: int) -> str:
         """What would make the optimizer's step smaller by so many bytes, as a sentence; what is best, if nothing is."""

@@ -130,7 +130,9 @@ def planning(
     on_progress: OnProgress | None = None,
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
-    job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm)
+    job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
+    if job.release is not None and options.mode == "chain":
+        raise InvalidData("release_gradients=True needs a captured step, which mode='chain' has not")
     file = None if plan is None else PlanFile(plan)
     if budget is None and file is None:
         raise InvalidData("a budget is needed: budget='12GiB', budget='50%', or plan= with a plan file")
@@ -223,6 +225,7 @@ def plan_step(
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
             run=call.run,
+            release=job.release,
             functional=options.functional_ops,
             phase=phases.begin,
         )

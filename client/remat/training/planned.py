@@ -75,6 +75,9 @@ class Planned:
         There are then all gradients, what the module returned, and the step's own temporaries; no activations.
         """
         step, update = self.step, self.job.update()
+        temporaries = update.temporaries_bytes - update.beside_passes_bytes
+        if step.operations.updates and not self.gradient_bytes:
+            temporaries = 0  # every parameter has been updated by then
         left = step.graph.fixed_bytes + sum(step.operations.sizes[s] for s in step.operations.keep)
         added = min(step.fixed.get("gradients", 0), self.gradient_bytes)  # to gradients that stay, and gone
-        return left - added + update.temporaries_bytes - update.beside_passes_bytes
+        return left - added + temporaries

@@ -145,11 +145,16 @@ def _job_lines(planned: Planned) -> list[str]:
     stay = fixed.get("gradients", 0)
     rows = [(name, size, "throughout") for name, size in fixed.items() if size and name != "gradients"]
     made = "made anew by each backward pass" if stay else "made by the backward pass"
-    rows.append(("gradients", planned.gradient_bytes, made))
+    updates = planned.step.operations.updates
+    if updates:
+        rows.append(("gradients", 0, f"{len(updates)} of them released as they are made"))
+    if not updates or planned.gradient_bytes:
+        rows.append(("gradients", planned.gradient_bytes, made))
     if stay:
         rows.append(("gradients that stay", stay, "throughout: the step's own are added to them"))
     if planned.job.optimizer is not None:
-        rows.append(("optimizer step's temporaries", update.temporaries_bytes, "while the optimizer steps"))
+        temporaries = max(updates.values()) if updates else update.temporaries_bytes
+        rows.append(("optimizer step's temporaries", temporaries, "while the optimizer steps"))
     rows.append(("activations", planned.activation_bytes, "at the step's peak, gradients included"))
     lines = [f"{name:<28}  {readable(size):>10}  {when}" for name, size, when in rows]
     if planned.job.optimizer is None:

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from remat_ir import Graph, Plan
+from remat_ir import Graph, Plan, plan_of
+from remat_ir.plan import without_unread
 
 from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow, tensors
@@ -17,12 +18,14 @@ from ..capture.group import groups, groups_like
 from ..capture.guards import Call, Holders
 from ..capture.operations import Operations, operations, to_graph
 from ..capture.trace import Capture, capture
+from ..capture.updates import with_updates
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
 from ..profiling.fixed import resident
 from ..profiling.profile import Profiled, Table, profile_kernels
+from .release import Release
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
 
@@ -35,6 +38,7 @@ class TrainingStep:
         graph: what is planned; its values stand for the storages `values`.
         profiled: what its kernels cost, and where that is known from.
         fixed: bytes that are there throughout, by what they are.
+        release: what updates parameters inside the backward pass, if something does.
     """
 
     captured: Capture
@@ -43,17 +47,22 @@ class TrainingStep:
     values: tuple[int, ...]
     profiled: Profiled
     fixed: Mapping[str, int]
+    release: Release | None = None
 
     def compile(self, plan: Plan) -> StepFunction:
         """The step by a plan, which must have passed the verifier on `graph`."""
         made: list[Lowered] = []
+        release = self.release if self.operations.updates else None
+        if release is not None:  # what serves nothing may come after the update of what it reads
+            plan = plan_of(self.graph, without_unread(self.graph, plan.computes))
 
         def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
-            made.append(lower(self.operations, plan))
+            made.append(lower(self.operations, plan, None if release is None else release.update))
             return made[0].forward, made[0].backward
 
         names = (*self.captured.params, *self.captured.buffers)
-        function = StepFunction(names)
+        updated = [n for n, p in enumerate(self.operations.flow.primals) if p in self.operations.updates]
+        function = StepFunction(names, release, updated)
         function.forward = _compat.compile_joint(
             self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
         )
@@ -67,6 +76,7 @@ class StepFunction:
 
     Args:
         names: of the module's tensors that it takes.
+        release, updated: what updates those at these positions in the backward pass.
 
     Attributes:
         reread: the positions of those from which the backward pass computes something again.
@@ -75,8 +85,8 @@ class StepFunction:
     forward: Callable[..., Any]
     reread: tuple[int, ...] = ()
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
+    def __init__(self, names: Sequence[str], release: Release | None = None, updated: Sequence[int] = ()) -> None:
+        self.names, self._release, self._updated = names, release, tuple(updated)
         self._backward: Callable[[list[Any]], Any] | None = None
         self._around: Around | None = None
 
@@ -86,6 +96,8 @@ class StepFunction:
 
         def backward(args: list[Any]) -> Any:
             around, self._around = self._around, None
+            if self._release is not None:
+                self._release.begin()
             return function(args) if around is None else around(function, args)
 
         self._backward = _compat.boxed(backward)
@@ -104,12 +116,16 @@ class StepFunction:
             state: the module's tensors, as `Holders` finds them.
             around: is called in place of the backward function of this call, with that function and its arguments.
         """
+        if self._release is not None:
+            self._release.before_forward([state[n] for n in self._updated])
         output = self.forward(*state, *args, **kwargs)
-        if around is None and not self.reread:
+        if around is None and not self.reread and self._release is None:
             return output
         assert self._backward is not None
         node = _compat.backward_node(tensors(output), self._backward)
-        if node is not None:
+        if node is not None and self._release is not None:
+            self._release.after_forward(node, state)
+        if node is not None and (around is not None or self.reread):
             read = [(n, state[n], _compat.storage_key(state[n])) for n in self.reread]
             node.register_prehook(lambda _: self._begin_backward(around, read))
         return output
@@ -143,6 +159,7 @@ def training_step(
     run: Callable[..., Any] | None = None,
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
     phase: Callable[[str], None] = lambda _: None,
+    release: Release | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
@@ -155,6 +172,7 @@ def training_step(
         run: as for `capture`.
         price: gives the costs of the kernels in place of a measurement here.
         phase: called with what is done from now on.
+        release: what updates the parameters that it trains inside the backward pass.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
@@ -166,12 +184,15 @@ def training_step(
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
     call = Call(module, module if run is None else run, args, kwargs)
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
+    if release is not None:
+        named = list(zip(flow.primals, state, strict=False))[: len(captured.params)]
+        ops = with_updates(ops, {p: size for p, t in named if (size := release.workspace(t)) is not None})
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
     phase("pricing" if price else "profiling")
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
-    return TrainingStep(captured, ops, graph, values, profiled, fixed)
+    return TrainingStep(captured, ops, graph, values, profiled, fixed, release)
 
 
 def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:

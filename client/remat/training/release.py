@@ -1,0 +1,191 @@
+"""Updates inside the backward pass: each parameter by the caller's optimizer, as soon as its gradient is complete."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remat_ir import InvalidData
+
+from .. import _compat, generators
+from ..profiling.fixed import here
+from ..profiling.optimizers import dry_twin, inner, run_step, takes_closure, update_memory
+
+USED_UP = (
+    "this gradient has been released: remat updated the parameter inside the backward pass, as release_gradients=True "
+    "says, and there is nothing to clip, to unscale, to log or to add to; {}"
+)
+INSTEAD = (
+    "call the model once before each backward pass, take each parameter into one model alone, and leave out "
+    "release_gradients where gradients are clipped, scaled or accumulated"
+)
+
+
+class Release:
+    """The optimizer of one job, one parameter at a time.
+
+    An update runs the step of the optimizer's class for one parameter, with the settings that its group has now and
+    the state that the optimizer holds for it: what the step for all parameters would do with it. `optimizer.step()`
+    after the backward pass, with the caller's own hooks and schedulers, finds the parameters that are left.
+
+    Raises:
+        InvalidData: the optimizer's step is not one of each parameter by itself; the message says why.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = inner(optimizer)
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise InvalidData(f"release_gradients=True needs optimizer=, a torch.optim.Optimizer, not {optimizer!r}")
+        if takes_closure(self.optimizer):
+            name = type(self.optimizer).__name__
+            raise InvalidData(f"{name} computes gradients inside its step, so they cannot be released before it")
+        _refuse_coupled(self.optimizer)
+        self._groups = {id(p): group for group in self.optimizer.param_groups for p in group["params"]}
+        self._step_of_one = _compat.stand_in(self.optimizer)
+        self._workspace: dict[Any, int] = {}
+        self._open: weakref.ref[Any] | None = None
+        self._running = False
+        self._state: Sequence[torch.Tensor] = ()
+        self._touched: list[torch.Tensor] = []
+        self.optimizer.register_step_pre_hook(lambda *_: self._clear())
+
+    def workspace(self, parameter: torch.Tensor) -> int | None:
+        """Bytes that an update of a parameter takes while it runs; None where the optimizer does not train it."""
+        group = self._groups.get(id(parameter))
+        if group is None or not parameter.is_leaf or not parameter.requires_grad:
+            return None
+        how = tuple((k, v) for k, v in group.items() if isinstance(v, (bool, int, str, type(None))))
+        key = (parameter.shape, parameter.stride(), parameter.dtype, how)
+        if key not in self._workspace:
+            alone = _compat.stand_in(self.optimizer)
+            alone.param_groups = [{**group, "params": [parameter]}]
+            self._workspace[key] = update_memory(alone).temporaries_bytes
+        return self._workspace[key]
+
+    def before_forward(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Refuse a call whose gradients could not be released exactly.
+
+        Raises:
+            RuntimeError: there are gradients already, hooks on them, or a forward pass that waits for its backward
+                pass.
+        """
+        self._clear()
+        if self._open is not None and self._open() is not None and not self._running:
+            raise RuntimeError(
+                "release_gradients=True updates parameters in the backward pass, and an earlier forward pass still "
+                "waits for its own: call backward() after each forward pass, and evaluate under torch.no_grad()"
+            )
+        for parameter in parameters:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    "release_gradients=True, and a parameter has a gradient before the forward pass, to which the new "
+                    "one cannot be added: call optimizer.zero_grad() before it"
+                )
+            if _compat.has_gradient_hooks(parameter):
+                raise RuntimeError(
+                    "release_gradients=True, and a parameter has a hook on its gradient, which would not run: remove "
+                    "the hook or leave out release_gradients"
+                )
+
+    def after_forward(self, node: Any, state: Sequence[torch.Tensor]) -> None:
+        """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
+        self._open, self._state, self._running = weakref.ref(node), state, False
+
+    def begin(self) -> None:
+        """The backward pass of the step begins.
+
+        Raises:
+            RuntimeError: it has been run before.
+        """
+        if self._open is None or self._running:
+            raise RuntimeError(
+                "release_gradients=True has updated the parameters of this forward pass: backward() runs once for it"
+            )
+        self._running = True
+
+    @torch.no_grad()
+    def update(self, position: int, gradient: torch.Tensor) -> None:
+        """Step one parameter by its gradient, which is the caller's to free."""
+        parameter = self._state[position]
+        group = self._groups[id(parameter)]
+        if gradient.stride() != parameter.stride() or not _alone(gradient):
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        one = self._step_of_one
+        one.__dict__.update({k: v for k, v in self.optimizer.__dict__.items() if k not in _compat.STEP_HOOKS})
+        one.state, one.param_groups = self.optimizer.state, [{**group, "params": [parameter]}]
+        parameter.grad = gradient
+        try:
+            run_step(one)
+        finally:
+            parameter.grad = _compat.used_up(parameter, USED_UP.format(INSTEAD))
+            self._touched.append(parameter)
+
+    def _clear(self) -> None:
+        for parameter in self._touched:
+            if _compat.is_used_up(parameter.grad):
+                parameter.grad = None
+        self._touched.clear()
+
+
+def _alone(gradient: torch.Tensor) -> bool:
+    """Whether nothing else lies in a gradient's storage."""
+    return gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
+
+
+def _refuse_coupled(optimizer: Any) -> None:
+    """Run three steps on small copies, of all parameters together and of one after the other: they must be equal.
+
+    Raises:
+        InvalidData: they are not, or it cannot be seen.
+    """
+    name = type(optimizer).__name__
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    found: list[list[torch.Tensor]] = []
+    try:
+        with generators.kept(), torch.no_grad():
+            torch.manual_seed(0)
+            seeds = [_small_like(here(p)) for p in trained]
+            for together in (True, False):
+                copies = {id(p): s.clone().requires_grad_() for p, s in zip(trained, seeds, strict=True)}
+                twin = dry_twin(optimizer, copies, {})
+                groups = twin.param_groups
+                for step in range(3):
+                    for p, s in zip(copies.values(), seeds, strict=True):
+                        p.grad = (s * (step + 1)).sin() if together else None
+                    if together:
+                        before = [_settings(group) for group in groups]
+                        run_step(twin)
+                        if [_settings(group) for group in groups] != before:
+                            raise InvalidData(
+                                f"a step of {name} changes the settings of its groups, for all parameters"
+                            )
+                        continue
+                    for number, group in enumerate(groups):
+                        for p in reversed(group["params"]):
+                            place = next(i for i, c in enumerate(copies.values()) if c is p)
+                            p.grad = (seeds[place] * (step + 1)).sin()
+                            twin.param_groups = [{**groups[number], "params": [p]}]
+                            run_step(twin)
+                            p.grad = None
+                found.append([p.detach() for p in copies.values()])
+    except InvalidData:
+        raise
+    except Exception as error:
+        raise InvalidData(f"whether {name} steps each parameter by itself could not be seen: {error}") from error
+    if not all(torch.equal(a, b) for a, b in zip(*found, strict=True)):
+        raise InvalidData(
+            f"a step of {name} for one parameter depends on the others, so that gradients cannot be released one by one"
+        )
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in group.items() if k != "params"}
+
+
+def _small_like(parameter: torch.Tensor) -> torch.Tensor:
+    fake = isinstance(parameter, _compat.FakeTensor) or parameter.device.type == "meta"
+    shape = [min(size, 6) for size in parameter.shape]
+    return torch.randn(shape, device="cpu" if fake else parameter.device).to(parameter.dtype)
