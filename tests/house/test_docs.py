@@ -125,3 +125,9 @@ def test_every_method_is_documented() -> None:
 
     page = (ROOT / "docs" / "methods.md").read_text()
     assert [name for name in METHODS if f"`{name}`" not in page] == []
+
+
+def test_the_readme_shows_what_was_measured() -> None:
+    """Its table is the one that the measured rows give."""
+    check = [sys.executable, "-m", "benchmarks.training.summary", "--check"]
+    assert subprocess.run(check, cwd=ROOT, capture_output=True, check=False).returncode == 0
