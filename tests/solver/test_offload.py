@@ -157,6 +157,17 @@ def test_worth_more_than_either_alone(fraction: float) -> None:
     assert any(step.verb is Verb.OFFLOAD for step in solve(problem, method="pofo").plan.steps)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_more_slots_are_never_worse_than_fifty_or_a_hundred(seed: int) -> None:
+    """Finer slots alone may round to a worse plan: the best of the coarser ones is kept."""
+    chain = linked_chain(6, seed)
+    problem = Problem(chain, budget_at(chain, 0.7))
+    costs = [solve(problem, method="pofo", max_gap=0, options={"slots": slots}).cost_ns for slots in (50, 77, 100, 130)]
+    fifty, between, hundred, more = (cost for cost in costs if cost is not None)
+    assert between <= fifty
+    assert more <= hundred <= fifty
+
+
 def test_save_on_cpu_waits_for_everything() -> None:
     chain = linked_chain(10, seed=1)
     answer = solve(Problem(chain, plain_peak(chain)), method="save-on-cpu", max_gap=0)

@@ -21,7 +21,7 @@ MOST_TABLE_BYTES = 2**31
 
 @dataclass(frozen=True)
 class PofoOptions:
-    """`slots`: N_GPU, how finely memory is cut (POFO supplement, B.4: 50)."""
+    """`slots`: N_GPU, how finely memory is cut (POFO supplement, B.4: 50); 50 and 100 are tried before more."""
 
     slots: int = 50
 
@@ -46,9 +46,9 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     incumbent.raise_bound(makespan_bound(chain, budget), "offload-bound")
     if chain.stages <= MOST_STAGES:
         incumbent.suffices(Least(chain).budget_bytes)
-    slots = affordable_slots(chain.stages, options.slots)
+    most = affordable_slots(chain.stages, options.slots)
     reason = ""
-    for nearest in (False, True):
+    for slots, nearest in ((n, how) for n in coarser(most) for how in (False, True)):
         table = OffloadTable(chain, budget, slots, nearest=nearest)
         schedule = table.schedule()
         if schedule is None:
@@ -62,6 +62,15 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
             return
     if incumbent.cost_ns is None:
         incumbent.ends_without_plan(reason)
+
+
+def coarser(slots: int) -> tuple[int, ...]:
+    """The numbers of slots to try up to N: finer slots can round to a worse plan, and the best one is kept.
+
+    >>> coarser(30), coarser(200)
+    ((30,), (50, 100, 200))
+    """
+    return (*(n for n in (50, 100) if n < slots), slots)
 
 
 def affordable_slots(stages: int, slots: int) -> int:
