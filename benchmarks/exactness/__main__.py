@@ -1,9 +1,9 @@
 """`python -m benchmarks.exactness`: torch's samples and architectures by plans, next to stock `aot_eager`.
 
-    python -m benchmarks.exactness modules|operators|architectures|tables [--most N] [--part I/N]
+    python -m benchmarks.exactness modules|operators|architectures|tables [--most N] [--part I/N] [--only NAME ...]
 
 The first three add what they find to `benchmarks/results/exactness-*.jsonl`, a sample a line; `tables` makes
-`docs/exactness.md` of these files.
+`docs/exactness.md` of these files. With `--only`, samples of these names take the places of those that are there.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("what", choices=(*SECTIONS, "tables"))
     parser.add_argument("--most", type=int, default=MODULE_SAMPLES, help="samples of each module; torch has up to 150")
     parser.add_argument("--part", default="1/1", help="every N-th sample from the I-th on, as 2/4: runs next to others")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="samples of these names alone, measured again")
     given = parser.parse_args()
     first, step = map(int, given.part.split("/"))
     if given.what == "tables":
@@ -51,8 +52,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     quick_profiles()
-    with (RESULTS / f"exactness-{given.what}.jsonl").open("a") as out:
+    path = RESULTS / f"exactness-{given.what}.jsonl"
+    if given.only:
+        kept = [line for line in path.read_text().splitlines() if json.loads(line)["name"] not in given.only]
+        path.write_text("".join(f"{line}\n" for line in kept))
+    with path.open("a") as out:
         for sample in itertools.islice(samples(given.what, given.most), first - 1, None, step):
+            if given.only and sample.name not in given.only:
+                continue
             finding = compared(sample)
             out.write(json.dumps(finding._asdict()) + "\n")
             out.flush()

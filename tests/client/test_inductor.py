@@ -85,6 +85,25 @@ def test_the_same_training_inside_the_budget(norm: bool) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_equal_bit_for_bit_is_said_when_it_is_planned(caplog: pytest.LogCaptureFixture) -> None:
+    """A plan that keeps everything of a small network runs plain Inductor's kernels; one that recomputes has others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))
+    batch = torch.randn(128, 32)
+    plain = torch.compile(model, fullgraph=True, dynamic=False)
+    expected = measure.outcome(model, measure.forward_backward(plain, (batch,), loss=torch.sum))
+    backend = remat.backend(remat.Fraction(1.0), planner="greedy", inner="inductor")
+    run = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    with caplog.at_level("INFO", "remat"), torch._inductor.config.patch(force_disable_caches=True):
+        found = measure.outcome(model, measure.forward_backward(run, (batch,), loss=torch.sum))
+    (carried,) = backend.carried
+    assert carried.exact
+    assert carried.kernels > 0
+    assert "equal bit for bit to plain Inductor, which generates the same kernels" in caplog.text
+    assert measure.differences(expected, found) == []
+
+
+@pytest.mark.slow
 def test_plans_are_judged_on_the_graph_of_regions() -> None:
     """The answer's plan passes the verifier on the graph that was planned; regions are fewer than ATen's kernels."""
     model = Net()

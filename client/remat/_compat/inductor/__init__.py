@@ -3,11 +3,12 @@
 from .code import Event, Generated, alone, generated
 from .compiling import (
     Partitioner,
+    Plain,
     compile_graph,
     copied,
     dry_run,
     is_seed,
-    plain_layouts,
+    plain_code,
     prefers_channels_last,
     run,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Event",
     "Generated",
     "Partitioner",
+    "Plain",
     "alone",
     "channels_last_cat",
     "compile_graph",
@@ -29,7 +31,7 @@ __all__ = [
     "is_fusible_node",
     "is_seed",
     "materialized_copy",
-    "plain_layouts",
+    "plain_code",
     "prefers_channels_last",
     "run",
     "stored",

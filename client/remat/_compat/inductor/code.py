@@ -46,6 +46,7 @@ class Generated:
         strides: of the returned tensors, or None.
         estimate_bytes: the peak that Inductor's scheduler estimates after fusion, freeable inputs included.
         stored: node → strides, of the tensors that its own kernels write to memory.
+        kernels: the source text of its own kernels.
     """
 
     events: tuple[Event, ...]
@@ -54,6 +55,7 @@ class Generated:
     strides: tuple[tuple[int, ...] | None, ...]
     estimate_bytes: int
     stored: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kernels: frozenset[str] = frozenset()
 
 
 def generated(graph: Any) -> Generated:
@@ -74,6 +76,7 @@ def generated(graph: Any) -> Generated:
         strides=tuple(strides),
         estimate_bytes=_estimate(graph),
         stored=_stored(graph),
+        kernels=frozenset(graph.wrapper_code.src_to_kernel),
     )
 
 

@@ -108,16 +108,18 @@ class Plain(NamedTuple):
         saved: the strides of what the forward pass saves.
         forward, backward: the strides of what each pass writes to memory.
         reads: the strides of what each kernel of torch's own reads.
+        kernels: the source text of Inductor's own kernels.
     """
 
     saved: Mapping[str, tuple[int, ...]]
     forward: Mapping[str, tuple[int, ...]]
     backward: Mapping[str, tuple[int, ...]]
     reads: Mapping[str, tuple[tuple[int, ...], ...]]
+    kernels: frozenset[str]
 
 
-def plain_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> Plain:
-    """The layouts in the code that Inductor would generate for a joint graph by its own partition.
+def plain_code(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> Plain:
+    """The kernels and layouts of the code that Inductor would generate for a joint graph by its own partition.
 
     Must be called where Inductor partitions, with the options of its partitioner. The graph is left as it is.
     """
@@ -130,7 +132,8 @@ def plain_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -
     named = zip(nodes[forward_outputs:], first.strides[forward_outputs:], strict=False)
     saved = {n.name: s for n, s in named if isinstance(n, fx.Node) and n.op == "call_function" and s is not None}
     run = [event.node for event in (*first.events, *second.events) if event.node is not None]
-    return Plain(saved, first.stored, second.stored, {node.name: input_strides(node) for node in run})
+    reads = {node.name: input_strides(node) for node in run}
+    return Plain(saved, first.stored, second.stored, reads, first.kernels | second.kernels)
 
 
 def _dry_forward(forward: fx.GraphModule, forward_outputs: int, extra: Any) -> Generated:

@@ -116,7 +116,8 @@ class InductorBackend(Backend):
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """The joint graph as a forward and a backward graph that follow a verified plan whose code fits the budget."""
-        noted = note_layouts(joint, num_fwd_outputs, **options)
+        plain = inductor.plain_code(joint, num_fwd_outputs, **options)
+        noted = note_layouts(joint, plain)
         found = joint_of(joint, num_fwd_outputs, noted)
         functional = self.asking.functional_ops
         step = regions(found.flow, self.planner.coordinator.in_step, functional)
@@ -126,7 +127,16 @@ class InductorBackend(Backend):
         graph = region_graph(step, costs, resident_bytes(found.flow))
         budget = budget_bytes(self.budget, graph, self.asking.slack)
         search = Search(
-            found, step, graph, num_fwd_outputs, budget, self._ask, self.planner.profiles, self._agreed, functional
+            found,
+            step,
+            graph,
+            num_fwd_outputs,
+            budget,
+            self._ask,
+            self.planner.profiles,
+            self._agreed,
+            plain.kernels,
+            functional,
         )
         carried = search.run()
         for note in notes(step):

@@ -67,10 +67,10 @@ def without_strides(joint: fx.GraphModule) -> None:
     joint.recompile()
 
 
-def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) -> bool:
+def note_layouts(joint: fx.GraphModule, plain: inductor.Plain) -> bool:
     """Note in a joint graph what plain Inductor saves, and in which layout it computes what a plan may save.
 
-    Must be called where Inductor partitions. Returns whether there was something to note: without a convolution that
+    `plain` is plain Inductor's code for it. Returns whether there was something to note: without a convolution that
     Inductor runs in channels last, layouts are those of the metadata everywhere, and strides may be read by. With one
     the graph is left `without_strides`.
 
@@ -79,7 +79,6 @@ def note_layouts(joint: fx.GraphModule, forward_outputs: int, **options: Any) ->
     """
     if not inductor.prefers_channels_last(joint):
         return False
-    plain = inductor.plain_layouts(joint, forward_outputs, **options)
     computed = _computed(joint)
     first = _first_alike(joint)
     for note, known in ((SAVED, plain.saved), (FORWARD, plain.forward), (BACKWARD, plain.backward)):

@@ -46,6 +46,8 @@ class Carried:
         estimate_bytes: Inductor's own estimates for the two graphs, which know neither workspaces nor what else lives.
         tries: the planning budgets that were tried, in order, with the peak that each came to; None where there was
             no plan, or one that was not lowered.
+        kernels, other_kernels: how many kernels Inductor generates for the plan, and how many of them it does not
+            generate without one.
         compiled: what Inductor then generated when it compiled the backward graph (True) and the forward graph (False).
     """
 
@@ -57,7 +59,17 @@ class Carried:
     tries: tuple[tuple[int, int | None], ...]
     forward: fx.GraphModule = field(repr=False)
     backward: fx.GraphModule = field(repr=False)
+    kernels: int = 0
+    other_kernels: int = 0
     compiled: dict[bool, inductor.Generated] = field(default_factory=dict, repr=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the step is plain Inductor's bit for bit, since all its kernels are; else it may differ by rounding.
+
+        Kernels that fuse other operators may add up in another order.
+        """
+        return not self.other_kernels
 
     @property
     def activation_bytes(self) -> int:
@@ -83,6 +95,7 @@ class Search:
     ask: Callable[[Problem], Answer]
     table: Table | None
     agreed: Callable[[Sequence[int]], list[int]]
+    plain: frozenset[str]
     functional: Collection[str] = ()
     tries: list[tuple[int, int | None]] = field(default_factory=list)
     best: Carried | None = None
@@ -142,6 +155,7 @@ class Search:
         saved = len(forward.graph.output_node().args[0]) - self.results  # type: ignore[arg-type]
         above, kernels = step_memory(first, second, tangent_bytes(backward, saved), self.results, self._workspace)
         (peak,) = self.agreed([self.graph.fixed_bytes + above])
+        sources = first.kernels | second.kernels
         carried = Carried(
             problem.graph,
             self.budget,
@@ -151,6 +165,8 @@ class Search:
             (),
             forward,
             backward,
+            len(sources),
+            len(sources - self.plain),
         )
         if peak <= self.budget and (self.best is None or (answer.cost_ns or 0) < (self.best.answer.cost_ns or 0)):
             self.best = carried
@@ -233,5 +249,12 @@ def _needs(peak: int | None) -> str:
 def _told(carried: Carried, tries: list[tuple[int, int | None]]) -> str:
     return (
         f"{readable(carried.predicted_bytes)} predicted within {readable(carried.budget_bytes)}, overhead "
-        f"{carried.answer.overhead:.1%}, {len(tries)} plans tried"
+        f"{carried.answer.overhead:.1%}, {len(tries)} plans tried; {_equality(carried)}"
     )
+
+
+def _equality(carried: Carried) -> str:
+    if carried.exact:
+        return "equal bit for bit to plain Inductor, which generates the same kernels"
+    other = f"{carried.other_kernels} of {carried.kernels} generated kernels are not plain Inductor's"
+    return f"equal to plain Inductor up to rounding: {other}"
