@@ -12,6 +12,7 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
+from remat import _compat
 from remat.capture import updates
 from remat.capture.operations import Kind
 from remat.lowering.lower import lower
@@ -260,6 +261,14 @@ def test_a_hook_on_a_gradient_is_refused(job: Any) -> None:
     model, _, x = job
     model.blocks[0].up.weight.register_post_accumulate_grad_hook(lambda p: None)
     with pytest.raises(RuntimeError, match="has a hook on its gradient"):
+        model(x)
+
+
+def test_gradients_that_ranks_would_average_are_refused(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, x = job
+    plans_of(model).plan_for((x,))
+    monkeypatch.setattr(_compat, "active_ddp", lambda: model)
+    with pytest.raises(RuntimeError, match="could average"):
         model(x)
 
 

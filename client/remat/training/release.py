@@ -69,10 +69,15 @@ class Release:
         """Refuse a call whose gradients could not be released exactly.
 
         Raises:
-            RuntimeError: there are gradients already, hooks on them, or a forward pass that waits for its backward
-                pass.
+            RuntimeError: DDP is around the call, there are gradients already, hooks on them, or a forward pass that
+                waits for its backward pass.
         """
         self._clear()
+        if _compat.active_ddp() is not None:
+            raise RuntimeError(
+                "release_gradients=True updates parameters before DistributedDataParallel could average their "
+                "gradients over the ranks: leave it out, or use fully_shard"
+            )
         if self._open is not None and self._open() is not None and not self._running:
             raise RuntimeError(
                 "release_gradients=True updates parameters in the backward pass, and an earlier forward pass still "
