@@ -146,6 +146,7 @@ def test_an_infeasible_solve_says_the_least_budget(visit: Visit, served: Service
     visit.go(f"#/solve/{answer['id']}")
     playwright.expect(visit.tab.get_by_text(answer["message"])).to_be_visible()
     playwright.expect(visit.tab.get_by_text("least budget proved")).to_be_visible()
+    playwright.expect(visit.tab.get_by_text("infeasible, certified")).to_be_visible()
 
 
 def test_a_file_that_is_no_graph_is_refused_in_words(visit: Visit, tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ window.Remat = window.Remat || {};
   const SHOWN = 30; // rows of the table of recomputed ops; the JSON has them all
 
   function facts(answer) {
-    const within = (answer.restricted_to || []).join(", ");
-    const rows = [["state", answer.status === "optimal" && within ? `optimal within ${within}` : answer.status], ["method", answer.method], ["overhead", percent(answer.overhead)], ...baseline(answer), ["gap", percent(answer.gap)],
-      ["cost", time(answer.cost_ns)], ["proved bound", time(answer.bound_ns)], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
+    const within = (answer.restricted_to || []).join(", "), by = answer.claimed_by;
+    const claimed = by && (answer.status === "infeasible" || answer.claimed_bound_ns <= answer.bound_ns);
+    const sure = claimed ? `claimed by ${by}` : "certified";
+    const state = answer.status === "optimal" && within ? `optimal within ${within}` : answer.status;
+    const rows = [["state", answer.status === "infeasible" ? `infeasible, ${sure}` : state], ["method", answer.method], ["overhead", percent(answer.overhead)], ...baseline(answer), ["gap", percent(answer.gap)],
+      ["cost", time(answer.cost_ns)], ["bound", answer.bound_ns == null ? "–" : `${time(answer.bound_ns)}, ${sure}`], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
       ["least budget known", bytes(answer.least_budget_bytes)], ["least budget proved", bytes(answer.least_budget_bound_bytes)],
       ["solved in", seconds(answer.seconds)], ["stopped by", answer.limit || "its end"], ["from", answer.cache || "–"],
-      ["proved within", within || "the whole space"]];
+      ["bound holds for", within || "the whole space"]];
+    if (by && !claimed) rows.push(["claimed bound", `${time(answer.claimed_bound_ns)}, by ${by}`]);
     return el("div", { class: "facts" }, rows.map(([k, v]) => el("div", {}, el("dl", {}, el("dt", {}, k), el("dd", {}, v)))));
   }
 
