@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-standin lint demo wheel sbom audit-dependencies clean
+.PHONY: help test test-slow test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ test-slow: $(STAMP)  ## the tests that take longer
 
 test-standin: $(STAMP)  ## what needs a CUDA device, on a stand-in for one that is built here: needs a C++20 compiler
 	$(BIN)/python tests/standin/lane.py
+
+test-gpu:  ## the acceptance test on a GPU, ten minutes: PYTHON has a CUDA build of torch and this package
+	$(PYTHON) tests/gpu/run.py --report remat-gpu-report.json
 
 lint: $(STAMP)  ## style, types, and which room may import which
 	$(BIN)/ruff check .

@@ -6,19 +6,17 @@ A device is the one that tensors name, never the current one of a thread. `torch
 
 from __future__ import annotations
 
-import platform
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from . import _compat
-from .device_flags import flags, power_limit
+from .device_flags import USUAL_CACHE_BYTES, cpu_cache_bytes, cpu_name, flags, power_limit
 
 
 class Interval(NamedTuple):
@@ -106,7 +104,7 @@ class Host(Device):
 
     def describe(self) -> str:
         """Its model and how many threads torch uses."""
-        name = _cpu_name() if self.device.type == "cpu" else self.device.type
+        name = cpu_name() if self.device.type == "cpu" else self.device.type
         return f"{self.device.type} {name} torch {torch.__version__} threads {torch.get_num_threads()}"
 
     def synchronize(self) -> None:
@@ -127,7 +125,7 @@ class Host(Device):
     @property
     def cache_bytes(self) -> int:
         """The last cache level that a core has, as Linux tells."""
-        return _cpu_cache_bytes()
+        return cpu_cache_bytes()
 
     def watch(self) -> Watch:
         """By the allocator's own events; none of them while a profiler is at work (`_compat.recording`)."""
@@ -215,13 +213,40 @@ class Accelerator(Device):
 
     def requested_bytes(self) -> int:
         """As its allocator was asked for them."""
-        return self.memory().requested
+        return int(self.memory().requested)
 
     def memory(self) -> MemoryFigures:
         """The allocator's figures."""
         found = self.module.memory_stats(self.device)
         kinds = ("requested_bytes", "allocated_bytes", "reserved_bytes")
         return MemoryFigures(*(found.get(f"{kind}.all.{when}", 0) for kind in kinds for when in ("current", "peak")))
+
+    def segments(self) -> list[dict[str, Any]]:
+        """What its allocator has reserved, block by block, once what is free has been given back.
+
+        Segments of other streams than the computing one are left out: its requests cannot be served from them.
+        """
+        self.synchronize()
+        self.module.empty_cache()
+        index, stream = self.device.index, self.computing_stream().stream_id
+        found = self.module.memory_snapshot()
+        return [s for s in found if s["device"] == index and s["stream"] == stream]
+
+    def take_workspaces(self) -> None:
+        """Let the libraries take the workspaces that each thread keeps, the caller's and autograd's."""
+        with torch.enable_grad(), self.guard():
+            x = torch.ones(8, 8, device=self.device, requires_grad=True)
+            torch.nn.functional.linear(x, x, x[0]).matmul(x).sum().backward()  # type: ignore[no-untyped-call]
+
+    def outside_bytes(self) -> int:
+        """What is in use on it besides the allocator's segments: the driver's context, libraries, other processes."""
+        free, total = self.free_and_total()
+        return max(0, total - free - self.memory().reserved)
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Bytes that its driver could still give, and all that it has."""
+        free, total = self.module.mem_get_info(self.device)
+        return int(free), int(total)
 
     def reset_peaks(self) -> None:
         """From now on the peaks are those of what follows."""
@@ -322,6 +347,16 @@ def capturing() -> bool:
     return any(device.capturing() for device in with_generators())
 
 
+def accelerators() -> list[Accelerator]:
+    """All accelerators that torch finds, used by this process or not."""
+    found = []
+    for kind in KINDS:
+        module = torch.get_device_module(kind)
+        if module.is_available():
+            found += [_accelerator(torch.device(kind, index)) for index in range(module.device_count())]
+    return found
+
+
 def with_generators() -> list[Device]:
     """The host, and all accelerators that this process has used: no other generator has been drawn from."""
     found = [of("cpu")]
@@ -330,10 +365,6 @@ def with_generators() -> list[Device]:
         if module.is_available() and module.is_initialized():
             found += [of(f"{kind}:{index}") for index in range(module.device_count())]
     return found
-
-
-USUAL_CACHE_BYTES = 32 * 2**20
-"""Of a device that does not tell."""
 
 
 KINDS = ("cuda", "xpu")
@@ -366,24 +397,3 @@ def _accelerator(device: torch.device) -> Accelerator:
 @cache
 def _side_streams(device: Accelerator) -> tuple[Any, Any]:
     return device.module.Stream(device.device), device.module.Stream(device.device)
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return " ".join(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return platform.machine()
-
-
-@cache
-def _cpu_cache_bytes() -> int:
-    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-    try:
-        units = {"K": 2**10, "M": 2**20}
-        return max(int(text[:-1]) * units[text[-1]] for text in (path.read_text().strip() for path in sizes))
-    except (OSError, ValueError, KeyError, IndexError):
-        return USUAL_CACHE_BYTES

@@ -1,10 +1,12 @@
-"""Settings by which an accelerator's libraries choose kernels, what its driver says, and the errors that both raise."""
+"""What decides how a device computes: settings, drivers, the processor; and how the errors of devices read."""
 
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,10 +41,21 @@ ATOMICS = (
 )
 
 
+ENVIRONMENT = {
+    "CUDA_LAUNCH_BLOCKING": "is set: the host waits for each kernel, so that measured times are not those of training",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "is set: memory is not cached, and predictions of reserved bytes do not hold",
+    "NVIDIA_TF32_OVERRIDE": "is set: libraries overrule the precision that torch asks for",
+}
+
+
 def risks() -> list[str]:
-    """Settings of this process under which budgets or bits may not hold on an accelerator: a sentence for each."""
+    """Settings under which budgets, times or bits may not hold on an accelerator: a sentence for each."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    return [BENCHMARK] * torch.backends.cudnn.benchmark + [ATOMICS] * (not deterministic)
+    found = [BENCHMARK] * torch.backends.cudnn.benchmark + [ATOMICS] * (not deterministic)
+    found += [f"{name} {said}" for name, said in ENVIRONMENT.items() if os.environ.get(name, "0") != "0"]
+    if "cudaMallocAsync" in os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")):
+        found.append("backend:cudaMallocAsync is set: its segments are the driver's, and are not predicted")
+    return found
 
 
 def power_limit(properties: Any) -> str:
@@ -77,3 +90,30 @@ _NO_MEMORY = ("allocate memory", "out of memory", "ALLOC_FAILED", "ALLOCATION_FA
 def device_failed(error: BaseException) -> bool:
     """Whether an error is the device's or about memory, not about what a kernel was given."""
     return isinstance(error, torch.AcceleratorError) or out_of_memory(error) or "CUDA error" in str(error)
+
+
+USUAL_CACHE_BYTES = 32 * 2**20
+"""Of a device that does not tell."""
+
+
+def cpu_name() -> str:
+    """The CPU's model, as Linux tells."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return " ".join(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return platform.machine()
+
+
+@cache
+def cpu_cache_bytes() -> int:
+    """The size of the last cache level that a core has, as Linux tells."""
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    try:
+        units = {"K": 2**10, "M": 2**20}
+        return max(int(text[:-1]) * units[text[-1]] for text in (path.read_text().strip() for path in sizes))
+    except (OSError, ValueError, KeyError, IndexError):
+        return USUAL_CACHE_BYTES

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from .build import library
 
@@ -64,25 +64,24 @@ def forget_peaks(device: int = 0) -> None:
     _library.standin_forget_peaks(device)
 
 
-class Block(NamedTuple):
-    """A block of a segment: where both begin, bytes, what was asked for (None: it is free), and where it belongs."""
-
-    segment: int
-    address: int
-    size: int
-    requested: int | None
-    stream: int
-    small: bool
-    expandable: bool
-
-
-def blocks(device: int = 0) -> list[Block]:
-    """All blocks of a device, those of a segment in order."""
+def segments(device: int = 0) -> list[dict[str, Any]]:
+    """All segments of a device with their blocks in order, as `torch.cuda.memory_snapshot` has them."""
     room = int(_library.standin_blocks(device, None, ctypes.c_int64(0)))
     found = (ctypes.c_int64 * (8 * room))()
     assert _library.standin_blocks(device, found, ctypes.c_int64(room)) == room
-    rows = [found[8 * i : 8 * i + 7] for i in range(room)]
-    return [Block(r[0], r[1], r[2], None if r[3] < 0 else r[3], r[4], bool(r[5]), bool(r[6])) for r in rows]
+    made: dict[int, dict[str, Any]] = {}
+    for i in range(room):
+        first, address, size, requested, stream, small, expandable = found[8 * i : 8 * i + 7]
+        kind = {"segment_type": "small" if small else "large", "is_expandable": bool(expandable)}
+        segment = made.setdefault(
+            first, {"device": device, "address": first, "stream": stream, "total_size": 0, "blocks": [], **kind}
+        )
+        state = "inactive" if requested < 0 else "active_allocated"
+        segment["total_size"] += size
+        segment["blocks"].append(
+            {"address": address, "size": size, "requested_size": max(0, requested), "state": state}
+        )
+    return list(made.values())
 
 
 def generator_is_fresh(device: int = 0) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +102,7 @@ def _free_and_total(torch: Any, device: Any) -> tuple[int, int]:
 
 
 def _memory(torch: Any, library: Any) -> dict[str, Any]:
-    from .device import blocks, empty_cache, figures
+    from .device import empty_cache, figures, segments
 
     def stats(device: Any = None) -> dict[str, int]:
         found = figures(_index(torch, device))
@@ -109,25 +110,12 @@ def _memory(torch: Any, library: Any) -> dict[str, Any]:
         return {f"{kind}.all.{when}": found[2 * i + j] for i, kind in enumerate(kinds)
                 for j, when in enumerate(("current", "peak"))}  # fmt: skip
 
-    def snapshot() -> list[dict[str, Any]]:
-        segments: dict[tuple[int, int], dict[str, Any]] = {}
-        for index in range(DEVICES):
-            for block in blocks(index):
-                kind = {"segment_type": "small" if block.small else "large", "is_expandable": block.expandable}
-                empty = {"device": index, "address": block.segment, "stream": block.stream, "blocks": [], **kind}
-                segment = segments.setdefault((index, block.segment), empty)
-                state = "inactive" if block.requested is None else "active_allocated"
-                asked = block.requested or 0
-                segment["blocks"].append(
-                    {"address": block.address, "size": block.size, "requested_size": asked, "state": state}
-                )
-        for segment in segments.values():
-            segment["total_size"] = sum(block["size"] for block in segment["blocks"])
-        return list(segments.values())
-
     return {
         "empty_cache": empty_cache,
-        "memory_snapshot": snapshot,
+        "memory_snapshot": lambda: [found for index in range(DEVICES) for found in segments(index)],
+        "set_per_process_memory_fraction": lambda share, device=None: library.standin_limit(
+            _index(torch, device), ctypes.c_int64(int(share * TOTAL_BYTES))
+        ),
         "memory_stats": stats,
         "memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.current"],
         "max_memory_allocated": lambda device=None: stats(device)["allocated_bytes.all.peak"],
@@ -169,6 +157,8 @@ def _streams(torch: Any, library: Any) -> dict[str, Any]:
         @property
         def number(self) -> int:
             return int(self.stream.stream_id)
+
+        stream_id = number
 
     class Event:
         def __init__(self, enable_timing: bool = False, **_: Any) -> None:

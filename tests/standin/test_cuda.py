@@ -206,8 +206,8 @@ def test_an_optimizers_own_step_is_foreseen(kind, settings) -> None:  # type: ig
 def test_a_budget_that_the_optimizer_alone_exceeds_is_told(caplog: pytest.LogCaptureFixture) -> None:
     model, x = Wide().to(DEVICE), torch.randn(8, 256).to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters())
-    remat.optimize(model, (x,), budget="31MiB", planner="greedy", optimizer=optimizer)
+    remat.optimize(model, (x,), budget=remat.ActivationBytes("13MiB"), planner="greedy", optimizer=optimizer)
     assert "the optimizer's own step needs 30." not in caplog.text
-    remat.optimize(model, (x,), budget="26MiB", planner="greedy", optimizer=optimizer)
+    remat.optimize(model, (x,), budget=remat.ActivationBytes("8MiB"), planner="greedy", optimizer=optimizer)
     assert "the optimizer's own step needs 30." in caplog.text
     assert "fused=True" in caplog.text

@@ -1,15 +1,10 @@
-"""`remat attach`, `cancel`, `ls` and `doctor`: solves at the service, and whether everything is in place."""
+"""`remat attach`, `cancel` and `ls`: solves at the service."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import platform
 import sys
-import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +14,12 @@ from rich.table import Table
 
 from remat_ir import Answer, InvalidData
 
-from ..errors import InvalidResponse, NotAllowed, NotFound, RematError
+from ..errors import NotFound
 from ..planning import service
 from ..planning.budget import readable
-from ..planning.http import Http
-from ..planning.sources import ServicePlanner, solver_door
-from ..settings import Settings, settings
-from .app import BAD_INPUT, JsonOption, QuietOption, UrlOption, app, code_of
+from ..planning.sources import ServicePlanner
+from ..settings import settings
+from .app import JsonOption, QuietOption, UrlOption, app, code_of
 from .files import write_json
 from .show import STYLES, answer_table, percent
 
@@ -94,76 +88,6 @@ def list_solves(
         )
     Console().print(table)
     return 0
-
-
-@app.command()
-def doctor(base_url: UrlOption = None, as_json: JsonOption = False) -> int:
-    """Whether everything is in place: versions, settings, service, solver, torch, and a folder for the memo."""
-    checks = list(_checks(settings(base_url=base_url)))
-    if as_json:
-        print(json.dumps([{"what": what, "fine": fine, "found": found} for what, fine, found in checks]))
-    else:
-        console = Console()
-        for what, fine, found in checks:
-            mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[fine]
-            console.print(f"{mark} {what:<10} {found}", highlight=False)
-    return BAD_INPUT if any(fine is False for _, fine, _ in checks) else 0
-
-
-def _checks(here: Settings) -> list[tuple[str, bool | None, str]]:
-    """(what, fine or neither, what was found) for each thing that a user may lack."""
-    return [
-        ("remat", True, f"{_version('remat')} on Python {platform.python_version()}, {platform.machine()}"),
-        _check_service(here),
-        _check_solver(),
-        ("torch", None if find_spec("torch") is None else True, _version("torch")),
-        ("pictures", None if find_spec("matplotlib") is None else True, _version("matplotlib", "matplotlib ")),
-        _check_cache(here),
-    ]
-
-
-def _check_service(here: Settings) -> tuple[str, bool | None, str]:
-    if here.base_url is None:
-        return "service", None, "REMAT_BASE_URL is not set: plans are made here"
-    if here.offline:
-        return "service", None, f"{here.base_url} is not asked: REMAT_OFFLINE is set"
-    http = Http(here.base_url, api_key=here.api_key, retries=0)
-    try:
-        seconds = service.ready(http)
-        with contextlib.suppress(InvalidResponse):  # whoever stands in for a service need not have a list
-            service.solves(http, 1)
-    except NotAllowed as error:
-        what = "asks for a key" if here.api_key is None else "refuses the key"
-        return "service", False, f"{here.base_url} {what}: set REMAT_API_KEY to one that it knows ({error})"
-    except RematError as error:
-        return "service", False, str(error)
-    return "service", True, f"{here.base_url} is ready ({1000 * seconds:.0f} ms)"
-
-
-def _check_solver() -> tuple[str, bool | None, str]:
-    try:
-        door = solver_door("local")
-    except InvalidData as error:
-        return "solver", None, str(error)
-    return "solver", True, f"found as {door.__module__.partition('.')[0]}, with {_version('highspy', 'HiGHS ')}"
-
-
-def _check_cache(here: Settings) -> tuple[str, bool | None, str]:
-    try:
-        here.cache_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=here.cache_dir):
-            pass
-    except OSError as error:
-        return "memo", None, f"{here.cache_dir} cannot be written ({error.strerror}): nothing is remembered"
-    entries = sum(1 for _ in (here.cache_dir / "answers").glob("*/*.json"))
-    return "memo", True, f"{here.cache_dir}: {entries} answers remembered"
-
-
-def _version(package: str, before: str = "") -> str:
-    try:
-        return before + version(package)
-    except PackageNotFoundError:
-        return f"{package} is not installed"
 
 
 def _planner(base_url: str | None) -> ServicePlanner:

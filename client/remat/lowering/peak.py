@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import fx
 
@@ -45,24 +45,51 @@ def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measure
 
 def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> Phases:
     """The peaks of the two passes and what is held between them, as the lowered graphs reach them."""
+
+    def size(instances: Iterable[Instance]) -> int:
+        return sum(step.sizes[storage] for storage, _ in instances)
+
+    now = worst = forward = held = 0
+    for moment in moments(step, plan, measured):
+        now += size(moment.makes)
+        if moment.turn:
+            forward, worst = worst, 0
+        worst = max(worst, now + moment.workspace)
+        now -= size(moment.frees)
+        if moment.turn:
+            held = now - size(set(moment.makes) - set(moment.frees))
+    return Phases(forward, held, worst)
+
+
+Instance: TypeAlias = tuple[int, int]
+"""A storage, and the position of the run that makes it: one that is made again is another block of memory."""
+
+
+class Moment(NamedTuple):
+    """What one kernel, or one op that is none, allocates and frees, in that order; the workspace is in between."""
+
+    makes: tuple[Instance, ...]
+    workspace: int
+    frees: tuple[Instance, ...]
+    turn: bool
+
+
+def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[Moment]:
+    """A plan as its lowered graphs allocate and free; what the step returns is never freed."""
     runs = _runs(step, plan, measured)
     live, last = _liveness(runs, step.keep)
-    dying: dict[int, list[int]] = {}
-    for (storage, _), position in last.items():
-        dying.setdefault(position, []).append(storage)
-    now = worst = forward = held = 0
-    for position in live:
-        run = runs[position]
-        made = sum(step.sizes[s] for s in run.makes)
-        now += made
-        if run.turn:
-            forward, worst = worst, 0
-        worst = max(worst, now + run.workspace)
-        now -= sum(step.sizes[s] for s in dying.get(position, ()))
-        if run.turn:
-            unread = sum(step.sizes[s] for s in dying.get(position, ()) if s in run.makes)
-            held = now - made + unread
-    return Phases(forward, held, worst)
+    dying: dict[int, list[Instance]] = {}
+    for instance, position in last.items():
+        dying.setdefault(position, []).append(instance)
+    return [
+        Moment(
+            tuple((storage, position) for storage in runs[position].makes),
+            runs[position].workspace,
+            tuple(dying.get(position, ())),
+            runs[position].turn,
+        )
+        for position in live
+    ]
 
 
 def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[tuple[int, int], int]]:

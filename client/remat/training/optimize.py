@@ -29,10 +29,12 @@ from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
+from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .job import Job
 from .module import MakePlan, Rematerialized
 from .planned import Planned
+from .reserved import ATTEMPTS, Room, room_for
 from .sizes import plan_of_another_size
 from .step import running_peak, training_step
 
@@ -206,6 +208,9 @@ def plan_step(
 ) -> Planned:
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
+    On an accelerator a budget in bytes holds for what the driver has to give: segments of the allocator, replayed by
+    its model, and what lies outside. Where a plan's segments come to more, it is planned for again with less.
+
     Args:
         extra: fixed bytes besides those of the module and its inputs, by name.
         job: what else is there, and steps the parameters.
@@ -229,22 +234,31 @@ def plan_step(
             functional=options.functional_ops,
             phase=phases.begin,
         )
-    problem = _problem(step.graph, budget, options, known)
     settled = step.fixed["gradients"] >= job.gradients(call.module, True)
     gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
+    absent = step.fixed["gradients"] - existing_gradients(call.module)
+    coordinator = planner.coordinator
+    room = room_for(step, budget, options.slack, job, absent, coordinator)
+    problem = room.planned(_problem(step.graph, budget, options, known))
 
     def carried(answer: Answer) -> Planned:
-        return replace(carry_out(step, problem, answer), job=job, gradients=gradients)
+        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
 
-    coordinator = planner.coordinator
     pinned = isinstance(planner.asked, PinnedPlanner)
     quick = None if coordinator.in_step or pinned else plan_of_another_size(problem, known)
     if quick is None and not options.wait and not pinned:
         quick = coordinator.answer(problem, lambda: GreedyPlanner().plan(problem, options))
-    if quick is None or not isinstance(quick.plan, Plan):
+    if quick is None or not isinstance(quick.plan, Plan) or room.over(quick.plan):
         phases.begin("planning")
-        answer = planner.plan(problem, options, on_progress=phases.on_progress)
-        plan_or_raise(answer, step.graph)
+        for _ in range(ATTEMPTS):
+            answer = plan_or_raise(planner.plan(problem, options, on_progress=phases.on_progress), step.graph)
+            over = 0 if pinned else room.over(answer.plan)
+            if not over:
+                break
+            log.info("segments of the allocator take %s more than the budget: planning for less", readable(over))
+            problem = replace(problem, budget_bytes=max(0, problem.budget_bytes - over))
+        else:
+            log.warning("the allocator may reserve up to %s more than the budget", readable(over))
         phases.begin("compiling")
         return _told(carried(answer))
     phases.begin("compiling")
@@ -291,8 +305,8 @@ def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
     return graph.fixed_bytes + max(rooms, default=0)
 
 
-def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
-    """A step with an answer's plan, verified and compiled.
+def carry_out(step: Any, problem: Problem, answer: Answer, room: Room | None = None) -> Planned:
+    """A step with an answer's plan, verified and compiled; `room` tells what it comes to on an accelerator.
 
     Raises:
         InvalidPlan: the plan is not one of this problem, or not what the answer claims.
@@ -303,4 +317,4 @@ def carry_out(step: Any, problem: Problem, answer: Answer) -> Planned:
     predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
     with BUSY:
         run = step.compile(answer.plan)
-    return Planned(step, answer, run, predicted)
+    return Planned(step, answer, run, predicted, None if room is None else room.peaks(answer.plan))

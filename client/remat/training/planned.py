@@ -13,6 +13,7 @@ from remat_ir import Answer
 
 from ..capture.guards import Holders
 from ..capture.operations import Kind
+from ..lowering.allocator import Bytes
 from ..planning.coordinator import Pending
 from .job import Job
 from .step import TrainingStep
@@ -27,6 +28,8 @@ class Planned:
         answer: the planner's answer, verified on `step.graph`.
         run: the step by the plan: see `StepFunction`.
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
+        memory: the peaks of training by the plan on its accelerator, with all that this process has there, as a model
+            of the allocator predicts them; None on the CPU, and for a unit of a model.
         better: the plan that is still being looked for, where training started on a quick one; None in it: there is
             none that is better.
         job: what is there next to the step, and steps the parameters.
@@ -37,6 +40,7 @@ class Planned:
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
+    memory: Bytes | None = None
     better: Pending[Planned] | None = field(default=None, repr=False)
     job: Job = field(default_factory=Job, repr=False)
     gradients: bool | None = None

@@ -23,7 +23,8 @@ from .explanation import Explanation
 from .module import Rematerialized
 from .optimize import optimize
 from .planned import Planned
-from .selfcheck import device_of, summary
+from .reserved import device_of_step
+from .selfcheck import summary
 
 
 def explain(
@@ -124,8 +125,9 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         f"budget {readable(budget)} = fixed {readable(fixed)} + step {readable(budget - fixed)}",
         *_job_lines(planned),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
+        *_on_the_device(planned),
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}"
-        + ("; on the meta device times say nothing" if device_of(planned).type == "meta" else ""),
+        + ("; on the meta device times say nothing" if device_of_step(planned.step).device.type == "meta" else ""),
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
         f"{profiled.shared} of them by somebody before"
         + (f"; {len(profiled.fitted)} kernels timed at other sizes" if profiled.fitted else "")
@@ -163,6 +165,14 @@ def _job_lines(planned: Planned) -> list[str]:
     line = f"the optimizer's step peaks at {readable(peak)}"
     over = f", over the budget of {readable(budget)}: {planned.job.advice(peak - budget)}"
     return [*lines, line + (over if peak > budget else "")]
+
+
+def _on_the_device(planned: Planned) -> list[str]:
+    memory = planned.memory
+    if memory is None:
+        return []
+    said = zip(("requested", "allocated", "reserved"), memory, strict=True)
+    return ["on the device, with all of this process: " + ", ".join(f"{readable(n)} {what}" for what, n in said)]
 
 
 def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import _compat
-from ..capture.dataflow import tensors
 from ..capture.guards import Call
 from ..capture.operations import Kind
 from ..planning.budget import readable
 from ..profiling.measure import Window
 from .planned import Planned
+from .reserved import device_of_step
 
 log = logging.getLogger("remat")
 
@@ -68,7 +68,7 @@ class SelfCheck:
         """What a call by a plan gives; its peak, and that of the backward pass to come, are measured."""
         if _compat.recording():  # the caller's own profiler; a later step is enough
             return planned.run(tensors, call.args, call.kwargs)
-        window = Window(device_of(planned))
+        window = Window(device_of_step(planned.step).device)
         tangents = len(planned.step.operations.flow.tangents)
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
@@ -107,12 +107,6 @@ class SelfCheck:
                 "may not hold; hooks that keep tensors, and profiles from another machine, are the usual causes",
                 *said,
             )
-
-
-def device_of(planned: Planned) -> torch.device:
-    """Where a step's memory is counted: the device of its first parameter or input."""
-    primals = planned.step.operations.flow.primals
-    return next((t.device for p in primals for t in tensors(p.meta.get("val"))), torch.device("cpu"))
 
 
 def _taken_in(args: list[Any], tangents: int, window: Window) -> int:

@@ -159,9 +159,10 @@ class CachingAllocator {
   Block* grown(Pool& pool, size_t size, int64_t stream) {
     Block*& last = pool.last[stream];
     size_t unit = pool.small ? SMALL_SEGMENT : LARGE_SEGMENT;
-    size_t there = last && !last->used ? last->size : 0, more = rounded_up(size - there, unit);
+    auto spare = [&] { return last && !last->used ? last->size : 0; };
+    if (figures.reserved.now + int64_t(rounded_up(size - spare(), unit)) > limit) empty_cache();  // and what is spare
+    size_t there = spare(), more = rounded_up(size - there, unit);
     reserve(more, size);
-    there = last && !last->used ? last->size : 0;  // the cache may have been emptied meanwhile
     if (there) {
       pool.free.erase(last);
       last->size += more;
@@ -224,7 +225,6 @@ class CachingAllocator {
     size_t unit = pool.small ? SMALL_SEGMENT : LARGE_SEGMENT;
     for (auto& [stream, last] : pool.last) {  // whole units at the end of an expandable segment
       size_t spare = last && !last->used ? last->size / unit * unit : 0;
-      if (!spare || (spare == last->size && !last->before)) spare = spare ? spare - unit : 0;  // the first unit stays
       if (!spare) continue;
       pool.free.erase(last);
       figures.reserved.add(-int64_t(spare));
@@ -234,7 +234,7 @@ class CachingAllocator {
       } else {
         Block* gone = last;
         last = gone->before;
-        last->after = nullptr;
+        if (last) last->after = nullptr;
         delete gone;
       }
     }

@@ -1,0 +1,108 @@
+"""The model of the caching allocator: the cases that torch documents, and what holds for any sequence of requests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from remat.lowering.allocator import LARGE_SEGMENT, MIB, Allocator, Block, Bytes, Settings
+
+
+@pytest.mark.parametrize(
+    ("requests", "allocated", "reserved"),
+    [
+        ([1], 512, 2 * MIB),
+        ([512], 512, 2 * MIB),
+        ([513], 1024, 2 * MIB),
+        ([MIB, MIB], 2 * MIB, 2 * MIB),
+        ([MIB, MIB, 1], 2 * MIB + 512, 4 * MIB),
+        ([MIB + 1], MIB + 512, 20 * MIB),
+        ([5 * MIB] * 5, 25 * MIB, 40 * MIB),
+        ([10 * MIB - 512], 10 * MIB - 512, 20 * MIB),
+        ([10 * MIB], 10 * MIB, 10 * MIB),
+        ([10 * MIB + 1], 10 * MIB + 512, 12 * MIB),  # more than 1 MiB is left, which is split off
+        ([11 * MIB + 1], 12 * MIB, 12 * MIB),  # less is left
+        ([19 * MIB], 20 * MIB, 20 * MIB),
+    ],
+)
+def test_sizes_and_segments(requests: list[int], allocated: int, reserved: int) -> None:
+    allocator = Allocator()
+    for size in requests:
+        allocator.allocate(size)
+    assert allocator.now == Bytes(sum(requests), allocated, reserved)
+
+
+def test_a_freed_block_serves_the_smallest_request_that_it_fits_best() -> None:
+    allocator = Allocator()
+    six, _, three, last = (allocator.allocate(size * MIB) for size in (6, 2, 3, 2))
+    allocator.free(six)
+    allocator.free(three)
+    assert allocator.allocate(3 * MIB).start == three.start
+    assert allocator.allocate(4 * MIB).start == six.start
+    assert allocator.now.reserved == LARGE_SEGMENT
+    del last
+
+
+def test_expandable_segments_grow_by_what_is_missing_and_never_fragment_at_their_end() -> None:
+    allocator = Allocator(Settings(expandable=True))
+    first = allocator.allocate(15 * MIB)
+    allocator.allocate(25 * MIB)
+    assert allocator.now.reserved == 40 * MIB
+    allocator.free(first)
+    assert allocator.allocate(15 * MIB).start == first.start
+    assert allocator.now.reserved == 40 * MIB
+
+
+def test_settings_are_those_of_the_environment() -> None:
+    text = "expandable_segments:True, roundup_power2_divisions:4,max_split_size_mb:64"
+    assert Settings.of_process({"PYTORCH_CUDA_ALLOC_CONF": text}) == Settings(True, 4, 64 * MIB)
+    assert Settings.of_process({}) == Settings()
+    rounded = Allocator(Settings(divisions=4))
+    # torch's own example: 1200 with 4 divisions lies between 1024 and 2048, in steps of 256
+    assert [rounded.allocate(size * 1024).size for size in (1024, 1200, 1281, 2047)] == [
+        size * 1024 for size in (1024, 1280, 1536, 2048)
+    ]
+    whole = Allocator(Settings(largest_split=64 * MIB))
+    large = whole.allocate(100 * MIB)
+    whole.free(large)
+    whole.allocate(30 * MIB)
+    assert whole.now.reserved == 130 * MIB
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
+@given(
+    st.lists(st.one_of(st.integers(1, 64 * MIB), st.integers(1, 4 * MIB), st.just(0)), max_size=80),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_blocks_never_overlap_and_all_bytes_are_accounted_for(sizes, expandable, random) -> None:  # type: ignore[no-untyped-def]
+    allocator, held = Allocator(Settings(expandable=expandable)), list[Block]()
+    for size in sizes:
+        if size:
+            held.append(allocator.allocate(size))
+        elif held:
+            allocator.free(held.pop(random.randrange(len(held))))
+        spans = sorted((b.start, b.start + b.size) for b in held)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        free = sum(size for blocks in allocator._free.values() for size, _, _ in blocks)
+        assert allocator.now.requested == sum(b.requested or 0 for b in held)
+        assert allocator.now.allocated == sum(b.size for b in held) == allocator.now.reserved - free
+        assert all(p >= n for p, n in zip(allocator.peak, allocator.now, strict=True))
+    for block in held:
+        allocator.free(block)
+    assert allocator.now[:2] == (0, 0)
+    spans = [size for blocks in allocator._free.values() for size, _, _ in blocks]
+    assert sum(spans) == allocator.now.reserved, "neighbours that are free are one block"
+
+
+def test_a_model_that_starts_from_a_devices_segments_goes_on_from_there() -> None:
+    small = {"address": 0, "size": 2 * MIB - 512, "state": "inactive"}
+    blocks = [{"address": 2 * MIB - 512, "size": 512, "requested_size": 4, "state": "active_allocated"}]
+    segment = {"segment_type": "small", "blocks": [small, *blocks]}
+    allocator = Allocator.of_segments([segment])
+    assert allocator.now == allocator.peak == Bytes(4, 512, 2 * MIB)
+    assert allocator.allocate(MIB).start == 0
+    assert allocator.now.reserved == 2 * MIB

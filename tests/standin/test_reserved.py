@@ -1,0 +1,153 @@
+"""Reserved bytes: what the model of the allocator predicts next to what the stand-in's own allocator reserves."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from benchmarks.models.zoo import build
+from torch import nn
+
+import remat
+from client.small_models import CASES, Case
+from client.test_exact import WithLoss, callable_of, everything_again, random_plan
+from remat.device import Accelerator, of
+from remat.lowering.allocator import Allocator, Settings
+from remat.planning.profiles import DiskProfiles
+from remat.profiling import measure
+from remat.training.job import Job
+from remat.training.reserved import STEPS, reserved, standing
+from remat.training.step import training_step
+from remat_ir import plain_plan
+from standin import device
+from standin.module import CONTEXT_BYTES
+from standin.movable import moved
+from standin.test_faults import Wide
+from standin.test_training import DEVICE, ON_THE_HOST
+
+pytestmark = pytest.mark.standin
+MIB = 2**20
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("expandable", [False, True])
+def test_any_sequence_of_requests_reserves_the_same(seed: int, expandable: bool) -> None:
+    draw, held = random.Random(seed), []
+    largest = draw.choice((2**16, 2 * MIB, 24 * MIB, 64 * MIB))
+    with device.expandable_segments() if expandable else device.lazy_streams(True):
+        device.empty_cache()
+        model = Allocator.of_segments(device.segments(device.SPARE), Settings(expandable=expandable))
+        for _ in range(300):
+            if held and draw.random() < 0.45:
+                block, address = held.pop(draw.randrange(len(held)))
+                model.free(block)
+                device.release(address)
+            else:
+                size = draw.randint(1, largest) if draw.random() < 0.7 else draw.randint(1, 2**18)
+                held.append((model.allocate(size), device.allocate(size)))
+            now = device.figures(device.SPARE)
+            assert model.now == (now.requested, now.allocated, now.reserved)
+        for _, address in held:
+            device.release(address)
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
+    return DiskProfiles(tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def subject(name: str) -> Case:
+    torch.manual_seed(0)
+    if name in CASES:
+        return moved(CASES[name](), DEVICE)
+    made = build(name)
+    return moved(Case(made.model, (), dict(made.inputs), None), DEVICE)
+
+
+ALL = [*sorted(CASES.keys() - set(ON_THE_HOST)), "vgg", "gpt2", "resnet_basic"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_training_reserves_what_was_predicted(name: str, profiles: DiskProfiles) -> None:
+    case = subject(name)
+    whole = Case(WithLoss(case), case.args, case.kwargs, None)
+    step = training_step(whole.module, whole.args, whole.kwargs, table=profiles)
+    there = of(DEVICE)
+    assert isinstance(there, Accelerator)
+    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1)):
+        run = measure.forward_backward(callable_of(whole, step, plan), whole.args, whole.kwargs)
+        whole.module.zero_grad()
+        torch.manual_seed(0)
+        optimizer = torch.optim.AdamW(whole.module.parameters())
+        predicted = reserved(step, plan, standing(there), Job(optimizer))
+        there.reset_peaks()
+        for _ in range(STEPS):
+            run()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen = there.memory()
+        del optimizer
+        assert predicted.reserved == pytest.approx(seen.peak_reserved, rel=0.01)
+        # the optimizer has no state of a parameter without a gradient, of which one case has some
+        assert predicted.allocated == pytest.approx(seen.peak_allocated, rel=0.01, abs=16384)
+
+
+class Wasteful(nn.Module):
+    """Values of 3 MiB and of 7 MiB in turn: six of the one or two of the other are a segment, and leave some of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*sides) for sides in ((96, 224), (224, 96)) * 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(layer(x)).exp().sin()
+        return x.square().mean()
+
+
+def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
+    """The context, the rounding of segments and another model count; what is predicted is what is reserved."""
+    torch.manual_seed(0)
+    other = torch.empty(30 * MIB, dtype=torch.uint8, device=DEVICE)
+    model, x = Wasteful().to(DEVICE), torch.randn(8192, 96, device=DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    there = of(DEVICE)
+    assert isinstance(there, Accelerator)
+    assert there.outside_bytes() == CONTEXT_BYTES
+    plain = remat.optimize(copy.deepcopy(model), (x,), budget=2**40, planner="greedy", optimizer=optimizer)
+    (unbounded,) = plain.plans.values()
+    assert unbounded is not None
+    assert unbounded.memory is not None
+    del plain
+    budget = CONTEXT_BYTES + unbounded.memory.reserved - 60 * MIB
+    trained = remat.optimize(model, (x,), budget=budget, planner="greedy", optimizer=optimizer)
+    (planned,) = trained.plans.values()
+    assert planned is not None
+    assert planned.memory is not None
+    assert planned.answer.overhead
+    assert planned.memory.reserved + CONTEXT_BYTES <= budget
+    assert planned.answer.budget_bytes < planned.memory.allocated < planned.memory.reserved
+    there.module.empty_cache()
+    with device.limited(budget - CONTEXT_BYTES):
+        there.reset_peaks()
+        for _ in range(4):
+            trained(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert there.memory().peak_reserved == pytest.approx(planned.memory.reserved, rel=0.01)
+    assert f"{planned.memory.reserved / MIB:.1f} MiB reserved" in str(remat.explain(trained))
+    device.empty_cache()
+    del other
+
+
+def test_a_budget_below_what_others_hold_is_too_small() -> None:
+    model, x = Wide().to(DEVICE), torch.randn(64, 256).to(DEVICE)
+    with pytest.raises(remat.BudgetTooSmall):
+        remat.optimize(model, (x,), budget=CONTEXT_BYTES + MIB, planner="greedy")
