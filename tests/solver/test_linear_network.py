@@ -17,7 +17,7 @@ from remat_ir.plan import without_unread
 from remat_solver import solve
 from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Least, Persistent, Stages
-from remat_solver.methods.structured import MOST_AT_ONCE
+from remat_solver.methods.structured import SOON
 from solver.chain_brute import best_cost
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
@@ -167,7 +167,7 @@ def test_a_deep_linear_network_does_not_wait_for_its_program() -> None:
     graph = instance("vgg-120")
     network = linear_network(graph)
     assert network is not None
-    assert network.stages > MOST_AT_ONCE
+    assert network.stages > SOON
     problem = Problem(graph, budget_at(graph, 0.5))
     found: list[str] = []
     answer = solve(problem, time_limit_s=3, on_progress=lambda news: found.append(news.source))

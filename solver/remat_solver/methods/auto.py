@@ -21,7 +21,7 @@ from ..search import Search, await_compiled, compiling, is_compiled, smallest_bu
 from ..staged.prove import Proof
 from .greedy import first_plan, other_plans
 from .staged import polished
-from .structured import offer_chain, run_structured
+from .structured import AT_ONCE, offer_chain, run_structured
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
@@ -68,10 +68,11 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
 
 def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
     """Search and proof side by side, after a first plan."""
-    offer_chain(incumbent)
+    offer_chain(incumbent, most=AT_ONCE)
     with contextlib.ExitStack() as stack:
         # before anything that competes for the cores, and for the interpreter's lock as the compiler does
         first_plan(incumbent, brief=brief)
+        offer_chain(incumbent, AT_ONCE + 1)
         if incumbent.plan is None:
             prove_by_pairs(incumbent)
         if incumbent.stopped():

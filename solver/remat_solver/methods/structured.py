@@ -12,8 +12,11 @@ from ..join import join
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, pofo
 
-MOST_AT_ONCE = 128
-"""Stages of a linear network whose program may come before all else: its time grows with their cube."""
+AT_ONCE = 32
+"""Stages of a linear network whose program comes before all else: it takes less than a tenth of a second."""
+
+SOON = 128
+"""Stages of one whose program comes right after the first plan: its time grows with their cube."""
 
 MOST_WORK = 6e9
 """Additions that the chain program may take before the general solver has its turn: about two seconds."""
@@ -52,13 +55,13 @@ def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
         )
 
 
-def offer_chain(incumbent: Incumbent) -> None:
-    """Offer the persistent optimum of a graph whose network is linear, unless it is a lift, whose chain is solved.
+def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
+    """Offer the persistent optimum of a graph whose network is linear, of `least` to `most` stages.
 
-    Numpy does it in some hundredths of a second, so that it comes before anything is compiled.
+    Unless it is a lift, whose chain is solved. It is done in numpy, so that it comes before anything is compiled.
     """
     network = None if isinstance(incumbent, LiftedIncumbent) else LinearNetwork.apply(incumbent.problem.graph)
-    if network is None or network.stages > MOST_AT_ONCE:
+    if network is None or not least <= network.stages <= most:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))
     if cost_ns is not None:
