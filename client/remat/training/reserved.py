@@ -12,7 +12,7 @@ from remat_ir import Plan, Problem
 
 from ..capture.dataflow import tensors
 from ..capture.operations import Kind
-from ..device import Accelerator, Device, of
+from ..device import Accelerator, Device, of, storage_bytes
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.peak import Instance, moments
 from ..planning.budget import UnitBytes
@@ -166,7 +166,7 @@ def _spread(size: int, job: Job) -> list[int]:
     """Bytes as copies of the parameters that are trained, and what is left of them in one piece."""
     groups = [] if job.optimizer is None else job.optimizer.param_groups
     trained = [here(p) for group in groups for p in group["params"] if p.requires_grad]
-    sizes = [int(p.numel()) * int(p.element_size()) for p in trained]
+    sizes = [storage_bytes(p) for p in trained]
     count, rest = divmod(size, sum(sizes)) if sizes else (0, size)
     return sizes * count + [rest] * (rest > 0)
 
