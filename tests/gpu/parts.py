@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import os
 import platform
@@ -152,6 +153,7 @@ def limit(subject: Subject) -> Samples:
         return count
 
     def emptied() -> None:
+        gc.collect()
         device.synchronize()
         device.module.empty_cache()
         device.reset_peaks()
@@ -163,7 +165,7 @@ def limit(subject: Subject) -> Samples:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def by(budget: Any) -> Any:
-        trained = planned(copy.deepcopy(model), args, budget=budget, planner="greedy", optimizer=optimizer)
+        trained = planned(model, args, budget=budget, planner="greedy", optimizer=optimizer)
         return trained, next(iter(trained.plans.values())).memory.reserved
 
     aim = by("50%")[1]
@@ -173,7 +175,7 @@ def limit(subject: Subject) -> Samples:
     total = device.free_and_total()[1]
     emptied()
     device.module.set_per_process_memory_fraction(min(1.0, aim / total), device.device)
-    ended = steps(trained, trained.parameters(), STEPS)
+    ended = steps(trained, model.parameters(), STEPS)
     reserved = device.memory().peak_reserved
     emptied()
     return {

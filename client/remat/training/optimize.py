@@ -256,7 +256,7 @@ def plan_step(
             if not over:
                 break
             log.info("segments of the allocator take %s more than the budget: planning for less", readable(over))
-            problem = replace(problem, budget_bytes=max(0, problem.budget_bytes - over))
+            problem = room.lowered(problem, over)
         else:
             log.warning("the allocator may reserve up to %s more than the budget", readable(over))
         phases.begin("compiling")

@@ -89,13 +89,19 @@ class Room:
         now = Allocator.of_segments(self._segments).now.allocated
         others = max(0, now - (graph.fixed_bytes - sum(missing_state(self._job)) - self._absent))
         (size,) = self._coordinator.least([max(0, self.budget - self.outside - others)])
+        problem = replace(problem, budget_bytes=size)
         for _ in range(ATTEMPTS):
-            problem = replace(problem, budget_bytes=size)
             over = self.over(greedy_answer(problem, time_limit_s=2.0, look_s=0.0).plan)
             if not over:
                 break
-            size = max(0, size - over)
+            problem = self.lowered(problem, over)
         return problem
+
+    def lowered(self, problem: Problem, over: int) -> Problem:
+        """The problem with as much less as a plan of it reserved more, in proportion: waste goes with what is cut."""
+        assert self.budget is not None
+        whole = max(1, self.budget - self.outside)
+        return replace(problem, budget_bytes=problem.budget_bytes * whole // (whole + over))
 
 
 def room_for(step: TrainingStep, budget: object, slack: float, job: Job, absent: int, coordinator: Coordinator) -> Room:
