@@ -99,9 +99,9 @@ def test_a_refusal_is_told_with_its_line() -> None:
             self.inner = torch.nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.cholesky(self.inner(x) @ self.inner(x).mT + torch.eye(3))
+            return torch.masked_select(self.inner(x), x > 0)
 
     found = compared(Sample("Chosen", lambda: (Chosen(), (torch.ones(3, 4),), {})))
     assert found.ending == "refused"
-    assert "aten._linalg_check_errors" in found.why
+    assert "masked_select" in found.why
     assert "test_exactness.py, line" in found.why

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ortools.sat.python import cp_model
 
 from chains import counter_example
 from drawn import graphs, problems
@@ -35,8 +36,6 @@ from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine, Improvement
 from remat_solver.backends.best import Best
-from remat_solver.backends.cpsat import _set_parameters
-from remat_solver.backends.rounding import whole
 from remat_solver.backends.wire import Message
 from remat_solver.deadline import Deadline
 from remat_solver.program import INFINITY, Builder, Program, Term
@@ -115,10 +114,18 @@ def test_a_run_that_contradicts_itself_proves_nothing() -> None:
 
 
 def test_cp_sat_leaves_out_the_presolve_that_cut_off_optima() -> None:
-    parameters = cp_model.CpSolver().parameters
-    members = {"threads": 1, "seed": 0, "time_limit_s": None, "absolute_gap": 0.0, "relative_gap": 0.0}
-    _set_parameters(parameters, members, {}, whole(covering(0)))
-    assert parameters.presolve_inclusion_work_limit == 0
+    """In a process of its own, as engines are: where HiGHS is loaded, OR-Tools takes its library for its own."""
+    text = """
+from types import SimpleNamespace
+from remat_solver.backends.cpsat import _set_parameters
+
+parameters = cp_model.CpSolver().parameters
+members = {"threads": 1, "seed": 0, "time_limit_s": None, "absolute_gap": 0.0, "relative_gap": 0.0}
+_set_parameters(parameters, members, {}, SimpleNamespace(cost_unit=1.0))
+print(parameters.presolve_inclusion_work_limit)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"
 
 
 # --- dual bounds in floating point

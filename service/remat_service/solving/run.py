@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,13 +71,14 @@ class SolveRun:
                 else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
             )
             left = limit - self.record.spent_s
-            if left <= NEARLY_S or (not fresh and known.is_final(gap, limit)):
+            final = left <= NEARLY_S or (not fresh and known.is_final(gap, limit))
+            if final:
                 outcome = known.answer(self.claim.row.method, gap, waiting[0].digest)
                 if outcome.status is Status.NOTHING_FOUND and left <= NEARLY_S:
                     outcome = replace(outcome, limit="time", message="")
             else:
                 outcome, known = await self._round(waiting[0].digest, left, gap, known)
-            if await self._settle(outcome, known):
+            if await self._settle(outcome, known, waiting if final else ()):
                 self._observe(outcome)
                 return outcome
 
@@ -199,8 +201,13 @@ class SolveRun:
         async with self.context.database.read() as connection:
             return not await open_requests(connection, self.claim.id)
 
-    async def _settle(self, outcome: Answer, known: Stored) -> bool:
-        """End every request that the outcome satisfies; True when none is left and the solve has ended too."""
+    async def _settle(self, outcome: Answer, known: Stored, ended: Sequence[Any] = ()) -> bool:
+        """End every request that the outcome satisfies; True when none is left and the solve has ended too.
+
+        Args:
+            ended: requests for which nothing more is to come, whatever the outcome says.
+        """
+        all_told = {request.id for request in ended}
         context, claim = self.context, self.claim
         plan = None if outcome.cost_ns is None else known.plan
         if outcome.limit == "again":
@@ -211,7 +218,7 @@ class SolveRun:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             waiting = await open_requests(connection, claim.id)
             for request in waiting:
-                if self._satisfied(request, outcome):
+                if request.id in all_told or self._satisfied(request, outcome):
                     said = replace(outcome, digest=request.digest, seconds=round(self.record.spent_s, 3))
                     if request.fixed_bytes != claim.row.fixed_bytes:
                         said = replace(said, message="")
