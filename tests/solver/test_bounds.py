@@ -116,7 +116,14 @@ def test_a_run_that_contradicts_itself_proves_nothing() -> None:
 def test_cp_sat_leaves_out_the_presolve_that_cut_off_optima() -> None:
     """In a process of its own, as engines are: where HiGHS is loaded, OR-Tools takes its library for its own."""
     text = """
-from types import SimpleNamespace
+import sys
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+package = ModuleType("remat_solver")
+package.__path__ = find_spec("remat_solver").submodule_search_locations
+sys.modules["remat_solver"] = package
+from ortools.sat.python import cp_model
 from remat_solver.backends.cpsat import _set_parameters
 
 parameters = cp_model.CpSolver().parameters
