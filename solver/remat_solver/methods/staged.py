@@ -56,6 +56,8 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     proof.run()
     if proof.out_of_memory:
         incumbent.stop_for("memory")
+    elif proof.out_of_time and not incumbent.stopped():
+        incumbent.stop_for("time")
 
 
 def polished(incumbent: Incumbent, *, wait: bool, source: str = "staged") -> Callable[[list[int]], None]:

@@ -51,6 +51,8 @@ _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 until then is certified: what they prove later no certificate would have the time for."""
 _WRITING_S, _WRITING_SHARE = 1.0, 0.1
 """The seconds at most, and the share of the time left, that writing a certificate may take."""
+_ENDS_EARLY = 0.15
+"""The share of a solve's time within whose end a tree that stops counts as stopped by it."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 
@@ -81,6 +83,7 @@ class Proof:
 
     Attributes:
         out_of_memory: whether an engine has ended for want of memory, and the proof with it.
+        out_of_time: whether a tree has ended for want of time, early enough for its certificate to be written.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Proof:
         roomy, last = self.view.roomy, self.view.ops - 1
         self.rows = Rows({min(max(0, roomy - 1), last), last})
         self.out_of_memory = False
+        self.out_of_time = False
         self._polish = polish
         self._memory_bytes = memory_bytes
         self._far = self.switches.loose
@@ -179,13 +183,16 @@ class Proof:
             cutoff = factor * (wanted - total)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
+        until = incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s())
         outcome = engine.tree(
             program,
             cutoff=cutoff,
-            deadline=incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s()),
+            deadline=until,
             stopped=incumbent.stopped,
             factor=row_factors(round_.program),
         )
+        # the engine keeps a little time for its answer
+        self.out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
         if outcome.tree is not None:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
