@@ -49,10 +49,8 @@ _LONG_STAGE, _CLOSE = 20, 0.1
 _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 """The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
 until then is certified: what they prove later no certificate would have the time for."""
-_WRITING_S, _WRITING_SHARE = 1.0, 0.1
-"""The seconds at most, and the share of the time left, that writing a certificate may take."""
-_ENDS_EARLY = 0.15
-"""The share of a solve's time within whose end a tree that stops counts as stopped by it."""
+_WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
+"""The seconds at most, and the share of the time left, for writing a certificate; from when on it has stopped a tree."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 
@@ -191,7 +189,6 @@ class Proof:
             stopped=incumbent.stopped,
             factor=row_factors(round_.program),
         )
-        # the engine keeps a little time for its answer
         self.out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
         if outcome.tree is not None:
             # a whole number of ns: what is well above one proves the next
