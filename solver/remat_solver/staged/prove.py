@@ -50,7 +50,7 @@ _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 """The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
 until then is certified: what they prove later no certificate would have the time for."""
 _WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
-"""The seconds at most, and the share of the time left, for writing a certificate; from when on it has stopped a tree."""
+"""The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 
