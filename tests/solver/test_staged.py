@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -265,13 +264,11 @@ def test_a_point_of_the_relaxation_costs_what_its_plan_recomputes() -> None:
                 assert scale_of(view).cost_ns * written.program.objective(x) <= extra
 
 
-def test_the_method_is_reached_by_its_name_and_repeats_itself() -> None:
+def test_the_method_is_reached_by_its_name() -> None:
+    """Not plan for plan the same each time: engines are stopped by the clock."""
     graph = Graph.from_json((GRAPHS / "made-gpt12.json").read_text())
     problem = Problem(graph, budget_at(graph, 0.5))
-    # CP-SAT counts its own work; how much of what an engine claims is certified in time depends on the machine
-    how: dict[str, Any] = {"method": "staged", "time_limit_s": 120, "options": {"engine": "cpsat"}, "certify": False}
-    first, second = (solve(problem, **how) for _ in range(2))
-    assert gap_of(first.cost_ns or 0, first.bound_ns or 0) <= 0.001
-    assert first.plan == second.plan
+    answer = solve(problem, method="staged", time_limit_s=120, options={"engine": "cpsat"}, certify=False)
+    assert gap_of(answer.cost_ns or 0, answer.bound_ns or 0) <= 0.001
     with pytest.raises(InvalidData, match="engine must be"):
         solve(problem, method="staged", options={"engine": "cbc"})
