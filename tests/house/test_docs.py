@@ -131,3 +131,15 @@ def test_the_readme_shows_what_was_measured() -> None:
     """Its table is the one that the measured rows give."""
     check = [sys.executable, "-m", "benchmarks.training.summary", "--check"]
     assert subprocess.run(check, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def test_the_faq_quotes_messages_that_exist() -> None:
+    """Each message of its table is in the code, as it is said."""
+    sources = [path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py"))]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in sources))
+    table = (ROOT / "docs" / "faq.md").read_text().partition("| message |")[2]
+    quoted = [
+        quote for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE) for quote in re.findall("`([^`]+)`", row)
+    ]
+    assert len(quoted) >= 10
+    assert [quote for quote in quoted if quote not in code] == []

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from remat_ir import Answer, Graph, InvalidData, Problem, to_node_link
 
 from ..planning.check import checked
 from ..planning.sources import solver_door
-from .app import BudgetOption, FileArgument, FractionOption, JsonOption, MethodOptions, app, code_of
+from .app import BudgetOption, FileArgument, FractionOption, JsonOption, MethodOptions, app
 from .files import read_subject, read_text, write_json, write_text
-from .show import answer_table
-from .solve import budget_of, options_of
+from .solve import budget_of, given_out, options_of
 
 GRAPH_FORMATS = ("node-link", "remat-graph/1")
 
@@ -74,11 +71,4 @@ def import_solution(
     found: Answer = solver_door("import_solution")(
         problem, read_text(solution), method=method, options=options_of(option) or None
     )
-    answer = checked(problem, found)
-    if output is not None and answer.plan is not None:
-        write_json(output, answer.plan.to_json())
-    if as_json:
-        print(json.dumps(answer.to_json(), allow_nan=False))
-    elif output is None or str(output) != "-":
-        Console().print(answer_table(answer))
-    return code_of(answer)
+    return given_out(checked(problem, found), output, as_json)

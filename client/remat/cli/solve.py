@@ -135,7 +135,11 @@ def solve(
     check_writable(output)
     with progress_line(subject, quiet=quiet) as report:
         answer = planner.plan(problem, asking, on_progress=report)
-    answer = checked(problem, answer)
+    return given_out(checked(problem, answer), output, as_json)
+
+
+def given_out(answer: Answer, output: Path | None, as_json: bool) -> int:
+    """Write an answer's plan, print the answer as JSON or as a table; the exit code."""
     if output is not None and answer.plan is not None:
         write_json(output, answer.plan.to_json())
     if as_json:
