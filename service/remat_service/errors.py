@@ -38,7 +38,11 @@ class BadRequest(ServiceError):
 
 
 class Unauthorized(ServiceError):
-    """An API key is needed."""
+    """An API key is needed, or a token of `issuer` where there is one."""
+
+    def __init__(self, detail: str, issuer: str | None = None) -> None:
+        super().__init__(detail)
+        self.issuer = issuer
 
 
 class Forbidden(ServiceError):

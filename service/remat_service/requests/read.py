@@ -1,4 +1,4 @@
-"""Reading what is stored for a request: its answer and verified plan, its problem, its progress, lists."""
+"""Reading what is stored for a request: its answer and verified plan, its problem, its progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from remat_ir import Answer, Problem, Status, Verdict, to_node_link
 
@@ -19,7 +19,7 @@ from ..storage.claims import names
 from ..storage.epochs import of_epoch
 from ..storage.snapshot import EndedRequest
 from ..storage.store import StoredPlan, StoredProof
-from ..storage.tables import events, graphs, requests, solves
+from ..storage.tables import events, requests, solves
 from ..subjects import gross_of
 from .completion import PROGRESS, running_answer
 
@@ -259,39 +259,3 @@ async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[s
 def _end_point(answer: dict[str, Any]) -> dict[str, Any]:
     taken = {key: answer[key] for key in ("cost_ns", "bound_ns", "restricted_to")}
     return {"seq": 1, "seconds": 0.0, **taken, "source": "store"}
-
-
-async def list_requests(context: Context, caller: Caller, limit: int, after: str | None) -> dict[str, Any]:
-    """Requests of a tenant, newest first, below the id `after`."""
-    await context.write_behind.flush()
-    other = requests.alias("others")
-    joined = (
-        select(func.count())
-        .select_from(other)
-        .where(other.c.solve_id == requests.c.solve_id)
-        .correlate(requests)
-        .scalar_subquery()
-    )
-    query = (
-        select(
-            requests, *PROGRESS, graphs.c.ops, joined.label("joined"),
-        )
-        .outerjoin(solves, solves.c.id == requests.c.solve_id)
-        .outerjoin(graphs, graphs.c.key == requests.c.graph_key)
-        .where(requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
-        .order_by(requests.c.id.desc())
-        .limit(limit + 1)
-    )  # fmt: skip
-    if after is not None:
-        query = query.where(requests.c.id < after)
-    async with context.database.read() as connection:
-        rows = (await connection.execute(query)).all()
-    found = []
-    for row in rows[:limit]:
-        if row.ended:
-            data = listed_answer(context, row)
-        else:
-            data = await current_answer(context, row)
-        data |= {"ops": row.ops, "joined": max(0, row.joined - 1), "created_at": row.created_at.isoformat()}
-        found.append(data)
-    return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}

@@ -41,7 +41,9 @@ class Callers:
         """
         key = _bearer(authorization)
         if key is None and self._context.settings.require_keys:
-            raise Unauthorized("this service needs an API key: Authorization: Bearer …")
+            issuer = self._context.settings.oidc_issuer
+            needed = "an API key" if not issuer else f"an API key, or a token of {issuer}"
+            raise Unauthorized(f"this service needs {needed}: Authorization: Bearer …", issuer)
         name = (key or "", tenant)
         caller = self._remembered(name)
         if caller is not None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from remat_ir import InvalidData, InvalidPlan
 
-from ..errors import Invalid, NotFound, ServiceError, kind_of
+from ..errors import Invalid, NotFound, ServiceError, Unauthorized, kind_of
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -29,6 +29,8 @@ def problem_document(error: Exception) -> dict[str, Any]:
     pointer = error.pointer if isinstance(error, (ServiceError, InvalidData)) else None
     if pointer is not None:
         data["pointer"] = pointer
+    if isinstance(error, Unauthorized) and error.issuer:
+        data["issuer"] = error.issuer
     return data
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, RootModel
 
 from remat_ir.answer import ANSWER
-from remat_ir.document import Member
+from remat_ir.document import Document, Member, Nested
 from remat_ir.kinds import AnyInteger, Text
 
 
@@ -19,12 +19,22 @@ class AnswerDocument(RootModel[dict[str, Any]]):
     """The answer to a solve: `remat_ir.answer.ANSWER`."""
 
 
+GROUP = Document(
+    "GroupOfRequests",
+    "group",
+    "The sweep or batch search that a request is part of, and how many requests it has.",
+    {"id": Member(Text()), "kind": Member(Text(words=("sweep", "max-batch"))), "requests": Member(AnyInteger())},
+    open=True,
+)
+
 SOLVE_ROW = ANSWER.extended(
     "SolveRow",
-    "An answer in a list, with the size of its problem and when it was asked for.",
+    "An answer in a list, with its problem's size and plain peak, when it was asked for, and its sweep.",
     ops=Member(AnyInteger(), nullable=True),
     joined=Member(AnyInteger()),
     created_at=Member(Text()),
+    plain_peak_bytes=Member(AnyInteger(), nullable=True),
+    group=Member(Nested((GROUP,)), nullable=True),
 )
 
 
@@ -171,3 +181,4 @@ class Problem(BaseModel):
     status: int
     detail: str
     pointer: str | None = None
+    issuer: str | None = None

@@ -11,11 +11,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 
+from remat_ir import Status
+
 from ...context import Context
 from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
+from ...requests.listing import SORTS, Selection, list_requests
 from ...requests.parse import SOLVE_REQUEST, ParsedBodies
 from ...requests.submit import Submission
 from .. import event_stream
@@ -124,10 +127,22 @@ async def list_solves(
     request: Request,
     caller: Annotated[Caller, Depends(caller_with("read"))],
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on below this id.")] = None,
+    after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on behind this id.")] = None,
+    status: Annotated[list[Status] | None, Query(description="Only these; may be given several times.")] = None,
+    search: Annotated[str, Query(max_length=200, description="Only ids that begin so, and methods with it.")] = "",
+    group: Annotated[
+        str | None, Query(pattern="^[0-9a-f]{32}$", description="Only those of this sweep or batch search.")
+    ] = None,
+    fold: Annotated[bool, Query(description="One row for each sweep or batch search: its newest.")] = False,
+    sort: Annotated[Literal[SORTS], Query(description="What to sort by.")] = "created_at",  # type: ignore[valid-type]
+    order: Annotated[Literal["desc", "asc"], Query(description="Largest first, or last.")] = "desc",
 ) -> Any:
-    """The tenant's requests, a page at a time, without plans."""
-    return await read.list_requests(request.app.state.context, caller, limit, after)
+    """The tenant's requests, a page at a time, without plans.
+
+    `plain_peak_bytes`, what plain training needs, is null where it is not known yet: a later look has it.
+    """
+    chosen = Selection(tuple(status or ()), search.strip(), group, fold, sort, order == "desc")
+    return await list_requests(request.app.state.context, caller, request.app.state.plain_peaks, chosen, limit, after)
 
 
 @router.get(

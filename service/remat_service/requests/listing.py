@@ -1,0 +1,196 @@
+"""Lists of requests: filtered, sorted, a page at a time, with the requests of a group folded into one row."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Float, Select, and_, case, cast, func, literal, or_, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir import Subject, plain_peak
+
+from ..context import Context
+from ..errors import Invalid
+from ..identity import Caller
+from ..lru import Lru
+from ..storage.epochs import of_epoch
+from ..storage.tables import graphs, groups, requests, solves
+from .completion import PROGRESS
+from .read import current_answer, listed_answer
+
+SORTS = ("created_at", "status", "ops", "budget_bytes", "overhead", "gap", "seconds")
+"""What a list can be sorted by; ties, and `created_at` itself, go by the id, which grows with time."""
+
+_PEAKS_S = 0.5
+"""Seconds of one look at a list for plain peaks that are not known yet; what is left is known at a later look."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which requests to list.
+
+    Attributes:
+        statuses: only these; empty means all.
+        search: only those whose id begins with it, or whose method has it.
+        group_id: only those of this group.
+        fold: of a group, only its newest request that is listed otherwise.
+        sort: one of `SORTS`.
+        descending: largest, newest or last in the alphabet first.
+    """
+
+    statuses: tuple[str, ...] = ()
+    search: str = ""
+    group_id: str | None = None
+    fold: bool = False
+    sort: str = "created_at"
+    descending: bool = True
+
+
+class PlainPeaks:
+    """What plain training needs for each graph, in net bytes: replayed once, when a list first shows the graph."""
+
+    def __init__(self) -> None:
+        self._known: Lru[str, int] = Lru(100_000)
+
+    async def of(self, context: Context, caller: Caller, graph_keys: list[str]) -> dict[str, int]:
+        """The peaks of graphs that are stored, as far as they are known within `_PEAKS_S`."""
+        until = time.monotonic() + _PEAKS_S
+        found = {}
+        for key in dict.fromkeys(graph_keys):
+            peak = self._known.get(key)
+            if peak is None and time.monotonic() < until:
+                peak = await self._replayed(context, caller, key)
+            if peak is not None:
+                self._known.put(key, peak, 1)
+                found[key] = peak
+        return found
+
+    async def _replayed(self, context: Context, caller: Caller, key: str) -> int | None:
+        async with context.database.read() as connection:
+            packed = await context.store.graph_row(connection, key)
+        subject: Subject | None = None
+        if packed is not None:
+            subject = await context.verifier.graph(key, packed, caller.key)
+        return None if subject is None else await asyncio.to_thread(plain_peak, subject)
+
+
+async def list_requests(
+    context: Context, caller: Caller, peaks: PlainPeaks, chosen: Selection, limit: int, after: str | None
+) -> dict[str, Any]:
+    """A page of a tenant's requests, which goes on behind the request `after`.
+
+    Raises:
+        Invalid: there is no request `after`.
+    """
+    await context.write_behind.flush()
+    async with context.database.read() as connection:
+        query = _query(caller, chosen).limit(limit + 1)
+        if after is not None:
+            key = _sort_key(chosen.sort)
+            here = tuple_(key, requests.c.id)
+            there = tuple_(literal(await _key_of(connection, caller, key, after), key.type), literal(after))
+            query = query.where(here < there if chosen.descending else here > there)
+        rows = (await connection.execute(query)).all()
+    plain = await peaks.of(context, caller, [row.graph_key for row in rows[:limit] if row.ops is not None])
+    found = []
+    for row in rows[:limit]:
+        data = listed_answer(context, row) if row.ended else await current_answer(context, row)
+        peak = plain.get(row.graph_key)
+        data |= {
+            "ops": row.ops,
+            "joined": max(0, (row.joined or 0) - 1),
+            "created_at": row.created_at.isoformat(),
+            "plain_peak_bytes": None if peak is None else peak + row.fixed_bytes,
+            "group": None,
+        }
+        if row.group_id is not None and row.group_kind is not None:
+            data["group"] = {"id": row.group_id, "kind": row.group_kind, "requests": row.group_requests}
+        found.append(data)
+    return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}
+
+
+async def _key_of(connection: AsyncConnection, caller: Caller, key: ColumnElement[Any], request_id: str) -> Any:
+    """What the request at the end of a page is sorted by.
+
+    Raises:
+        Invalid: there is no such request any more, and it is sorted by something else than its id.
+    """
+    if key is requests.c.id:
+        return request_id
+    found = (await connection.execute(_rows(caller, key.label("key")).where(requests.c.id == request_id))).first()
+    if found is None:
+        raise Invalid("query after: there is no solve with this id")
+    return found.key
+
+
+def _rows(caller: Caller, *columns: Any) -> Select[Any]:
+    """A tenant's requests with what is known of their solves and graphs."""
+    return (
+        select(*columns)
+        .select_from(requests)
+        .outerjoin(solves, solves.c.id == requests.c.solve_id)
+        .outerjoin(graphs, graphs.c.key == requests.c.graph_key)
+        .where(requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
+    )
+
+
+def _query(caller: Caller, chosen: Selection) -> Select[Any]:
+    other, mate = requests.alias("others"), requests.alias("mates")
+    joined = select(func.count()).where(other.c.solve_id == requests.c.solve_id).correlate(requests).scalar_subquery()
+    mates = select(func.count()).where(mate.c.group_id == requests.c.group_id).correlate(requests).scalar_subquery()
+    columns = (graphs.c.ops, joined.label("joined"), groups.c.kind.label("group_kind"), mates.label("group_requests"))
+    query = _rows(caller, requests, *PROGRESS, *columns).outerjoin(groups, groups.c.id == requests.c.group_id)
+    query = query.where(*_conditions(requests, solves, chosen))
+    if chosen.fold:
+        newer, its_solve = requests.alias("newer"), solves.alias("its_solve")
+        behind = (
+            select(newer.c.id)
+            .outerjoin(its_solve, its_solve.c.id == newer.c.solve_id)
+            .where(newer.c.group_id == requests.c.group_id, newer.c.id > requests.c.id)
+            .where(*_conditions(newer, its_solve, chosen))
+            .correlate(requests)
+        )
+        query = query.where(or_(requests.c.group_id.is_(None), ~behind.exists()))
+    key = _sort_key(chosen.sort)
+    order = (key, requests.c.id)
+    return query.order_by(*(column.desc() if chosen.descending else column.asc() for column in order))
+
+
+def _status(request: Any, solve: Any) -> ColumnElement[str]:
+    """The status that the answer of a row has: stored in it once it has ended, its solve's state before."""
+    running = case((solve.c.state == "running", "running"), else_="queued")
+    return case((request.c.ended, func.coalesce(request.c.answer["status"].as_string(), "failed")), else_=running)
+
+
+def _conditions(request: Any, solve: Any, chosen: Selection) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = []
+    if chosen.statuses:
+        found.append(_status(request, solve).in_(chosen.statuses))
+    if chosen.group_id is not None:
+        found.append(request.c.group_id == chosen.group_id)
+    if chosen.search:
+        wanted = chosen.search.lower()
+        found.append(
+            or_(
+                request.c.id.startswith(wanted, autoescape=True),
+                func.lower(request.c.method).contains(wanted, autoescape=True),
+            )
+        )
+    return found
+
+
+def _sort_key(sort: str) -> ColumnElement[Any]:
+    """What a list is sorted by; a row that has none comes after those that do, where the largest come first."""
+    if sort == "created_at":
+        return requests.c.id
+    if sort == "status":
+        return _status(requests, solves)
+    if sort == "budget_bytes":
+        return cast(requests.c.budget_bytes + requests.c.fixed_bytes, Float)
+    if sort == "ops":
+        return cast(func.coalesce(graphs.c.ops, -1), Float)
+    ended = and_(requests.c.ended, requests.c.answer[sort].as_string().is_not(None))
+    return case((ended, requests.c.answer[sort].as_float()), else_=-1.0)
