@@ -10,13 +10,14 @@ from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
 from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
 from .join_replay import replay_join
+from .link import Link
 from .node_link import from_node_link, to_node_link
 from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plain_plan, plan_of, recomputed
 from .problem import Problem, budget_at, plain_peak
 from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
-from .verify import Verdict, verify
+from .verify import Verdict, host_peak, verify
 from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, verify_answer
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "JoinPlan",
     "JoinStep",
     "JoinVerb",
+    "Link",
     "Moment",
     "Offload",
     "Plan",
@@ -61,6 +63,7 @@ __all__ = [
     "gap_of",
     "graph_digest",
     "graph_of",
+    "host_peak",
     "join_in_bytes",
     "lifted_plan",
     "lowered_plan",

@@ -10,6 +10,7 @@ from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
 from .kinds import Column, Integer
+from .link import Link
 from .read import LARGEST_INTEGER, integer
 
 FORMAT = "remat-chain/1"
@@ -104,6 +105,12 @@ class Chain:
     def fixed_bytes(self) -> int:
         """What is resident throughout: the input a^0."""
         return self.activation_bytes[0]
+
+    @property
+    def link(self) -> Link | None:
+        """The link as a graph has it: the same bandwidth each way, no latency."""
+        both = self.link_bytes_per_s
+        return None if both is None else Link(both, both, host_bytes=self.host_bytes)
 
     def transfer_ns(self, size_bytes: int) -> int:
         """How long the link takes for so many bytes in one direction, rounded up to whole ns.

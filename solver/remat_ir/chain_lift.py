@@ -6,20 +6,26 @@ from collections.abc import Iterable
 
 from .chain import Chain
 from .chain_plan import ChainPlan, ChainStep, Verb
-from .errors import InvalidPlan
-from .plan import Compute, Free, Plan, Step
+from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait
+
+_TRANSFERS: dict[Verb, type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
+    Verb.OFFLOAD: Offload,
+    Verb.WAIT: Wait,
+    Verb.DROP: Drop,
+    Verb.PREFETCH: Prefetch,
+}
 
 
 def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
-    """The plan of `chain.to_graph()` that does what a chain plan without transfers does, at the same cost and peak.
+    """The plan of `chain.to_graph()` that does what a chain plan does, at the same cost and peak.
 
-    Raises:
-        InvalidPlan: the plan has a transfer, which a graph has not.
+    With transfers it is one of `chain.to_graph().with_link(chain.link)`. A tape moves there as two values, one right
+    after the other, so its copy may take a ns more where the bandwidth doesn't divide its bytes.
     """
     count = chain.stages
     steps: list[Step] = []
     taped: set[int] = set()
-    for i, (verb, stage) in enumerate(plan.steps):
+    for verb, stage in plan.steps:
         a, rest, before = 2 * (stage - 1), 2 * stage - 1, 2 * (stage - 2)
         found: tuple[Step, ...]
         if verb is Verb.F_ALL:
@@ -37,7 +43,7 @@ def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
             dying = (3 * count - stage, a, rest) + ((before,) if stage > 1 and stage - 1 not in taped else ())
             found = (*first, Compute(2 * count + 1 - stage), *map(Free, dying))
         else:
-            raise InvalidPlan(f"{verb.value} needs a link to the host, which a graph has not", i)
+            found = tuple(_TRANSFERS[verb](value) for value in ((a, rest) if stage in taped else (a,)))
         steps.extend(found)
     return Plan(tuple(steps))
 

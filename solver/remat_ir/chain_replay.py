@@ -33,7 +33,7 @@ def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
             during, op = state.backward(stage, i), 2 * chain.stages + 1 - stage
         else:
             during, op = state.other(verb, stage, i), None
-        yield Moment(i, op, during, state.memory, state.now_ns)
+        yield Moment(i, op, during, state.memory, state.now_ns, state.host_bytes, state.spans.pop(i, None))
     if state.next_backward:
         raise InvalidPlan(f"B {state.next_backward} is never computed")
     if state.moving:
@@ -55,6 +55,7 @@ class _State:
         self.moving: dict[int, tuple[Verb, int]] = {}  # cut -> its running transfer, and when it ends
         self.free_ns = {Verb.OFFLOAD: 0, Verb.PREFETCH: 0}  # when each direction is free again
         self.host_bytes = 0
+        self.spans: dict[int, tuple[int, int]] = {}  # step -> when the transfer that it starts begins and ends
 
     def size(self, cut: int, tape: bool) -> int:
         """The bytes of what is stored at a cut."""
@@ -139,7 +140,7 @@ class _State:
                 raise InvalidPlan(
                     f"the host would hold {self.host_bytes} bytes, over its limit of {self.chain.host_bytes}", i
                 )
-            self.start(verb, cut, self.stored[cut])
+            self.start(verb, cut, self.stored[cut], i)
         elif verb is Verb.WAIT:
             self.wait(cut, i)
         elif verb is Verb.DROP:
@@ -152,15 +153,16 @@ class _State:
             if cut not in self.on_host or cut in self.moving:
                 raise InvalidPlan(f"prefetch of {cut}, which is not on the host or already under way", i)
             self.memory += self.size(cut, self.on_host[cut])
-            self.start(verb, cut, self.on_host[cut])
+            self.start(verb, cut, self.on_host[cut], i)
         return max(before, self.memory)
 
-    def start(self, direction: Verb, cut: int, tape: bool) -> None:
+    def start(self, direction: Verb, cut: int, tape: bool, i: int) -> None:
         """Queue a transfer behind the one that runs in its direction."""
         begin = max(self.now_ns, self.free_ns[direction])
         end = begin + self.chain.transfer_ns(self.size(cut, tape))
         self.free_ns[direction] = end
         self.moving[cut] = (direction, end)
+        self.spans[i] = begin, end
 
     def wait(self, cut: int, i: int) -> None:
         """Let time pass until the transfer of `cut` has ended."""

@@ -4,6 +4,7 @@ In the problem key, field by field:
     format            a later format may mean something else by the same fields
     op_cost_ns, op_workspace_bytes, op_inputs, value_op, value_bytes, optional, once, keep, backward_from
                       exactly as sent: another order of ops is another problem, since plans name ops by index
+    link              of a graph that has one: what copies cost, and what the host holds, decides which plans are valid
     every array of a chain, its link and host limit; every number of a join    a chain is another problem than its lift
     budget − fixed    fixed bytes (a chain's input) are charged at every moment, so only what they leave matters
 Not in it:
@@ -52,7 +53,7 @@ def graph_digest(subject: Subject) -> str:
 def structure_digest(subject: Subject) -> str:
     """The subject without its costs: what two measurements of the same step share.
 
-    A chain with a link keeps its costs: they decide what a transfer hides behind.
+    What has a link keeps its costs: they decide what a transfer hides behind.
     """
     return _sha256(_without_costs(_parts(subject), subject))
 
@@ -69,7 +70,9 @@ _Parts = dict[str, bytes]  # the members of the canonical JSON object, each with
 def _parts(subject: Subject) -> _Parts:
     if isinstance(subject, Graph):
         names = [name for name, member in GRAPH.members.items() if not member.local and name != "fixed_bytes"]
-        return _written({"format": GRAPH.formats[0]} | {name: getattr(subject, name) for name in names})
+        known = {"format": GRAPH.formats[0]} | {name: getattr(subject, name) for name in names}
+        known.pop("link")
+        return _written(known if subject.link is None else known | {"link": subject.link.to_json()})
     if isinstance(subject, Chain):
         known = {name: getattr(subject, name) for name in CHAIN.members}
         known |= {"format": CHAIN.formats[0], "activation_bytes": (0, *subject.activation_bytes[1:])}
@@ -91,7 +94,7 @@ def _problem(parts: _Parts, problem: Problem) -> str:
 
 
 def _without_costs(parts: _Parts, subject: Subject) -> _Parts:
-    left = () if "link_bytes_per_s" in parts else _COSTS[subject_kind(subject)]
+    left = () if {"link", "link_bytes_per_s"} & parts.keys() else _COSTS[subject_kind(subject)]
     return {key: part for key, part in parts.items() if key not in left}
 
 

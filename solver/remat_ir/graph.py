@@ -10,9 +10,10 @@ from itertools import chain, islice
 from operator import le
 from typing import Any
 
-from .document import Document, Member
+from .document import Document, Member, Nested
 from .errors import InvalidData
 from .kinds import Array, Column, ColumnOfRows, Integer, Text
+from .link import LINK, Link
 from .read import LARGEST_INTEGER, Rows, integer, length_of_rows
 
 FORMAT = "remat-graph/1"
@@ -37,6 +38,7 @@ GRAPH = Document(
         "once": Member(_OPS, ()),
         "keep": Member(_VALUES, ()),
         "backward_from": Member(Integer(), None, nullable=True),
+        "link": Member(Nested((LINK,), Link.from_json), None, nullable=True),
         "op_names": Member(Array(Text(), cap=MOST_OPS), None, nullable=True, local=True),
         "value_names": Member(Array(Text(), cap=MOST_VALUES), None, nullable=True, local=True),
     },
@@ -62,6 +64,7 @@ class Graph:
         keep: values that stay to the end of the step once made, ascending.
         backward_from: the first op of the backward pass, or None.
         fixed_bytes: bytes resident throughout.
+        link: the link to the host, or None where plans have no transfers.
         op_names, value_names: for people only; never in the digest, never on the wire.
 
     Raises:
@@ -78,6 +81,7 @@ class Graph:
     keep: tuple[int, ...] = ()
     backward_from: int | None = None
     fixed_bytes: int = 0
+    link: Link | None = None
     op_names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
     value_names: tuple[str, ...] | None = field(default=None, compare=False, repr=False)
 
@@ -137,6 +141,10 @@ class Graph:
         """The same graph with other fixed bytes."""
         return replace(self, fixed_bytes=fixed_bytes)
 
+    def with_link(self, link: Link | None) -> Graph:
+        """The same graph with another link to the host, or without one."""
+        return replace(self, link=link)
+
     def op_label(self, op: int) -> str:
         """What to call an op when speaking to a person."""
         return f"op {op}" if self.op_names is None else f"op {op} ({self.op_names[op]})"
@@ -156,6 +164,8 @@ class Graph:
             "keep": list(self.keep),
             "backward_from": self.backward_from,
         }
+        if self.link is not None:
+            data["link"] = self.link.to_json()
         if names and self.op_names is not None:
             data["op_names"] = list(self.op_names)
         if names and self.value_names is not None:

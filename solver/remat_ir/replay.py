@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 from .errors import InvalidPlan
 from .graph import Graph
-from .plan import Compute, Free, Plan
+from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Wait
+from .transfers import Transfers
 
 
 class Moment(NamedTuple):
     """What a replay sees when a step has run.
 
     `peak_bytes` is the memory while the step ran, `resident_bytes` after it, fixed bytes included in both; `cost_ns`
-    is the cost so far.
+    is the cost so far, or the makespan where there is a link; `host_bytes` is what the host holds; `copy_ns` of a step
+    that starts a copy is when that copy begins and ends.
     """
 
     step: int
@@ -22,61 +24,112 @@ class Moment(NamedTuple):
     peak_bytes: int
     resident_bytes: int
     cost_ns: int
+    host_bytes: int = 0
+    copy_ns: tuple[int, int] | None = None
 
 
 def replay(graph: Graph, plan: Plan) -> Iterator[Moment]:
     """Run a plan step by step, without a budget.
 
     While an op runs, memory is: fixed + resident values + all its non-optional outputs, kept or not + the optional ones
-    that it keeps + its workspace.
+    that it keeps + its workspace. A value whose copy out runs is resident until it is dropped; one whose copy back
+    runs is charged from the step that starts the copy. Time passes while ops run and in waits.
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
     """
-    keep, once = frozenset(graph.keep), frozenset(graph.once)
-    resident: set[int] = set()
-    done = 0  # ops 0 … done-1 have been computed: first computations come in op order
-    memory, cost = graph.fixed_bytes, 0
+    state = _State(graph)
     for i, step in enumerate(plan.steps):
+        op, span, before = None, None, state.memory
         if isinstance(step, Compute):
             op = step.op
-            if not 0 <= op < graph.ops:
-                raise InvalidPlan(f"there is no op {op}", i)
-            if op > done:
-                raise InvalidPlan(f"op {op} is first computed before op {done}", i)
-            if op < done and op in once:
-                raise InvalidPlan(f"op {op} must be computed exactly once", i)
-            for value in graph.op_inputs[op]:
-                if value not in resident:
-                    raise InvalidPlan(f"op {op} reads value {value}, which is not resident", i)
-            always = graph.op_always[op]
-            kept = always if step.kept is None else step.kept
-            if kept is not always and len(set(kept)) != len(kept):
-                raise InvalidPlan(f"op {op} keeps a value twice", i)
-            for value in kept:
-                if not 0 <= value < graph.values or graph.value_op[value] != op:
-                    raise InvalidPlan(f"op {op} keeps value {value}, which it does not make", i)
-            made = always if step.kept is None else tuple({*always, *kept})
-            for value in made:
-                if value in resident:
-                    raise InvalidPlan(f"op {op} makes value {value} while it is resident", i)
-                if value in keep and value not in kept:
-                    raise InvalidPlan(f"op {op} drops value {value}, which must be kept to the end", i)
-            during = memory + sum(graph.value_bytes[v] for v in made) + graph.op_workspace_bytes[op]
-            resident.update(kept)
-            memory += sum(graph.value_bytes[v] for v in kept)
-            cost += graph.op_cost_ns[op]
-            done = max(done, op + 1)
-            yield Moment(i, op, during, memory, cost)
+            before = state.compute(step, i)
         elif isinstance(step, Free):
-            if step.value not in resident:
-                raise InvalidPlan(f"value {step.value} is freed but not resident", i)
-            if step.value in keep:
-                raise InvalidPlan(f"value {step.value} must be kept to the end", i)
-            resident.remove(step.value)
-            before, memory = memory, memory - graph.value_bytes[step.value]
-            yield Moment(i, None, before, memory, cost)
+            state.free(step.value, i)
         else:
-            raise InvalidPlan(f"{type(step).__name__.lower()} needs a link to the host, which a graph has not", i)
-    if done < graph.ops:
-        raise InvalidPlan(f"op {done} is never computed")
+            span = state.copy(step, i)
+        yield Moment(i, op, max(before, state.memory), state.memory, state.now_ns, state.transfers.host_bytes, span)
+    if state.done < graph.ops:
+        raise InvalidPlan(f"op {state.done} is never computed")
+    state.transfers.check_ended()
+
+
+class _State:
+    """What is resident, what the host has, and the time."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.keep, self.once = frozenset(graph.keep), frozenset(graph.once)
+        self.resident: set[int] = set()  # what ops can read
+        self.transfers = Transfers(graph)
+        self.done = 0  # ops 0 … done-1 have been computed: first computations come in op order
+        self.memory, self.now_ns = graph.fixed_bytes, 0
+
+    def compute(self, step: Compute, i: int) -> int:
+        """Run an op; returns the memory while it runs."""
+        graph, op, resident = self.graph, step.op, self.resident
+        if not 0 <= op < graph.ops:
+            raise InvalidPlan(f"there is no op {op}", i)
+        if op > self.done:
+            raise InvalidPlan(f"op {op} is first computed before op {self.done}", i)
+        if op < self.done and op in self.once:
+            raise InvalidPlan(f"op {op} must be computed exactly once", i)
+        for value in graph.op_inputs[op]:
+            if value not in resident:
+                raise InvalidPlan(f"op {op} reads value {value}, which is not resident", i)
+        always = graph.op_always[op]
+        kept = always if step.kept is None else step.kept
+        if kept is not always and len(set(kept)) != len(kept):
+            raise InvalidPlan(f"op {op} keeps a value twice", i)
+        for value in kept:
+            if not 0 <= value < graph.values or graph.value_op[value] != op:
+                raise InvalidPlan(f"op {op} keeps value {value}, which it does not make", i)
+        made = always if step.kept is None else tuple({*always, *kept})
+        for value in made:
+            if value in resident:
+                raise InvalidPlan(f"op {op} makes value {value} while it is resident", i)
+            if value in self.keep and value not in kept:
+                raise InvalidPlan(f"op {op} drops value {value}, which must be kept to the end", i)
+            self.transfers.check_made(op, value, value in kept, i)
+        during = self.memory + sum(graph.value_bytes[v] for v in made) + graph.op_workspace_bytes[op]
+        resident.update(kept)
+        self.memory += sum(graph.value_bytes[v] for v in kept)
+        self.now_ns += graph.op_cost_ns[op]
+        self.done = max(self.done, op + 1)
+        return during
+
+    def free(self, value: int, i: int) -> None:
+        """Drop a resident value, and its copy on the host if there is one."""
+        if value not in self.resident:
+            raise InvalidPlan(f"value {value} is freed but not resident", i)
+        if value in self.keep:
+            raise InvalidPlan(f"value {value} must be kept to the end", i)
+        self.transfers.freed(value, i)
+        self.resident.remove(value)
+        self.memory -= self.graph.value_bytes[value]
+
+    def copy(self, step: Offload | Wait | Drop | Prefetch, i: int) -> tuple[int, int] | None:
+        """A step that needs the link; of one that starts a copy, when the copy begins and ends."""
+        transfers, value = self.transfers, step.value
+        if self.graph.link is None:
+            raise InvalidPlan(f"{type(step).__name__.lower()} needs a link to the host, which this graph has not", i)
+        if isinstance(step, Offload):
+            if value not in self.resident:
+                raise InvalidPlan(f"value {value} is offloaded but not resident", i)
+            if value in self.keep:
+                raise InvalidPlan(f"value {value} must be kept to the end", i)
+            return transfers.offload(self.graph.link, value, self.now_ns, i)
+        if isinstance(step, Prefetch):
+            span = transfers.prefetch(self.graph.link, value, self.now_ns, i)
+            self.memory += self.graph.value_bytes[value]
+            return span
+        if isinstance(step, Wait):
+            end_ns, back = transfers.wait(value, i)
+            self.now_ns = max(self.now_ns, end_ns)
+            if back:
+                self.resident.add(value)
+            return None
+        transfers.drop(value, i)
+        self.resident.remove(value)
+        self.memory -= self.graph.value_bytes[value]
+        return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from .chain import Chain
 from .chain_plan import ChainPlan, Verb
 from .graph import Graph
-from .plan import Plan
+from .plan import Compute, Free, Plan
 from .subject import AnyPlan, Subject
 
 ONE_PER_STAGE = "one-recomputation-per-stage"
@@ -36,7 +36,7 @@ MEMORY_SLOTS = "memory-slots"
 """Sizes are rounded up to whole memory slots (RR-9302, Section 5.2)."""
 
 NO_TRANSFERS = "no-transfers"
-"""Nothing is moved to the host, although the chain has a link."""
+"""Nothing is moved to the host, although the graph or the chain has a link."""
 
 CHAIN_STAGES = "chain-stages"
 """A linear network is taken as a chain: a stage holds what leads in, and its tape, until its backward part ends."""
@@ -99,6 +99,8 @@ def _lies_in(subject: Subject, plan: AnyPlan, name: str) -> bool:
         return name == PERSISTENT and _persistent(plan)
     if not (isinstance(subject, Graph) and isinstance(plan, Plan)):
         return False
+    if name == NO_TRANSFERS:
+        return all(isinstance(step, (Compute, Free)) for step in plan.steps)
     if name == FORWARD_OPS:
         return _forward_only(subject, plan.computes)
     sweeps = 1 if name == ONE_PER_STAGE else int(found[1]) if (found := _SWEEPS.fullmatch(name)) else 0

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .errors import InvalidPlan
 from .problem import Problem
-from .subject import AnyPlan, replay_any
+from .subject import AnyPlan, Subject, replay_any
 
 
 class Verdict(NamedTuple):
@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
 
 def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_bytes: int | None = None) -> Verdict:
-    """Replay a plan on its problem: its cost and peak, or the first reason why it is wrong.
+    """Replay a plan on its problem: its cost (with a link its makespan) and peak, or the first reason why it is wrong.
 
     `cost_ns` and `peak_bytes` are what an answer claims; they must be what the replay finds. Linear in the plan. A
     join's peak must also fit its slots.
@@ -37,3 +37,12 @@ def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_
     if peak_bytes is not None and peak_bytes != peak:
         raise InvalidPlan(f"the claimed peak is {peak_bytes} bytes, the replayed one {peak}")
     return Verdict(cost, peak)
+
+
+def host_peak(subject: Subject, plan: AnyPlan) -> int:
+    """The most bytes that a plan holds on the host.
+
+    Raises:
+        InvalidPlan: the plan breaks a rule, apart from a budget.
+    """
+    return max((moment.host_bytes for moment in replay_any(subject, plan)), default=0)

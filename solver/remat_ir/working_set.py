@@ -27,7 +27,8 @@ def working_set(graph: Graph) -> WorkingSet:
 
     While op k is first computed, every plan holds: the fixed bytes; the inputs of k; all its non-optional outputs; its
     workspace; the kept values of earlier ops; and each value of a pinned op before k that an op after k reads, since
-    it cannot be made again and that op has yet to be computed for the first time.
+    it cannot be made again and that op has yet to be computed for the first time; with a link to the host it may be
+    there instead, and does not count.
     """
     pinned = pinned_ops(graph)
     keep = frozenset(graph.keep)
@@ -46,7 +47,7 @@ def working_set(graph: Graph) -> WorkingSet:
             held.remove(value)
             held_bytes -= graph.value_bytes[value]
         for value in graph.op_values[op]:
-            if value in keep or (op in pinned and last_use[value] > op):
+            if value in keep or (graph.link is None and op in pinned and last_use[value] > op):
                 held.add(value)
                 held_bytes += graph.value_bytes[value]
                 if value not in keep:

@@ -1,4 +1,7 @@
-"""Methods for graphs, run on a chain through its exact lift: what they find and prove there holds for the chain."""
+"""Methods for graphs, run on what can be taken as one without a link: what they find and prove there holds for it.
+
+With a link to the host, it holds among plans without transfers.
+"""
 
 from __future__ import annotations
 
@@ -26,34 +29,38 @@ from .reduction import Reduction
 
 @dataclass(frozen=True)
 class Lift(Reduction[Plan]):
-    """A chain as the graph of its steps, of the same costs and no more memory."""
+    """A chain as the graph of its steps, of the same costs and no more memory; a graph with a link without it."""
 
-    chain: Chain
+    subject: Chain | Graph
     graph: Graph
 
     @classmethod
     def apply(cls, subject: Subject) -> Lift | None:
-        """The lift of a chain."""
-        return cls(subject, subject.to_graph()) if isinstance(subject, Chain) else None
+        """The lift of a chain, or a graph without its link; None of what has neither."""
+        if isinstance(subject, Chain):
+            return cls(subject, subject.to_graph())
+        return cls(subject, subject.with_link(None)) if isinstance(subject, Graph) and subject.link else None
 
     @property
     def within(self) -> tuple[str, ...]:
-        """Where the chain has a link to the host, plans with transfers may cost less."""
-        return () if self.chain.link_bytes_per_s is None else (NO_TRANSFERS,)
+        """Where there is a link to the host, plans with transfers may cost less."""
+        return () if self.subject.link is None else (NO_TRANSFERS,)
 
     def lift(self, plan: AnyPlan | None) -> Plan | None:
-        """The plan of the graph that a chain plan stands for; None where it has transfers."""
-        if not isinstance(plan, ChainPlan) or not contains(self.chain, plan, (NO_TRANSFERS,)):
+        """The plan of the graph that a plan of the subject stands for; None where it has transfers."""
+        if plan is None or not contains(self.subject, plan, (NO_TRANSFERS,)):
             return None
-        return lifted_plan(self.chain, plan)
+        if isinstance(self.subject, Chain) and isinstance(plan, ChainPlan):
+            return lifted_plan(self.subject, plan)
+        return plan if isinstance(plan, Plan) else None
 
-    def invert(self, plan: Plan) -> ChainPlan:
-        """The chain plan that a plan of the graph stands for."""
-        return lowered_plan(self.chain, plan.computes)
+    def invert(self, plan: Plan) -> ChainPlan | Plan:
+        """The plan of the subject that a plan of the graph stands for."""
+        return lowered_plan(self.subject, plan.computes) if isinstance(self.subject, Chain) else plan
 
 
 class LiftedIncumbent(Incumbent):
-    """The incumbent of a chain's lift, which passes plans and bounds on to the incumbent of the chain itself."""
+    """The incumbent of a lift, which passes plans and bounds on to the incumbent of the subject itself."""
 
     def __init__(self, outer: Incumbent) -> None:
         lift = Lift.apply(outer.problem.subject)
@@ -67,14 +74,14 @@ class LiftedIncumbent(Incumbent):
             super().offer(start, "start")
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
-        """Take a plan of the lift, and offer the chain plan that it stands for."""
+        """Take a plan of the lift, and offer the plan that it stands for."""
         better = super().offer(plan, source)
         if better and isinstance(plan, Plan):
             self.outer.offer(self.lift.invert(plan), source)
         return better
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
-        """Record a bound here and, with the restriction that it needs there, on the chain."""
+        """Record a bound here and, with the restriction that it needs there, on the subject."""
         super().raise_bound(bound_ns, source, within, proof)
         self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
 
@@ -89,16 +96,21 @@ class LiftedIncumbent(Incumbent):
             largest = Problem(self.lift.graph, (least_budget_bound_bytes or 1) - 1)
             self.outer.prove_infeasible(reason, least_budget_bound_bytes, self._outside(proof, self.problem, largest))
 
+    @property
+    def of_chain(self) -> bool:
+        """Whether the subject is a chain, whose structure has been made use of already."""
+        return isinstance(self.lift.subject, Chain)
+
     def cease_certifying(self) -> None:
-        """Record that nobody works on a certificate any more, here and on the chain."""
+        """Record that nobody works on a certificate any more, here and on the subject."""
         super().cease_certifying()
         self.outer.cease_certifying()
 
     def _outside(self, proof: Proof | None, *problems: Problem) -> Proof | None:
-        """A certificate of the lift under one of some budgets as one of the chain, which says the same of both."""
+        """A certificate of the lift under one of some budgets as one of the subject, which says the same of both."""
         for problem in problems:
             if proof is not None and proof.digest == problem_digest(problem):
-                return replace(proof, digest=problem_digest(Problem(self.lift.chain, problem.budget_bytes)))
+                return replace(proof, digest=problem_digest(Problem(self.lift.subject, problem.budget_bytes)))
         return None
 
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
@@ -123,7 +135,7 @@ class LiftedIncumbent(Incumbent):
         self.outer.suffices(budget_bytes)
 
     def stopped(self) -> bool:
-        """Whether there is a reason to stop, here or on the chain."""
+        """Whether there is a reason to stop, here or on the subject."""
         return super().stopped() or self.outer.stopped()
 
     def stop_for(self, limit: str) -> None:

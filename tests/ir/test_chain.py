@@ -13,14 +13,17 @@ from hypothesis import strategies as st
 from chains import chains, lift_orders
 from remat_ir import (
     Answer,
+    AnyPlan,
     Chain,
     ChainPlan,
     ChainStep,
     InvalidData,
     InvalidPlan,
+    Moment,
     Plan,
     Problem,
     Status,
+    Subject,
     Verb,
     budget_at,
     graph_digest,
@@ -31,6 +34,7 @@ from remat_ir import (
     plain_plan,
     plan_of,
     problem_digest,
+    replay_any,
     structure_digest,
     verify,
 )
@@ -227,9 +231,43 @@ def test_plain_is_plain_in_both(chain: Chain) -> None:
     assert len(plain_plan(graph).computes) == graph.ops
 
 
-def test_a_transfer_has_no_lift() -> None:
-    with pytest.raises(InvalidPlan, match="offload needs a link"):
-        lifted_plan(CHAIN, plan("F_all 1, offload 1"))
+@settings(SETTINGS, max_examples=60)
+@given(chains(most_stages=4, link=True), st.data())
+def test_the_two_replays_agree_about_transfers(chain: Chain, data: st.DataObject) -> None:
+    """Any steps that the chain's replay takes: its lift has the same times, copies and memory; what one refuses of
+    transfers, the other does."""
+    chain = replace(chain, link_bytes_per_s=10**9, host_bytes=data.draw(st.none() | st.integers(0, 20)))
+    graph = chain.to_graph().with_link(chain.link)
+    steps: list[ChainStep] = []
+    every = [ChainStep(verb, stage) for verb in Verb for stage in range(1, chain.stages + 1)]
+    for _ in range(data.draw(st.integers(1, 14))):
+        allowed = [step for step in every if moments(chain, ChainPlan((*steps, step))) is not None]
+        for step in every:
+            if step.verb in (Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH) and step not in allowed:
+                assert moments(graph, lifted_plan(chain, ChainPlan((*steps, step)))) is None
+        if not allowed:
+            break
+        steps.append(data.draw(st.sampled_from(allowed)))
+        here = moments(chain, ChainPlan(tuple(steps)))
+        there = moments(graph, lifted_plan(chain, ChainPlan(tuple(steps))))
+        assert here is not None
+        assert there is not None
+        for what in ("cost_ns", "resident_bytes", "host_bytes"):
+            assert getattr(here[-1], what) == getattr(there[-1], what)
+        assert max(m.peak_bytes for m in here) == max(m.peak_bytes for m in there)
+        assert max(m.host_bytes for m in here) == max(m.host_bytes for m in there)
+        ends = [max((m.copy_ns[1] for m in found if m.copy_ns), default=0) for found in (here, there)]
+        assert ends[0] == ends[1]
+
+
+def moments(subject: Subject, plan: AnyPlan) -> list[Moment] | None:
+    """What a replay sees of a plan, or None where it refuses one of its steps; the plan may end too soon."""
+    found: list[Moment] = []
+    try:
+        found.extend(replay_any(subject, plan))
+    except InvalidPlan as error:
+        return None if error.step is not None else found
+    return found
 
 
 def test_a_chain_has_chain_plans() -> None:

@@ -34,6 +34,7 @@ IN = {
     "once": (2,),
     "keep": (),
     "backward_from": None,
+    "link": Link(1, 2),
 }
 
 

@@ -51,8 +51,8 @@ def prove(problem: Problem, proof: Proof) -> Proved:
 
 
 def certifiable(subject: Subject) -> bool:
-    """Whether there are certificates about a subject: about a graph, and about a chain without a link, by its lift."""
-    return isinstance(subject, Graph) or (isinstance(subject, Chain) and subject.link_bytes_per_s is None)
+    """Whether there are certificates about a subject: about a graph and, by its lift, a chain, both without a link."""
+    return isinstance(subject, (Graph, Chain)) and subject.link is None
 
 
 def graph_of_subject(problem: Problem) -> Graph:
@@ -63,7 +63,7 @@ def graph_of_subject(problem: Problem) -> Graph:
     """
     subject = problem.subject
     if not certifiable(subject):
-        raise InvalidProof(f"certificates are for graphs and for chains without a link, not for this {problem.kind}")
+        raise InvalidProof(f"certificates are for graphs and chains without a link, not for this {problem.kind}")
     return subject.to_graph() if isinstance(subject, Chain) else problem.graph
 
 

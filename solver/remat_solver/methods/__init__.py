@@ -140,13 +140,14 @@ def method_named(name: str) -> Method:
 
 
 def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], None]:
-    """What runs a method on a problem: the method itself, or the method on the lift of a chain.
+    """What runs a method on a problem: the method itself, or the method on the lift of a chain or a linked graph.
 
     Raises:
         InvalidData: the method takes no such problem.
     """
-    if problem.kind in method.takes:
+    linked = problem.kind == "graph" and problem.graph.link is not None
+    if problem.kind in method.takes and not linked:
         return method.run
-    if problem.kind == "chain" and "graph" in method.takes:
+    if (problem.kind == "chain" or linked) and "graph" in method.takes:
         return lambda incumbent, options: method.run(LiftedIncumbent(incumbent), options)
     raise InvalidData(f"method {method.name!r} takes no {problem.kind}; it takes: {', '.join(method.takes)}", "/method")

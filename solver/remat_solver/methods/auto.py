@@ -114,7 +114,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
     if incumbent.plan is None and is_compiled():
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
-    structured = isinstance(incumbent, LiftedIncumbent)
+    structured = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
     if not structured:
         offer_homogenized(incumbent)
     if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):

@@ -60,7 +60,8 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
 
     Unless it is a lift, whose chain is solved. It is done in numpy, so that it comes before anything is compiled.
     """
-    network = None if isinstance(incumbent, LiftedIncumbent) else LinearNetwork.apply(incumbent.problem.graph)
+    of_chain = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
+    network = None if of_chain else LinearNetwork.apply(incumbent.problem.graph)
     if network is None or not least <= network.stages <= most:
         return
     cost_ns = _offer_persistent(incumbent, slots_for(network.stages))

@@ -1,0 +1,73 @@
+"""The link between a device and its host: how long its copies take, and what the host can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .document import Document, Member
+from .kinds import Integer
+from .read import integer
+
+LINK = Document(
+    "LinkDocument",
+    "link",
+    "The link to the host: a direction carries one copy at a time, both directions run next to compute.",
+    {
+        "to_host_bytes_per_s": Member(Integer(least=1)),
+        "to_device_bytes_per_s": Member(Integer(least=1)),
+        "latency_ns": Member(Integer(), 0, "What each copy takes besides its bytes."),
+        "host_bytes": Member(Integer(), None, "What the host can hold; null without a limit.", nullable=True),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to the host, each direction with a bandwidth of its own.
+
+    Attributes:
+        to_host_bytes_per_s, to_device_bytes_per_s: bandwidth of copies out and of copies back.
+        latency_ns: what each copy takes besides its bytes.
+        host_bytes: what the host can hold, or None without a limit.
+
+    Raises:
+        InvalidData: a number is out of range.
+
+    >>> Link(10**9, 2 * 10**9, latency_ns=5).to_host_ns(100)
+    105
+    """
+
+    to_host_bytes_per_s: int
+    to_device_bytes_per_s: int
+    latency_ns: int = 0
+    host_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        integer(self.to_host_bytes_per_s, "to_host_bytes_per_s", "/to_host_bytes_per_s", least=1)
+        integer(self.to_device_bytes_per_s, "to_device_bytes_per_s", "/to_device_bytes_per_s", least=1)
+        integer(self.latency_ns, "latency_ns", "/latency_ns")
+        if self.host_bytes is not None:
+            integer(self.host_bytes, "host_bytes", "/host_bytes")
+
+    def to_host_ns(self, size_bytes: int) -> int:
+        """How long a copy out takes: the latency, and its bytes over the bandwidth, rounded up to whole ns."""
+        return self.latency_ns - (-size_bytes * 1_000_000_000 // self.to_host_bytes_per_s)
+
+    def to_device_ns(self, size_bytes: int) -> int:
+        """How long a copy back takes."""
+        return self.latency_ns - (-size_bytes * 1_000_000_000 // self.to_device_bytes_per_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """The `link` member of a graph, without what has its default."""
+        data = {name: getattr(self, name) for name in LINK.members}
+        return {name: n for name, n in data.items() if LINK.members[name].required or n != LINK.members[name].default}
+
+    @classmethod
+    def from_json(cls, data: object) -> Link:
+        """Read the `link` member of a graph.
+
+        Raises:
+            InvalidData: malformed in any way; the message names the key.
+        """
+        return cls(**LINK.read(data))
