@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from drawn import problems
-from remat_ir import Graph, Problem, graph_digest, graph_of, problem_digest, structure_digest
+from remat_ir import Graph, Link, Problem, graph_digest, graph_of, problem_digest, structure_digest
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 GRAPH = Graph(
