@@ -102,7 +102,7 @@ def test_what_is_on_the_host_may_be_made_and_let_go() -> None:
     graph = Graph((1, 1, 1), ((), (1,), (0, 1)), (0, 0, 1, 2), (5, 5, 1, 1), link=LINK)
     begin = (Compute(0), Offload(0), Wait(0), Drop(0), Compute(1), Free(1))
     end = (Prefetch(0), Wait(0), Compute(2))
-    assert verify(Problem(graph, 11), Plan((*begin, Compute(0, (1,)), *end))).cost_ns == 1 + 8 + 1 + 1 + 13 + 1
+    assert verify(Problem(graph, 12), Plan((*begin, Compute(0, (1,)), *end))).cost_ns == 1 + 8 + 1 + 1 + 13 + 1
     with pytest.raises(InvalidPlan, match="keeps value 0, which is on the host"):
         verify(Problem(graph, PLENTY), Plan((*begin, Compute(0), *end)))
 
