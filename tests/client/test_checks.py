@@ -162,3 +162,30 @@ def test_a_size_that_depends_on_the_data_is_refused_with_its_line() -> None:
     run = torch.compile(Selecting(), backend=backend, fullgraph=True, dynamic=False)
     with pytest.raises(Exception, match=r"depends on the data"):
         run(torch.ones(SIZE, SIZE))
+
+
+def test_the_parts_around_a_size_that_depends_on_the_data_train_by_plans() -> None:
+    """The remedy that the refusal names: bit for bit what `aot_eager` gives, whatever the data select."""
+
+    class Deep(Selecting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(
+                *(nn.Sequential(nn.Linear(SIZE, SIZE), nn.Tanh(), nn.Sigmoid()) for _ in range(4))
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(self.first(x))
+
+    def trained(backend: Any) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Deep()
+        run = torch.compile(model, backend=backend, dynamic=False)
+        steps = [run(torch.randn(512, SIZE)) for _ in range(3)]
+        torch.stack(steps).sum().backward()
+        return [*steps, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    behind = remat.backend(330_000, planner="greedy")
+    assert same(trained("aot_eager"), trained(behind))
+    assert (behind.answers[0].overhead or 0) > 0

@@ -198,7 +198,8 @@ def _advice(module: nn.Module, error: Exception) -> str:
     if "DynamicOutputShape" in type(error).__name__:
         return (
             "the size of what an operator gives depends on the data, and memory is planned for one size: use "
-            "torch.where, or a product with the mask, or plan the parts around it. "
+            "torch.where, or a product with the mask, or torch.compile(model, backend=remat.backend(bytes), "
+            "dynamic=False) without fullgraph, which plans the parts before and after it. "
         )
     return ""
 
