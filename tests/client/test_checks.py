@@ -125,14 +125,14 @@ class Asserting(nn.Module):
         return (h * scale).sum()
 
 
-@pytest.mark.parametrize("way", ["enable", "backend"])
+@pytest.mark.parametrize("way", ["enable", "eager", "inductor"])
 def test_an_assertion_on_data_is_kept(way: str) -> None:
     model = Asserting()
     run: Any = model
     if way == "enable":
         remat.enable(model, budget=remat.Fraction(1.0), planner="greedy", mode="graph")
     else:
-        backend = remat.backend(remat.Fraction(1.0), planner="greedy")
+        backend = remat.backend(remat.Fraction(1.0), planner="greedy", inner=way)
         run = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     step(model, run, 0)
     with pytest.raises(RuntimeError, match="the scale must be positive"):

@@ -103,6 +103,29 @@ def test_autocast_around_a_layer_used_twice_is_that_of_stock() -> None:
             torch.testing.assert_close(gradient, eager.gradients[name], rtol=0.05, atol=1e-2)
 
 
+class Normed(nn.Module):
+    """Low precision around batch normalization that stands in no `nn.Sequential`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.last(self.second(self.norm(self.first(x)).relu()))
+        return y.relu().float().mean()
+
+
+def test_batch_norm_trains_in_low_precision() -> None:
+    """Its running statistics are float32 beside bfloat16 values; inputs that are made up have each its own type."""
+    torch.manual_seed(0)
+    case = Case(Normed(), (numbers(4, 3, 16, 16),), {}, None)
+    step = training_step(case.module, case.args, {})
+    stock = outcome(case, stock_of(case, step))
+    assert measure.differences(stock, outcome(case, callable_of(case, step, everything_again(step)))) == []
+
+
 class Embedded(nn.Module):
     """Embeddings whose gradient is a sparse tensor."""
 
