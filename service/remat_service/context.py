@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from .clock import Clock
 from .locks import KeyedLocks
 from .metrics import Metrics
 from .notify.notifier import Notifier
@@ -56,15 +57,27 @@ class Context:
     locks: KeyedLocks = field(default_factory=KeyedLocks)
     stopping: bool = False
 
+    @property
+    def clock(self) -> Clock:
+        """The time of this process."""
+        return self.database.clock
 
-def build_context(settings: Settings) -> Context:
+
+def build_context(
+    settings: Settings, database: Database | None = None, supervisor: Supervisor | None = None
+) -> Context:
     """Everything wired together; nothing is opened yet.
+
+    Args:
+        database: in place of the one that the settings name; with it, its clock.
+        supervisor: starts solver children in place of the usual one.
 
     Raises:
         ValueError: a cluster without PostgreSQL.
         ServiceError: no key to seal by, or one that cannot be used.
     """
-    database, verifier, metrics = Database(settings.database_url.get_secret_value()), Verifier(), Metrics()
+    database = database or Database(settings.database_url.get_secret_value())
+    verifier, metrics = Verifier(), Metrics()
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     seals = seals_of(settings, database)
@@ -81,10 +94,10 @@ def build_context(settings: Settings) -> Context:
         cache=Cache(database, store, claims, verifier, snapshots, metrics),
         snapshots=snapshots,
         write_behind=write_behind,
-        response_cache=ResponseCache(snapshots, verifier, write_behind, seals, settings.recall_bytes),
+        response_cache=ResponseCache(snapshots, verifier, write_behind, seals, database.clock, settings.recall_bytes),
         notifier=Notifier(),
         metrics=metrics,
-        supervisor=Supervisor(settings),
+        supervisor=supervisor or Supervisor(settings),
         health=Health(database),
         enqueue=enqueue_nothing,
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
-import time
 from dataclasses import dataclass
 
 ALL_SCOPES = ("solve", "read")
@@ -35,8 +33,3 @@ class Retry:
 
     key: str
     body_hash: str
-
-
-def new_id() -> str:
-    """A fresh id: 64 bits of nanoseconds, so that ids sort by age, and 64 random ones, so that none can be guessed."""
-    return f"{time.time_ns():016x}{os.urandom(8).hex()}"

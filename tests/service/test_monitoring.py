@@ -22,13 +22,14 @@ from pydantic import SecretStr
 from sqlalchemy import event
 
 from remat_ir import Problem, plain_peak
+from remat_service.clock import SYSTEM
 from remat_service.context import build_context
 from remat_service.identity import Caller
 from remat_service.metrics import Metrics
 from remat_service.requests.poller import look
 from remat_service.settings import Settings
 from remat_service.storage.prepare import migrate
-from remat_service.storage.tables import now, requests
+from remat_service.storage.tables import requests
 from remat_service.tenants.keys import default_caller
 from remat_service.web.event_stream import stream
 from service.serving import Service, eventually, hard_graph, serving, training_graph
@@ -211,7 +212,7 @@ def _waiting(caller: Caller) -> dict[str, Any]:
         "answer": {"cost_ns": None, "bound_ns": None, "restricted_to": []},
         "ended": False,
         "epoch": caller.epoch,
-        "created_at": now(),
+        "created_at": SYSTEM.now(),
     }
 
 

@@ -9,9 +9,10 @@ import typer
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..clock import SYSTEM
 from ..errors import Invalid, NotFound
 from ..storage.epochs import raise_epoch
-from ..storage.tables import api_keys, now, scopes, tenants
+from ..storage.tables import api_keys, scopes, tenants
 from ..tenants import keys
 from .transaction import in_database
 
@@ -31,7 +32,7 @@ def create(
     async def work(connection: AsyncConnection) -> tuple[str, str]:
         if await connection.scalar(select(tenants.c.id).where(tenants.c.name == tenant)) is None:
             await keys.add_tenant(connection, tenant)
-        expires_at = None if days is None else now() + timedelta(days=days)
+        expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
         return await keys.add_key(connection, tenant, label, scope or ["solve", "read"], expires_at)
 
     key_id, key = in_database(work, "keys create", tenant=tenant, label=label, scopes=scope or ["solve", "read"])
@@ -63,7 +64,7 @@ def _state(revoked_at: object, expires_at: object) -> str:
         return "revoked"
     if expires_at is None:
         return "valid"
-    return f"expired {expires_at}" if expires_at <= now() else f"valid until {expires_at}"  # type: ignore[operator]
+    return f"expired {expires_at}" if expires_at <= SYSTEM.now() else f"valid until {expires_at}"  # type: ignore[operator]
 
 
 @keys_app.command("rotate")

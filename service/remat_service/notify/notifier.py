@@ -35,7 +35,7 @@ class Notifier:
     """Who listens to which key; a key is held for as long as somebody listens to it."""
 
     def __init__(self) -> None:
-        self._listeners: dict[str, set[Subscription]] = {}
+        self._listeners: dict[str, dict[Subscription, None]] = {}  # in the order of their coming
         self.relay: Callable[[tuple[str, ...]], None] | None = None
         """Tells other processes of a change, where there are any."""
 
@@ -44,12 +44,12 @@ class Notifier:
         """Changes under any of these keys, up to the end of the block."""
         subscription = Subscription()
         for key in keys:
-            self._listeners.setdefault(key, set()).add(subscription)
+            self._listeners.setdefault(key, {})[subscription] = None
         try:
             yield subscription
         finally:
             for key in set(keys):
-                self._listeners[key].discard(subscription)
+                self._listeners[key].pop(subscription, None)
                 if not self._listeners[key]:
                     del self._listeners[key]
 

@@ -12,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import psutil
 import structlog
 
+from ..clock import Clock
 from ..settings import Settings
 from .child import LONGEST_FRAME
 
@@ -67,6 +67,10 @@ class Child:
     link: socket.socket
     died: asyncio.Event = field(default_factory=asyncio.Event)
     status: int | None = None
+
+    async def connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The streams from it and to it."""
+        return await asyncio.open_connection(sock=self.link, limit=1 << 20)
 
     def signal(self, number: int) -> None:
         """Signal the whole process group, unless it is known to be gone."""
@@ -233,11 +237,11 @@ class ChildRun:
     memory limit it is killed at once. `reason` says which it took: "deadline", "terminated", "killed", "memory".
     """
 
-    def __init__(self, child: Child, settings: Settings, time_limit_s: float) -> None:
-        self.child = child
+    def __init__(self, child: Child, settings: Settings, clock: Clock, time_limit_s: float) -> None:
+        self.child, self._clock = child, clock
         self.reason: str | None = None
         self._settings = settings
-        self._deadline = time.monotonic() + time_limit_s + settings.cancel_after_s
+        self._deadline = self._clock.monotonic() + time_limit_s + settings.cancel_after_s
         self._sending = asyncio.Lock()
         self._writer: asyncio.StreamWriter
         self._cancelled_at: float | None = None
@@ -245,7 +249,7 @@ class ChildRun:
     async def frames(self, job: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Send the job; yield every frame until the child has ended."""
         watchdog = asyncio.create_task(self._watch())
-        reader, self._writer = await asyncio.open_connection(sock=self.child.link, limit=1 << 20)
+        reader, self._writer = await self.child.connected()
         try:
             await self._send(job)
             while True:
@@ -269,7 +273,7 @@ class ChildRun:
     async def cancel(self) -> None:
         """Tell the child to stop; the watchdog sees to it."""
         if self._cancelled_at is None:
-            self._cancelled_at = time.monotonic()
+            self._cancelled_at = self._clock.monotonic()
             with contextlib.suppress(OSError):
                 await self._send({"cancel": True})
 
@@ -287,7 +291,7 @@ class ChildRun:
                 self.reason = "memory"
                 self.child.signal(signal.SIGKILL)
                 return
-            moment = time.monotonic()
+            moment = self._clock.monotonic()
             if self._cancelled_at is None and moment > self._deadline:
                 self.reason = "deadline"
                 await self.cancel()

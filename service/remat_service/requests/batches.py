@@ -8,7 +8,6 @@ the same end.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -25,9 +24,9 @@ from remat_solver.bounds import least_need
 
 from ..context import Context
 from ..errors import Gone, Invalid, NotFound, RateLimited, ServiceError, Unavailable
-from ..identity import Caller, Retry, new_id
+from ..identity import Caller, Retry
 from ..settings import Settings
-from ..storage.tables import groups, now
+from ..storage.tables import groups
 from . import read
 from .cancel import cancel
 from .groups import Group, few
@@ -126,11 +125,15 @@ class BatchSearches:
         Raises:
             ServiceError: as for a single solve.
         """
-        group_id = new_id()
+        group_id = self._context.clock.new_id()
         async with self._context.database.write() as connection:
             await connection.execute(
                 groups.insert().values(
-                    id=group_id, tenant_id=caller.tenant_id, kind=group.kind, about=group.about, created_at=now()
+                    id=group_id,
+                    tenant_id=caller.tenant_id,
+                    kind=group.kind,
+                    about=group.about,
+                    created_at=self._context.clock.now(),
                 )
             )
         step = _Step(self._context, caller, group_id, group.about, 0.0)
@@ -162,7 +165,7 @@ class BatchSearches:
             row = await _row(context, caller, group_id)
             if row is None or row.about["ended"] is not None:
                 return
-            elapsed = (now() - row.created_at).total_seconds()
+            elapsed = (context.clock.now() - row.created_at).total_seconds()
             try:
                 await _Step(context, caller, group_id, row.about, elapsed).run()
             except (RateLimited, Unavailable) as error:
@@ -187,7 +190,7 @@ class _Step:
         state = about["state"]
         self.search = BatchSearch(**state | {"unclear": set(state["unclear"])})
         self.batch = self.search.next_batch()
-        self.deadline = time.monotonic() + about["total_s"] - elapsed_s
+        self.deadline = context.clock.monotonic() + about["total_s"] - elapsed_s
 
     async def submit(self) -> str | None:
         """Ask for the solve of the next batch; its request's id, or None where there is nothing more to try."""
@@ -207,7 +210,7 @@ class _Step:
 
     async def run(self) -> None:
         """See the next batch to its end, and write down what it says about the others."""
-        request_id = await self.submit() if time.monotonic() < self.deadline else None
+        request_id = await self.submit() if self.context.clock.monotonic() < self.deadline else None
         if request_id is None or self.batch is None:
             proved = self.search.floor == self.search.ceiling
             ended = "proved" if proved else "time" if self.search.again or self.batch is not None else "unclear"
@@ -225,13 +228,13 @@ class _Step:
         """The row of the request, ended: by itself, or because its plan is cheap enough or its bound too high."""
         context, most = self.context, self.about["most_cost_ns"]
         while True:
-            row = await read.wait(context, self.caller, request_id, time.monotonic() + _LOOK_S)
+            row = await read.wait(context, self.caller, request_id, context.clock.monotonic() + _LOOK_S)
             if row.ended:
                 return row
             if context.stopping:
                 return None
             known = Answer.from_json(await read.current_answer(context, row))
-            if _cheap(known, most) or _hopeless(known, most) or time.monotonic() > self.deadline:
+            if _cheap(known, most) or _hopeless(known, most) or context.clock.monotonic() > self.deadline:
                 await cancel(context, self.caller, request_id)
 
     async def _conclude(self, row: Any) -> None:
@@ -289,7 +292,7 @@ async def status(
     Raises:
         NotFound: this tenant has no such search.
     """
-    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     with context.notifier.subscribe(group_id) as changes:
         while True:
             changes.reset()
@@ -297,7 +300,7 @@ async def status(
             if row is None or "state" not in row.about:
                 raise NotFound(f"there is no {KIND} with this id")
             ended = row.about["ended"] is not None
-            left = until - time.monotonic()
+            left = until - context.clock.monotonic()
             if ended or left <= 0 or context.stopping:
                 return await _document(context, caller, row), ended
             searches.drive(caller, group_id)

@@ -21,5 +21,5 @@ async def cancel(context: Context, caller: Caller, request_id: str) -> None:
     async with context.database.write() as connection:
         await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
         await end_request(context, connection, request_id, Status.CANCELLED, "cancel")
-        await end_if_unwanted(connection, row.solve_id)
+        await end_if_unwanted(context, connection, row.solve_id)
     context.notifier.notify(request_id, row.solve_id)

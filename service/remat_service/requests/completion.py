@@ -16,7 +16,7 @@ from ..context import Context
 from ..storage.answers import document
 from ..storage.claims import names
 from ..storage.seals import Seals
-from ..storage.tables import now, requests, solves
+from ..storage.tables import requests, solves
 
 _QUEUED, _RUNNING, _ENDED = "queued", "running", "ended"
 
@@ -42,12 +42,12 @@ def told(seals: Seals, row: Any) -> dict[str, Any]:
     return dict.fromkeys(found) | {"restricted_to": ""}
 
 
-def running_answer(seals: Seals, row: Any, status: Status | None = None) -> Answer:
+def running_answer(context: Context, row: Any, status: Status | None = None) -> Answer:
     """The answer so far of a request that has not ended, in net bytes, from a row with `PROGRESS`."""
-    running, known = row.state == _RUNNING, told(seals, row)
+    running, known = row.state == _RUNNING, told(context.seals, row)
     seconds = row.spent_s
     if running and row.started_at is not None:
-        seconds = max(seconds, min(row.time_limit_s, (now() - row.started_at).total_seconds()))
+        seconds = max(seconds, min(row.time_limit_s, (context.clock.now() - row.started_at).total_seconds()))
     answer = Answer(
         status=status or (Status.RUNNING if running else Status.QUEUED),
         method=row.method,
@@ -60,7 +60,7 @@ def running_answer(seals: Seals, row: Any, status: Status | None = None) -> Answ
     return answer if status is None else replace(answer, message=sentence(replace(answer, limit="cancel")))
 
 
-async def end_if_unwanted(connection: AsyncConnection, solve_id: str) -> None:
+async def end_if_unwanted(context: Context, connection: AsyncConnection, solve_id: str) -> None:
     """End a queued solve that nobody waits for any longer; a running one sees to that itself."""
     left = await connection.scalar(
         select(func.count()).select_from(requests).where(requests.c.solve_id == solve_id, requests.c.ended.is_(False))
@@ -69,7 +69,7 @@ async def end_if_unwanted(connection: AsyncConnection, solve_id: str) -> None:
         await connection.execute(
             update(solves)
             .where(solves.c.id == solve_id, solves.c.state == _QUEUED)
-            .values(state=_ENDED, ended_at=now(), revision=solves.c.revision + 1)
+            .values(state=_ENDED, ended_at=context.clock.now(), revision=solves.c.revision + 1)
         )
 
 
@@ -86,7 +86,7 @@ async def end_request(
     ).first()
     if row is None:
         return
-    answer = running_answer(context.seals, row, status)
+    answer = running_answer(context, row, status)
     least, enough = await context.claims.floor(connection, row.graph_key)
     answer = replace(answer, limit=limit, message=message, least_budget_bytes=enough, least_budget_bound_bytes=least)
     known, own = told(context.seals, row), await context.store.own_proof(connection, row.graph_key, row.budget_bytes)
@@ -94,11 +94,11 @@ async def end_request(
     if answer.bound_ns is not None and answer.bound_ns > proved:
         answer = replace(answer, claimed_bound_ns=answer.bound_ns, claimed_by=answer.method)
     proof_id = None if own is None or answer.bound_ns is None else own[0]
-    await write_answers(context.seals, connection, [(row, answer)], known["plan_id"], proof_id)
+    await write_answers(context, connection, [(row, answer)], known["plan_id"], proof_id)
 
 
 async def write_answers(
-    seals: Seals,
+    context: Context,
     connection: AsyncConnection,
     endings: Sequence[tuple[Any, Answer]],
     plan_id: str | None,
@@ -112,7 +112,7 @@ async def write_answers(
         .where(requests.c.id == bindparam("request_id"), requests.c.ended.is_(False))
         .values(
             ended=True,
-            ended_at=now(),
+            ended_at=context.clock.now(),
             plan_id=plan_id,
             proof_id=proof_id,
             answer=bindparam("said"),
@@ -123,5 +123,5 @@ async def write_answers(
     for row, answer in endings:
         said = document(answer, row.fixed_bytes, id=row.id, cache=row.cache)
         signed = {**row._mapping, "plan_id": plan_id, "proof_id": proof_id, "answer": said}
-        rows.append({"request_id": row.id, "said": said, "signed": seals.sealed("requests", signed)["seal"]})
+        rows.append({"request_id": row.id, "said": said, "signed": context.seals.sealed("requests", signed)["seal"]})
     await connection.execute(statement, rows)

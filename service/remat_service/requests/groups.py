@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,10 @@ from remat_solver.bounds import least_need
 
 from ..context import Context
 from ..errors import NotFound, ServiceError
-from ..identity import Caller, new_id
+from ..identity import Caller
 from ..settings import Settings
 from ..storage.epochs import of_epoch
-from ..storage.tables import groups, now, requests
+from ..storage.tables import groups, requests
 from . import read
 from .cancel import cancel
 from .parse import LIMITS, Ask, read_limits, read_problem
@@ -113,11 +112,15 @@ async def start(context: Context, caller: Caller, group: Group) -> str:
     Raises:
         ServiceError: as for a single solve.
     """
-    group_id = new_id()
+    group_id = context.clock.new_id()
     async with context.database.write() as connection:
         await connection.execute(
             groups.insert().values(
-                id=group_id, tenant_id=caller.tenant_id, kind=group.kind, about=group.about, created_at=now()
+                id=group_id,
+                tenant_id=caller.tenant_id,
+                kind=group.kind,
+                about=group.about,
+                created_at=context.clock.now(),
             )
         )
     taken: list[str] = []
@@ -141,7 +144,7 @@ async def status(
     Raises:
         NotFound: this tenant has no such group.
     """
-    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     async with context.database.read() as connection:
         group = (
             await connection.execute(

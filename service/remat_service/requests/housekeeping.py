@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import timedelta
 
 import structlog
@@ -13,7 +12,7 @@ from remat_ir import Status
 
 from ..context import Context
 from ..storage.eviction import evict
-from ..storage.tables import now, requests, solves
+from ..storage.tables import requests, solves
 from ..tenants.quotas import trim_requests
 from .completion import end_if_unwanted, end_request
 
@@ -29,11 +28,11 @@ async def housekeeping(context: Context) -> None:
     while not context.stopping:
         try:
             await expire_queued(context)
-            if time.monotonic() - evicted >= context.settings.housekeeping_s:
+            if context.clock.monotonic() - evicted >= context.settings.housekeeping_s:
                 await evict(context.database, context.settings, context.metrics)
                 async with context.database.write() as connection:
                     context.metrics.evicted.labels("request").inc(await trim_requests(connection))
-                evicted = time.monotonic()
+                evicted = context.clock.monotonic()
         except Exception:
             log.exception("housekeeping failed; trying again")
         await asyncio.sleep(min(context.settings.housekeeping_s, 5.0))
@@ -41,7 +40,7 @@ async def housekeeping(context: Context) -> None:
 
 async def expire_queued(context: Context) -> int:
     """End requests whose queue limit has passed before their solve was started."""
-    moment = now()
+    moment = context.clock.now()
     async with context.database.read() as connection:
         rows = (
             await connection.execute(
@@ -62,5 +61,5 @@ async def expire(context: Context, request_id: str, solve_id: str) -> None:
         await connection.execute(select(solves.c.id).where(solves.c.id == solve_id).with_for_update())
         said = "The queue limit has passed before a solver was free."
         await end_request(context, connection, request_id, Status.NOTHING_FOUND, "time", said)
-        await end_if_unwanted(connection, solve_id)
+        await end_if_unwanted(context, connection, solve_id)
     context.notifier.notify(request_id, solve_id)

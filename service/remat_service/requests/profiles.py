@@ -16,7 +16,7 @@ from remat_ir.kinds import Array, Dictionary, Row, Text
 from ..context import Context
 from ..identity import Caller
 from ..settings import Settings
-from ..storage.tables import now, profile_reports, profiles
+from ..storage.tables import profile_reports, profiles
 from ..tenants.quotas import check_profiles
 
 MOST_ROWS = 100_000
@@ -114,7 +114,7 @@ async def put(context: Context, caller: Caller, device: str, table: dict[str, tu
     """
     if not table:
         return {}
-    moment, signatures = now(), sorted(table)
+    moment, signatures = context.clock.now(), sorted(table)
     async with context.database.write() as connection:
         await check_profiles(connection, caller, device, signatures)
         for start in range(0, len(signatures), _BATCH):

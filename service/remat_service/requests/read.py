@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import structlog
@@ -65,7 +64,7 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
             if body is not None:
                 context.notifier.notify_here(request_id)
                 return body, True
-            left = until - time.monotonic()
+            left = until - context.clock.monotonic()
             if not looked or found is not None or left <= 0 or context.stopping:
                 row, looked = await find_request(context, caller, request_id), True
                 if row.ended or left <= 0 or context.stopping:
@@ -131,7 +130,7 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
         while True:
             changes.reset()
             row = await find_request(context, caller, request_id)
-            left = until - time.monotonic()
+            left = until - context.clock.monotonic()
             if row.ended or left <= 0 or context.stopping:
                 if row.ended:
                     context.notifier.notify_here(request_id)
@@ -170,7 +169,7 @@ async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bo
 
 async def current_answer(context: Context, row: Any) -> dict[str, Any]:
     """The answer object of a request under way, without a plan."""
-    return document(running_answer(context.seals, row), row.fixed_bytes, id=row.id, cache=row.cache)
+    return document(running_answer(context, row), row.fixed_bytes, id=row.id, cache=row.cache)
 
 
 async def proof_text(

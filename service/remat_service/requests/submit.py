@@ -18,12 +18,12 @@ from remat_solver.knowledge import Ending, Known
 
 from ..context import Context
 from ..errors import Conflict, Unavailable
-from ..identity import Caller, Retry, new_id
+from ..identity import Caller, Retry
 from ..storage.answers import document
 from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
-from ..storage.tables import ACTIVE, now, requests, solves
+from ..storage.tables import ACTIVE, requests, solves
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
@@ -147,7 +147,7 @@ class Submission:
         """The request's own row."""
         ask, fixed = self.ask, self.ask.problem.subject.fixed_bytes
         return {
-            "id": new_id(),
+            "id": self.context.clock.new_id(),
             "tenant_id": self.caller.tenant_id,
             "graph_key": graph_key,
             "digest": digest,
@@ -165,7 +165,7 @@ class Submission:
             "body_hash": None if self.retry is None else self.retry.body_hash,
             "group_id": self.group_id,
             "epoch": self.caller.epoch,
-            "created_at": now(),
+            "created_at": self.context.clock.now(),
         }
 
     def _keyed_row(self, keys: Keys) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Submission:
         insert = (
             self.context.database.insert(solves)
             .values(
-                id=new_id(),
+                id=self.context.clock.new_id(),
                 tenant_id=self.caller.tenant_id,
                 flight_key=keys.flight,
                 graph_key=keys.graph,
@@ -327,7 +327,7 @@ class Submission:
                 state=_QUEUED,
                 priority=ask.priority,
                 trace=traceparent(),
-                queued_at=now(),
+                queued_at=self.context.clock.now(),
             )
             .on_conflict_do_nothing()
             .returning(solves.c.id)
@@ -339,4 +339,4 @@ class Submission:
         waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
         if (waiting or 0) >= self.context.settings.most_queued:
             raise Unavailable("the queue is full", retry_after_s=30)
-        await check_quota(connection, self.caller)
+        await check_quota(connection, self.caller, self.context.clock.now())

@@ -17,7 +17,7 @@ from ..context import Context
 from ..identity import Caller
 from ..requests.completion import end_request
 from ..storage.cache_key import Keys
-from ..storage.tables import now, requests, solves
+from ..storage.tables import requests, solves
 from ..tenants.keys import caller_of
 
 
@@ -44,13 +44,13 @@ def silent(context: Context) -> ColumnElement[bool]:
     """
     if not context.settings.embedded:
         return false()
-    stale = now() - timedelta(seconds=context.settings.stale_after_s)
+    stale = context.clock.now() - timedelta(seconds=context.settings.stale_after_s)
     return and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
 
 
 async def claim_solve(context: Context, solve_id: str, ticket: int | None = None) -> Claim | None:
     """Make a queued solve ours, or one whose process has fallen silent; None where there is none."""
-    moment = now()
+    moment = context.clock.now()
     async with context.database.write() as connection:
         row = (
             await connection.execute(
@@ -89,7 +89,7 @@ async def _fail(context: Context, row: Any, message: str) -> None:
         await connection.execute(
             update(solves)
             .where(solves.c.id == row.id)
-            .values(state="ended", ended_at=now(), revision=solves.c.revision + 1)
+            .values(state="ended", ended_at=context.clock.now(), revision=solves.c.revision + 1)
         )
     context.notifier.notify(row.id, *(request.id for request in open_ids))
 

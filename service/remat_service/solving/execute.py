@@ -7,12 +7,10 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 
 import structlog
 
 from ..context import Context
-from ..storage.tables import now
 from ..telemetry import span
 from .claim import LostClaim, claim_solve, give_back
 from .run import SolveRun
@@ -27,8 +25,8 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
         return False
     context.metrics.running.inc()
     logger = log.bind(solve=claim.id, attempt=claim.attempt, method=claim.row.method)
-    logger.info("solve started", queued_s=round((now() - claim.row.queued_at).total_seconds(), 3))
-    begun = time.monotonic()
+    logger.info("solve started", queued_s=round((context.clock.now() - claim.row.queued_at).total_seconds(), 3))
+    begun = context.clock.monotonic()
     try:
         about = {"remat.solve": claim.id, "remat.method": claim.row.method, "remat.attempt": claim.attempt}
         with span("solve", claim.row.trace, about) as note:
@@ -37,7 +35,10 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
                 note("remat.status", outcome.status.value)
         if outcome is not None:
             logger.info(
-                "solve ended", status=outcome.status.value, gap=outcome.gap, seconds=round(time.monotonic() - begun, 3)
+                "solve ended",
+                status=outcome.status.value,
+                gap=outcome.gap,
+                seconds=round(context.clock.monotonic() - begun, 3),
             )
     except LostClaim:
         logger.warning("solve taken over by another worker")

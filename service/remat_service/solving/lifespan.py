@@ -35,7 +35,7 @@ async def opened(context: Context) -> AsyncIterator[None]:
                 await connection.run_sync(migrations.lock)
                 await default_caller(connection)
             if context.database.is_sqlite:
-                await _requeue_all(context)
+                await requeue_all(context)
             await context.health.wrong()  # notes which file it is
             _say(context)
             async with _shared(context):
@@ -79,7 +79,7 @@ async def _shared(context: Context) -> AsyncIterator[None]:
         await relay.stop()
 
 
-async def _requeue_all(context: Context) -> None:
+async def requeue_all(context: Context) -> None:
     """On SQLite this process is the only one, so whatever runs in the table ran in one that has died."""
     async with context.database.write() as connection:
         done = await connection.execute(

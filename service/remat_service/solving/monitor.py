@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 
 import structlog
 
@@ -13,7 +12,6 @@ from remat_ir import Status, gap_of
 from ..context import Context
 from ..processes.supervisor import ChildRun
 from ..requests.completion import end_request
-from ..storage.tables import now
 from .claim import Claim, LostClaim, limits_of_open_requests
 from .record import SolveRecord
 
@@ -36,17 +34,19 @@ class Monitor:
     async def watch(self) -> None:
         """Look whenever something about the solve has changed, and now and then."""
         context, claim, record = self._context, self._claim, self._record
-        beat = time.monotonic()
+        beat = context.clock.monotonic()
         with context.notifier.subscribe(claim.id) as changes:
             while True:
                 await changes.wait(_TICK_S)
                 await asyncio.sleep(_PAUSE_S)
                 changes.reset()
                 try:
-                    if time.monotonic() - beat >= context.settings.heartbeat_s:
-                        beat = time.monotonic()
+                    if context.clock.monotonic() - beat >= context.settings.heartbeat_s:
+                        beat = context.clock.monotonic()
                         async with context.database.write() as connection:
-                            await record.write(connection, {"heartbeat_at": now(), "spent_s": record.spent()})
+                            await record.write(
+                                connection, {"heartbeat_at": context.clock.now(), "spent_s": record.spent()}
+                            )
                     await self._review()
                 except LostClaim:
                     record.lost = True

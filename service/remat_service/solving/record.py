@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import structlog
@@ -59,18 +58,18 @@ class SolveRecord:
 
     def begin(self) -> None:
         """A round starts now."""
-        self._began = time.monotonic()
+        self._began = self._context.clock.monotonic()
 
     def end(self) -> float:
         """The round ends now: its seconds, which count as spent from here on."""
-        elapsed = 0.0 if self._began is None else time.monotonic() - self._began
+        elapsed = 0.0 if self._began is None else self._context.clock.monotonic() - self._began
         self._began = None
         self.spent_s += elapsed
         return elapsed
 
     def spent(self) -> float:
         """Seconds of solving up to this moment."""
-        return self.spent_s + (0.0 if self._began is None else time.monotonic() - self._began)
+        return self.spent_s + (0.0 if self._began is None else self._context.clock.monotonic() - self._began)
 
     async def write(self, connection: AsyncConnection, values: dict[str, Any]) -> None:
         """A fenced write to our row.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,6 @@ from ..requests.completion import write_answers
 from ..storage.cache import Stored
 from ..storage.claims import Effort, column
 from ..storage.packing import unpack
-from ..storage.tables import now
 from ..subjects import gross_of
 from .claim import Claim, LostClaim, open_requests
 from .monitor import NEARLY_S, Monitor
@@ -85,9 +83,9 @@ class SolveRun:
     async def _round(self, digest: str, limit_s: float, gap: float, known: Stored) -> tuple[Answer, Stored]:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
         context, claim = self.context, self.claim
-        begun = time.monotonic()
+        begun = context.clock.monotonic()
         child = await context.supervisor.start_child(limit_s)
-        run = ChildRun(child, context.settings, limit_s)
+        run = ChildRun(child, context.settings, context.clock, limit_s)
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
         monitor = Monitor(context, claim, self.record, run, limit_s, gap)
@@ -105,7 +103,9 @@ class SolveRun:
         if self.record.lost:
             raise LostClaim
         elapsed = self.record.end()
-        context.metrics.overhead_seconds.observe(max(0.0, time.monotonic() - begun - outcome.solver_seconds(elapsed)))
+        context.metrics.overhead_seconds.observe(
+            max(0.0, context.clock.monotonic() - begun - outcome.solver_seconds(elapsed))
+        )
         if run.reason is not None:
             context.metrics.kills.labels(run.reason).inc()
         return await self._store(outcome, run, limit_s - elapsed <= NEARLY_S, gap, known)
@@ -227,11 +227,12 @@ class SolveRun:
             if known.proof is not None and proof_id is None:
                 key, budget = claim.row.graph_key, claim.net.budget_bytes
                 proof_id = await context.store.put_proof(connection, key, budget, *known.proof)
-            await write_answers(context.seals, connection, endings, None if plan is None else plan.id, proof_id)
+            await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id)
             finished = len(endings) == len(waiting)
             if finished:
                 await self.record.write(
-                    connection, {"state": "ended", "ended_at": now(), "outcome": outcome.to_json(), "worker": None}
+                    connection,
+                    {"state": "ended", "ended_at": context.clock.now(), "outcome": outcome.to_json(), "worker": None},
                 )
         if plan is not None and context.settings.embedded:  # for the crowd that is about to be woken
             await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
@@ -259,7 +260,9 @@ class SolveRun:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             wanted = bool(await open_requests(connection, self.claim.id))
             if not wanted:
-                await self.record.write(connection, {"state": "ended", "ended_at": now(), "worker": None})
+                await self.record.write(
+                    connection, {"state": "ended", "ended_at": self.context.clock.now(), "worker": None}
+                )
         self.context.notifier.notify(self.claim.id)
         return not wanted
 

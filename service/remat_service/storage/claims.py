@@ -13,7 +13,7 @@ from remat_ir import Verdict
 from .cache_key import SOLVER
 from .database import Database
 from .seals import Seals
-from .tables import bounds, efforts, floors, now
+from .tables import bounds, efforts, floors
 
 WHOLE = ""
 """`restricted_to` of a bound that holds for every plan."""
@@ -105,7 +105,9 @@ class Claims:
             "bound_ns": bound_ns,
             "source": source[:100],
         }
-        insert = self._database.insert(bounds).values(self.seals.sealed("bounds", row) | {"created_at": now()})
+        insert = self._database.insert(bounds).values(
+            self.seals.sealed("bounds", row) | {"created_at": self._database.clock.now()}
+        )
         await connection.execute(
             insert.on_conflict_do_update(
                 index_elements=list(bounds.primary_key.columns),
@@ -181,7 +183,7 @@ class Claims:
         """Keep how a solve ended; the longest one stands, and a settled one for good."""
         key = {"graph_key": graph_key, "budget_bytes": net_budget, "method_key": method_key, "solver": SOLVER}
         row = self.seals.sealed("efforts", key | effort._asdict())
-        insert = self._database.insert(efforts).values(row | {"created_at": now()})
+        insert = self._database.insert(efforts).values(row | {"created_at": self._database.clock.now()})
         fresh = (*Effort._fields, "created_at")
         await connection.execute(
             insert.on_conflict_do_update(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,11 @@ from sqlalchemy import Connection, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from ..clock import SYSTEM, Clock
 from ..settings import driver_url
+
+Connect = Callable[..., Awaitable[Any]]
+"""Opens a connection of the driver."""
 
 
 class Database:
@@ -20,10 +24,14 @@ class Database:
 
     SQLite: WAL, `synchronous=NORMAL`, `busy_timeout`, `foreign_keys=ON`; the driver begins nothing by itself, writers
     `BEGIN IMMEDIATE`, so that no transaction finds out at its end that it may not write.
+
+    Args:
+        clock: the time of this process, for all that is written and waited for.
+        connect: opens a connection in the driver's place.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = driver_url(url)
+    def __init__(self, url: str, clock: Clock = SYSTEM, connect: Connect | None = None) -> None:
+        self.url, self.clock = driver_url(url), clock
         self.is_sqlite = self.url.startswith("sqlite")
         # a burst waits for a connection rather than failing
         more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
@@ -32,6 +40,8 @@ class Database:
             more |= {"pool_pre_ping": True}
         elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
             more = {"json_deserializer": json_or_nothing}
+        if connect is not None:
+            more["async_creator"] = connect
         self.engine: AsyncEngine = create_async_engine(self.url, **more)
         self._reader = self.engine
         if not self.is_sqlite:  # READ COMMITTED has no snapshot to lose, and BEGIN and ROLLBACK are a trip each

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..metrics import Metrics
 from ..settings import Settings
 from .database import Database, try_lock
-from .tables import graphs, groups, now, plans, proofs, requests, solves
+from .tables import graphs, groups, plans, proofs, requests, solves
 
 _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
@@ -19,7 +19,7 @@ _LOCK = 0x6B656570  # one process at a time sums the store up
 
 async def evict(database: Database, settings: Settings, metrics: Metrics) -> int:
     """Forget what is old, then the least used until the store is within its bytes; returns the graphs forgotten."""
-    cutoff = now() - timedelta(days=settings.store_days)
+    cutoff = database.clock.now() - timedelta(days=settings.store_days)
     async with database.write() as connection:
         if not await try_lock(connection, _LOCK):
             return 0

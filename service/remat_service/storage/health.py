@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 
 from .database import Database
-from .tables import now, probes
+from .tables import probes
 
 _FRESH_S = 1.0
 _LIMIT_S = 5.0
@@ -26,9 +25,9 @@ class Health:
     async def wrong(self) -> str | None:
         """What keeps the database from taking writes, in a few words; None where nothing does."""
         async with self._looking:
-            if time.monotonic() - self._looked_at >= _FRESH_S:
+            if self._database.clock.monotonic() - self._looked_at >= _FRESH_S:
                 self._wrong = await self._look()
-                self._looked_at = time.monotonic()
+                self._looked_at = self._database.clock.monotonic()
             return self._wrong
 
     async def _look(self) -> str | None:
@@ -36,7 +35,7 @@ class Health:
             if self._replaced():
                 return "the database's file is gone or another one"
             async with asyncio.timeout(_LIMIT_S), self._database.write() as connection:
-                insert = self._database.insert(probes).values(id=1, at=now())
+                insert = self._database.insert(probes).values(id=1, at=self._database.clock.now())
                 await connection.execute(
                     insert.on_conflict_do_update(index_elements=[probes.c.id], set_={"at": insert.excluded.at})
                 )

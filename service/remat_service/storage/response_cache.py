@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..identity import Caller, Retry, new_id
+from ..clock import Clock
+from ..identity import Caller, Retry
 from ..lru import Lru
 from .answers import rendered
 from .cache import Stored
@@ -19,7 +20,6 @@ from .cache_key import Keys
 from .packing import checksum
 from .seals import Seals
 from .snapshot import Snapshot, SnapshotReader
-from .tables import now
 from .verifier import Verifier
 from .write_behind import WriteBehind
 
@@ -48,9 +48,11 @@ class ResponseCache:
         verifier: Verifier,
         write_behind: WriteBehind,
         seals: Seals,
+        clock: Clock,
         most_bytes: int,
     ) -> None:
         self._snapshots, self._verifier, self._write_behind, self._seals = snapshots, verifier, write_behind, seals
+        self._clock = clock
         self._responses: Lru[tuple[str, str, int, bytes], CachedResponse] = Lru(most_bytes)
 
     async def get(self, caller: Caller, body: bytes, retry: Retry | None) -> bytes | None:
@@ -66,8 +68,8 @@ class ResponseCache:
         if not stands or forgotten:
             self._responses.drop(key)
             return None
-        moment = now()
-        row = {**held.row, "id": new_id(), "created_at": moment, "ended_at": moment}
+        moment = self._clock.now()
+        row = {**held.row, "id": self._clock.new_id(), "created_at": moment, "ended_at": moment}
         row["answer"] = {**held.row["answer"], "id": row["id"]}
         if retry is not None:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}

@@ -13,13 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import AnyPlan, Problem, Verdict
 
-from ..identity import new_id
 from ..subjects import size_of
 from .cache_key import SOLVER, Keys
 from .claims import Claims
 from .database import Database
 from .packing import checksum, pack
-from .tables import graphs, now, plans, problems, proofs
+from .tables import graphs, plans, problems, proofs
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Store:
 
     async def put_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:
         """Keep the subject of a net problem, and the problem's name; what is there already stays."""
-        moment = now()
+        moment = self._database.clock.now()
         known = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
         if known is None:
             row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
@@ -105,9 +104,9 @@ class Store:
     ) -> tuple[str, str]:
         """Keep a verified plan; returns its id and checksum, the older row's where the same plan is there."""
         packed = pack(plan.to_json())
-        digest, moment = checksum(packed), now()
+        digest, moment = checksum(packed), self._database.clock.now()
         row = {
-            "id": new_id(),
+            "id": self._database.clock.new_id(),
             "graph_key": graph_key,
             "method_key": method_key,
             "source": source[:100],
@@ -138,7 +137,7 @@ class Store:
         """Keep a checked certificate, packed; returns its id, the older row's where the same one is there."""
         digest = checksum(packed)
         row = {
-            "id": new_id(),
+            "id": self._database.clock.new_id(),
             "graph_key": graph_key,
             "budget_bytes": net_budget,
             "bound_ns": bound_ns,
@@ -146,7 +145,7 @@ class Store:
             "data": packed,
             "checksum": digest,
             "size_bytes": len(packed),
-            "created_at": now(),
+            "created_at": self._database.clock.now(),
         }
         again = {key: row[key] for key in ("data", "bound_ns", "size_bytes")}
         stored: str | None = await connection.scalar(
@@ -226,7 +225,7 @@ class Store:
 
     async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
         """Note that they were of use, for eviction."""
-        moment = now()
+        moment = self._database.clock.now()
         await connection.execute(update(graphs).where(graphs.c.key == graph_key).values(used_at=moment))
         if plan_id is not None:
             await connection.execute(update(plans).where(plans.c.id == plan_id).values(used_at=moment))

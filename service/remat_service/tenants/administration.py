@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..identity import new_id
-from ..storage.tables import administration, now
+from ..clock import SYSTEM
+from ..storage.tables import administration
 
 
 def operator() -> str:
@@ -26,7 +26,7 @@ def operator() -> str:
 async def record(connection: AsyncConnection, actor: str, act: str, about: Mapping[str, Any]) -> None:
     """Write one act down, in the transaction that performs it: there is no act without its line."""
     await connection.execute(
-        administration.insert().values(id=new_id(), at=now(), actor=actor, act=act, about=dict(about))
+        administration.insert().values(id=SYSTEM.new_id(), at=SYSTEM.now(), actor=actor, act=act, about=dict(about))
     )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..clock import SYSTEM
 from ..errors import Conflict, Invalid, NotFound
-from ..identity import new_id
-from ..storage.tables import now, scopes, solves, tenants
+from ..storage.tables import scopes, solves, tenants
 
 _OF_GROUP, _OF_TENANT = "group:", "tenant:"
 
@@ -142,10 +142,10 @@ async def _scope(connection: AsyncConnection, name: str) -> str | None:
 
 
 async def _add_scope(connection: AsyncConnection, name: str, everyone: bool = False) -> str:
-    scope_id = new_id()
+    scope_id = SYSTEM.new_id()
     await connection.execute(
         scopes.insert().values(
-            id=scope_id, name=name, salt=os.urandom(32), epoch=0, everyone=everyone, created_at=now()
+            id=scope_id, name=name, salt=os.urandom(32), epoch=0, everyone=everyone, created_at=SYSTEM.now()
         )
     )
     return scope_id

@@ -16,9 +16,10 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..clock import SYSTEM
 from ..errors import Forbidden, Invalid, NotFound, Unauthorized
-from ..identity import ALL_SCOPES, Caller, new_id
-from ..storage.tables import api_keys, now, scopes, tenants
+from ..identity import ALL_SCOPES, Caller
+from ..storage.tables import api_keys, scopes, tenants
 from .groups import group_of, scope_for_new
 
 PREFIX = "remat_"
@@ -67,7 +68,7 @@ async def add_tenant(
     """
     if await connection.scalar(select(tenants.c.id).where(tenants.c.name == name)) is not None:
         raise Invalid(f"there is a tenant {name!r} already")
-    tenant_id = new_id()
+    tenant_id = SYSTEM.new_id()
     await connection.execute(
         tenants.insert().values(
             id=tenant_id,
@@ -76,7 +77,7 @@ async def add_tenant(
             weight=weight,
             identity_group=identity_group,
             disabled=False,
-            created_at=now(),
+            created_at=SYSTEM.now(),
         )
     )
     return tenant_id
@@ -110,7 +111,7 @@ async def add_key(
     for scope in allowed:
         if scope not in ALL_SCOPES:
             raise Invalid(f"unknown scope {scope!r}; there are: {', '.join(ALL_SCOPES)}")
-    key, key_id = make_key(), new_id()
+    key, key_id = make_key(), SYSTEM.new_id()
     await connection.execute(
         api_keys.insert().values(
             id=key_id,
@@ -119,7 +120,7 @@ async def add_key(
             prefix=key[: len(PREFIX) + 6],
             secret_hash=hashed(key),
             scopes=" ".join(allowed),
-            created_at=now(),
+            created_at=SYSTEM.now(),
             expires_at=expires_at,
         )
     )
@@ -142,7 +143,7 @@ async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelt
     if row is None:
         raise NotFound(f"there is no valid key {key_id!r}")
     fresh = await add_key(connection, row.name, row.label, row.scopes.split())
-    end = now() + overlap
+    end = SYSTEM.now() + overlap
     if row.expires_at is None or row.expires_at > end:
         await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
     return fresh
@@ -154,14 +155,14 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
     Raises:
         NotFound: there is no such key.
     """
-    done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=now()))
+    done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=SYSTEM.now()))
     if done.rowcount != 1:
         raise NotFound(f"there is no key {key_id!r}")
 
 
 async def any_key(connection: AsyncConnection) -> bool:
     """Whether some key would be accepted now."""
-    moment = now()
+    moment = SYSTEM.now()
     found = await connection.scalar(
         select(api_keys.c.id)
         .where(api_keys.c.revoked_at.is_(None), (api_keys.c.expires_at.is_(None)) | (api_keys.c.expires_at > moment))
@@ -184,7 +185,7 @@ async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
             .where(api_keys.c.secret_hash == hashed(key))
         )
         row = (await connection.execute(query)).first()
-    dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= now())
+    dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= SYSTEM.now())
     if row is None or dead or row.disabled:
         raise Unauthorized("this API key is not valid")
     return _caller(row, tuple(row.scopes.split()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, func, select
@@ -11,13 +11,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Conflict, RateLimited
 from ..identity import Caller
-from ..storage.tables import graphs, now, plans, profile_reports, requests, solves, tenants
+from ..storage.tables import graphs, plans, profile_reports, requests, solves, tenants
 
 _DAY = timedelta(days=1)
 _BATCH = 500
 
 
-async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
+async def check_quota(connection: AsyncConnection, caller: Caller, moment: datetime) -> None:
     """Refuse another solve over the tenant's quota; hits and joins cost nothing and are never refused.
 
     `most_running` is not looked at here: it holds a solve in the queue, it does not refuse it.
@@ -35,7 +35,7 @@ async def check_quota(connection: AsyncConnection, caller: Caller) -> None:
         if (queued or 0) >= limits.most_queued:
             raise RateLimited(f"{queued} solves are queued, the most for this tenant", retry_after_s=10)
     if limits.most_solver_seconds is not None:
-        since = now() - _DAY
+        since = moment - _DAY
         spent, first = (
             await connection.execute(
                 select(func.coalesce(func.sum(solves.c.spent_s), 0.0), func.min(solves.c.queued_at)).where(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -52,7 +51,7 @@ class Callers:
             caller = self._remembered(name)
             if caller is not None:
                 return caller
-            moment = time.monotonic()
+            moment = self._context.clock.monotonic()
             caller = await self._look_up(key, tenant)
             if len(self._known) > 10_000:
                 self._known.clear()
@@ -70,7 +69,7 @@ class Callers:
 
     def _remembered(self, name: tuple[str, str | None]) -> Caller | None:
         found = self._known.get(name)
-        return found[1] if found is not None and found[0] > time.monotonic() else None
+        return found[1] if found is not None and found[0] > self._context.clock.monotonic() else None
 
 
 def _bearer(authorization: str | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,7 +24,7 @@ async def stream(
     `who` is asked every second, so that a stream ends with its key.
     """
     yield b"retry: 1000\n\n"
-    quiet_since = time.monotonic()
+    quiet_since = context.clock.monotonic()
     solve_id = (await read.find_request(context, await who(), request_id)).solve_id
     with context.notifier.subscribe(request_id, *([solve_id] if solve_id else [])) as changes:
         changed = True
@@ -40,15 +39,15 @@ async def stream(
                 for point in await read.progress_of(context, row, after):
                     after = point["seq"]
                     yield event("progress", point, after)
-                    quiet_since = time.monotonic()
+                    quiet_since = context.clock.monotonic()
                 if row.ended:
                     yield event("end", read.listed_answer(context, row), after)
                     return
             if context.stopping:
                 return  # the client comes back with Last-Event-ID
-            if time.monotonic() - quiet_since >= _ALIVE_S:
+            if context.clock.monotonic() - quiet_since >= _ALIVE_S:
                 yield b": alive\n\n"
-                quiet_since = time.monotonic()
+                quiet_since = context.clock.monotonic()
             changed = await changes.wait(_KEY_S)
 
 

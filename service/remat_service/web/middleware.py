@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 
+from ..clock import SYSTEM
 from ..errors import BadRequest
-from ..identity import new_id
 from ..metrics import Metrics
 from .authentication import ADMITTED
 from .problems import problem_response
@@ -39,7 +39,7 @@ class RequestMiddleware:
             return
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _ID.fullmatch(given) else new_id()
+        request_id = given if _ID.fullmatch(given) else SYSTEM.new_id()
         status = 500
         begun = time.perf_counter()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -52,7 +51,7 @@ def preferred_wait(request: Request) -> float:
 
 async def answered(context: Context, caller: Caller, request_id: str, wait_s: float) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
-    until = time.monotonic() + min(wait_s, context.settings.longest_wait_s)
+    until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     text, ended = await read.answer(context, caller, request_id, until)
     headers = {"Cache-Control": "no-store"}
     if not ended:
