@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help test test-slow simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,9 @@ test: $(STAMP) lint  ## the checks and every test that is quick
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
+
+simulate: $(STAMP)  ## replay SEED of the simulated service, or a range FIRST:END
+	PYTHONPATH=tests $(BIN)/python -m service.simulation $(SEED)
 
 test-standin: $(STAMP)  ## what needs a CUDA device, on a stand-in for one that is built here: needs a C++20 compiler
 	$(BIN)/python tests/standin/lane.py

@@ -19,7 +19,7 @@ class Clock:
         return time.monotonic()
 
     def new_id(self) -> str:
-        """A fresh id: 64 bits of nanoseconds, by which ids sort by age, and 64 random ones, so that none can be guessed."""
+        """A fresh id: 64 bits of nanoseconds, so ids sort by age, and 64 random ones, so that none can be guessed."""
         return f"{time.time_ns():016x}{os.urandom(8).hex()}"
 
 

@@ -74,3 +74,16 @@ def test_ready_means_writable(tmp_path: Path) -> None:
         eventually(lambda: own.http.get("/readyz").status_code == 503, 5)
         (tmp_path / "moved.sqlite").rename(tmp_path / "service.sqlite")
         eventually(lambda: own.http.get("/readyz").status_code == 200, 5)
+
+
+def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
+    """A second service is refused through a symbolic link too, and what lies next to the file does not matter."""
+    with serving(tmp_path, workers=1):
+        alias = tmp_path / "alias.sqlite"
+        alias.symlink_to(tmp_path / "service.sqlite")
+        for beside in tmp_path.glob("*.lock"):
+            beside.unlink()
+        for name in ("service.sqlite", "alias.sqlite"):
+            done = _started(tmp_path, database_url=f"sqlite:///{tmp_path}/{name}")
+            assert done.returncode != 0
+            assert "another service has" in done.stdout + done.stderr

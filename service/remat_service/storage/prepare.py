@@ -32,12 +32,16 @@ async def migrate(database: Database) -> None:
 
 @contextmanager
 def sole_owner(database: Database) -> Iterator[None]:
-    """Hold the lock file next to a SQLite file; a crash releases it."""
+    """Hold a lock on a SQLite file itself, under whatever name it is opened; a crash releases it.
+
+    It is `flock`'s, of which SQLite's own locks know nothing on Linux. The handle is open for as long as the
+    database is, since closing one ends SQLite's locks.
+    """
     path = database.engine.url.database
     if not database.is_sqlite or not path or path == ":memory:":
         yield
         return
-    handle = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,121 @@
+"""What holds after every commit, whoever made it: fences, endings, quotas and tenants, read by an eye of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+_SOLVES = (
+    "id", "tenant_id", "state", "attempt", "worker", "priority", "spent_s", "plan_id", "cost_ns", "bound_ns",
+    "heartbeat_at", "outcome",
+)  # fmt: skip
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Eye:
+    """Compares the tables before and after each commit.
+
+    Args:
+        healthy: whether a process lives, and has never been disturbed.
+
+    Attributes:
+        most_queued, most_running: the quotas, by tenant.
+    """
+
+    def __init__(self, path: str, healthy: Callable[[str], bool]) -> None:
+        self._healthy = healthy
+        self._own = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._solves: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, str] = {}
+        self.most_queued: dict[str, int] = {}
+        self.most_running: dict[str, int] = {}
+        self.broken: Broken | None = None
+
+    def committed(self, process: str) -> None:
+        """Look after a commit of a process; what is wrong is kept, and raised by `check`."""
+        if self.broken is None:
+            try:
+                self._look(process)
+            except Broken as error:
+                self.broken = error
+
+    def check(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            Broken: an invariant did not hold after some commit.
+        """
+        if self.broken is not None:
+            raise self.broken
+
+    def close(self) -> None:
+        """Look no more."""
+        self._own.close()
+
+    def requests(self) -> dict[str, dict[str, Any]]:
+        """Every request, by id."""
+        return {row["id"]: row for row in self._rows("requests", ("id", "tenant_id", "ended", "solve_id", "answer"))}
+
+    def solves(self) -> dict[str, dict[str, Any]]:
+        """Every solve, by id."""
+        return {row["id"]: row for row in self._rows("solves", _SOLVES)}
+
+    def _rows(self, table: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        query = f"SELECT {', '.join(names)} FROM {table} ORDER BY id"
+        return [dict(zip(names, row, strict=True)) for row in self._own.execute(query)]
+
+    def _look(self, process: str) -> None:
+        before, after = self._solves, self.solves()
+        self._solves = after
+        for solve_id, row in after.items():
+            self._fences(process, before.get(solve_id), row)
+        for solve_id in before:
+            _hold(solve_id in after, f"solve {solve_id} is gone")
+        self._quotas(before, after)
+        for request_id, row in self.requests().items():
+            if row["solve_id"] is not None:
+                _hold(after[row["solve_id"]]["tenant_id"] == row["tenant_id"], f"{request_id} joined another tenant")
+            if request_id in self._ended:
+                _hold(self._ended[request_id] == row["answer"], f"the answer of {request_id} was changed")
+            elif row["ended"]:
+                self._ended[request_id] = row["answer"]
+
+    def _fences(self, process: str, old: dict[str, Any] | None, new: dict[str, Any]) -> None:
+        name = f"solve {new['id']}, by {process}"
+        if old is None:
+            _hold(new["state"] == "queued" and new["attempt"] == 0, f"{name}: not queued at first")
+            return
+        _hold(old["state"] != "ended" or old == new, f"{name}: written after its end")
+        _hold(new["attempt"] in (old["attempt"], old["attempt"] + 1), f"{name}: attempts skipped")
+        if new["attempt"] > old["attempt"]:
+            _hold(new["state"] == "running" and new["worker"] == process, f"{name}: claimed for another")
+            idle = old["state"] == "queued" or not self._healthy(old["worker"])
+            _hold(idle, f"{name}: taken from {old['worker']}, which works on it")
+            return
+        found = [
+            k for k in ("spent_s", "plan_id", "cost_ns", "bound_ns", "heartbeat_at", "outcome") if old[k] != new[k]
+        ]
+        mine = old["state"] == "running" and old["worker"] == process
+        _hold(mine or not found, f"{name}: {', '.join(found)} written past the fence")
+        _hold(new["spent_s"] >= old["spent_s"], f"{name}: time was unspent")
+        better = old["cost_ns"] is None or (new["cost_ns"] is not None and new["cost_ns"] <= old["cost_ns"])
+        _hold(better, f"{name}: a better plan was forgotten")
+
+    def _quotas(self, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
+        for tenant, most in self.most_queued.items():
+            queued = [row for row in after.values() if row["tenant_id"] == tenant and row["state"] == "queued"]
+            fresh = any(row["id"] not in before for row in queued)
+            _hold(not fresh or len(queued) <= most, f"{len(queued)} queued of {most}")
+        for tenant, most in self.most_running.items():
+            ids = {row["id"] for row in after.values() if row["tenant_id"] == tenant and row["state"] == "running"}
+            fresh = any(before.get(found, {}).get("state") != "running" for found in ids)
+            _hold(not fresh or len(ids) <= most, f"{len(ids)} running of {most}")
+
+
+def _hold(condition: bool, text: str) -> None:
+    if not condition:
+        raise Broken(text)

@@ -1,0 +1,160 @@
+"""Faults from a seed: the same seed is the same run, seeds hold, and what is broken on purpose is found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import select, true, update
+
+from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
+from remat_service.requests import cancel, completion, housekeeping, submit
+from remat_service.solving import claim
+from remat_service.solving.monitor import Monitor
+from remat_service.solving.record import SolveRecord
+from remat_service.storage.snapshot import SnapshotReader
+from remat_service.storage.tables import requests, solves
+from remat_service.storage.verifier import Verifier
+from service.simulation.invariants import Broken
+from service.simulation.machine import simulate
+from service.simulation.problems import problems
+from service.simulation.world import World
+
+_QUICK, _MANY = 5, 10_000
+_LIMIT_S = float(os.environ.get("REMAT_SIMULATION_S", "240"))
+
+
+def _trace(number: int) -> list[str]:
+    world = World(number, alone=False)
+    try:
+        for _ in range(2):
+            world.run(world.start())
+        for which, known in enumerate(problems()):
+            world.ask(("red", "blue")[which % 2], known, method="staged", time_limit_s=5.0, max_gap=0.0)
+        world.run(asyncio.sleep(1.0))
+        world.run(world.kill(world.processes[0]))
+        world.run(world.settle())
+        world.judge()
+        return world.trace
+    finally:
+        world.close()
+
+
+def test_a_seed_is_a_run() -> None:
+    """Every id and every moment again; another seed is another run."""
+    once = _trace(7)
+    assert len(once) == 2 * len(problems())
+    assert _trace(7) == once
+    assert _trace(8) != once
+
+
+def test_seeds_hold() -> None:
+    """No accepted request is lost, none solved past its fence, no answer wrong, quotas exact, and everything ends."""
+    for number in range(_QUICK):
+        simulate(number)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_many_seeds_hold() -> None:
+    """As many of ten thousand as the time allows: `REMAT_SIMULATION_S` seconds, 240 where it is not set."""
+    until, done = time.monotonic() + _LIMIT_S, 0
+    while done < _MANY and time.monotonic() < until:
+        simulate(_QUICK + done)
+        done += 1
+    print(f"{done} seeds hold")
+    assert done > 10
+
+
+async def _unfenced(self: SolveRecord, connection: Any, values: dict[str, Any]) -> None:
+    await connection.execute(update(solves).where(solves.c.id == self._claim.id).values(**values))
+
+
+async def _no_heartbeat(self: Monitor) -> None:
+    while True:
+        await asyncio.sleep(0.5)
+        await self._review()
+
+
+async def _split_join(self: Any, looked: Any, start_plan_id: str | None) -> str:
+    """The join in one transaction, the request in the next."""
+    row = self._keyed_row(looked.keys)
+    async with self.context.database.write() as connection:
+        solve_id = await self._join(connection, looked.keys)
+    async with self.context.database.write() as connection:
+        if solve_id is None:
+            await self._check_capacity(connection)
+            await self.context.store.put_graph(connection, looked.keys, looked.net)
+            solve_id = await self._new_solve(connection, looked, start_plan_id)
+            assert solve_id is not None
+        await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "miss"}))
+    self.context.notifier.notify("queue")
+    return str(row["id"])
+
+
+async def _no_quota(*_: Any) -> None:
+    pass
+
+
+async def _end_for_all(context: Any, connection: Any, solve_id: str) -> None:
+    await connection.execute(
+        update(solves).where(solves.c.id == solve_id, solves.c.state == "queued").values(state="ended")
+    )
+
+
+async def _believe(self: Verifier, problem: Problem, plan: AnyPlan) -> Verdict:
+    return Verdict(sum(problem.graph.op_cost_ns), problem.budget_bytes)
+
+
+async def _no_retry(self: Any) -> None:
+    return None
+
+
+async def _any_tenant(self: SnapshotReader, caller: Any, request_id: str) -> Any:
+    async with self._database.read() as connection:
+        owner = await connection.scalar(select(requests.c.tenant_id).where(requests.c.id == request_id))
+    return await _ended(self, type(caller)(owner, caller.scope_id, caller.salt, caller.epoch), request_id)
+
+
+_ended = SnapshotReader.ended_request
+
+
+def _spent_nothing(self: SolveRecord) -> float:
+    self._began = None
+    return 0.0
+
+
+_Break = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, _Break] = {
+    "fence off": lambda m: m.setattr(SolveRecord, "write", _unfenced),
+    "lease not renewed": lambda m: m.setattr(Monitor, "watch", _no_heartbeat),
+    "join not atomic": lambda m: m.setattr(submit.Submission, "_queue", _split_join),
+    "quota unchecked": lambda m: m.setattr(submit, "check_quota", _no_quota),
+    "live workers taken for dead": lambda m: m.setattr(claim, "silent", lambda context: true()),
+    "one who leaves ends it for all": lambda m: (
+        [m.setattr(module, "end_if_unwanted", _end_for_all) for module in (cancel, completion, housekeeping)] and None
+    ),
+    "plans believed": lambda m: m.setattr(Verifier, "verify", _believe),
+    "retries forgotten": lambda m: m.setattr(submit.Submission, "_earlier", _no_retry),
+    "answers for any tenant": lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant),
+    "time not counted": lambda m: m.setattr(SolveRecord, "end", _spent_nothing),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mutant of the service breaks an invariant within a few seeds."""
+    MUTANTS[name](monkeypatch)
+    with pytest.raises((Broken, InvalidPlan)):
+        _some(60)
+
+
+def _some(seeds: int) -> None:
+    for number in range(seeds):
+        simulate(number, shrink=False)
