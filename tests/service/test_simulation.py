@@ -52,6 +52,21 @@ def test_a_seed_is_a_run() -> None:
     assert _trace(8) != once
 
 
+def test_servers_keep_a_tenants_quota_together() -> None:
+    """Three servers with room for six, and a tenant that may have one running: never two, and all end."""
+    world = World(1, alone=False)
+    try:
+        for _ in range(3):
+            world.run(world.start())
+        world.run(world.limit("red", most_running=1))
+        for known in problems()[:4]:
+            world.ask("red", known, method="staged", time_limit_s=5.0, max_gap=0.0)
+        world.run(world.settle())
+        world.judge()
+    finally:
+        world.close()
+
+
 def test_seeds_hold() -> None:
     """No accepted request is lost, none solved past its fence, no answer wrong, quotas exact, and everything ends."""
     for number in range(_QUICK):

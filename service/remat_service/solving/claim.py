@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, false, or_, select, update
+from sqlalchemy import ColumnElement, and_, false, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, Status
@@ -17,7 +17,7 @@ from ..context import Context
 from ..identity import Caller
 from ..requests.completion import end_request
 from ..storage.cache_key import Keys
-from ..storage.tables import requests, solves
+from ..storage.tables import requests, solves, tenants
 from ..tenants.keys import caller_of
 
 
@@ -52,6 +52,8 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
     """Make a queued solve ours, or one whose process has fallen silent; None where there is none."""
     moment = context.clock.now()
     async with context.database.write() as connection:
+        if not await _has_room(connection, solve_id):
+            return None
         row = (
             await connection.execute(
                 update(solves)
@@ -79,6 +81,18 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
         return None
     keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
     return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys)
+
+
+async def _has_room(connection: AsyncConnection, solve_id: str) -> bool:
+    """Whether the tenant of a solve may have it running; its row is locked, so that servers count in turn."""
+    owner = select(solves.c.tenant_id).where(solves.c.id == solve_id).scalar_subquery()
+    limited = select(tenants).where(tenants.c.id == owner, tenants.c.most_running.is_not(None))
+    tenant = (await connection.execute(limited.with_for_update(key_share=True))).first()
+    if tenant is None:
+        return True
+    others = (solves.c.tenant_id == tenant.id, solves.c.state == "running", solves.c.id != solve_id)
+    running = await connection.scalar(select(func.count()).select_from(solves).where(*others))
+    return (running or 0) < int(tenant.most_running)
 
 
 async def _fail(context: Context, row: Any, message: str) -> None:
