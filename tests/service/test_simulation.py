@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import select, true, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
+from remat_service.errors import Conflict
 from remat_service.requests import cancel, completion, housekeeping, submit
 from remat_service.solving import claim
 from remat_service.solving.monitor import Monitor
@@ -105,7 +106,8 @@ async def _split_join(self: Any, looked: Any, start_plan_id: str | None) -> str:
             await self._check_capacity(connection)
             await self.context.store.put_graph(connection, looked.keys, looked.net)
             solve_id = await self._new_solve(connection, looked, start_plan_id)
-            assert solve_id is not None
+            if solve_id is None:
+                raise Conflict("another came first")
         await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "miss"}))
     self.context.notifier.notify("queue")
     return str(row["id"])
