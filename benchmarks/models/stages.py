@@ -1,4 +1,6 @@
-"""Sequential networks like ResNet and DenseNet, as lists of stages that end in the loss, small enough for a CPU."""
+"""ResNet, DenseNet and Inception v3 as lists of stages that end in the loss: narrow ones to train on a CPU, and the
+networks of RR-9302, Section 5.3, as they are, to profile.
+"""
 
 from __future__ import annotations
 
@@ -83,12 +85,30 @@ class Loss(nn.Module):
         return functional.cross_entropy(self.linear(x.mean((2, 3))), self.labels)
 
 
-def resnet(blocks: tuple[int, ...], bottleneck: bool, width: int, batch: int) -> list[nn.Module]:
+class Branches(nn.Module):
+    """What several branches make of one input, side by side."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def stem(width: int, large: bool) -> nn.Module:
+    """The first stage: a 3×3 convolution, or for large images one of 7×7 and a pooling, both of stride 2."""
+    conv = nn.Conv2d(3, width, 7, 2, 3, bias=False) if large else nn.Conv2d(3, width, 3, 1, 1, bias=False)
+    pool = (nn.MaxPool2d(3, 2, 1),) if large else ()
+    return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(), *pool)
+
+
+def resnet(
+    blocks: tuple[int, ...], bottleneck: bool, width: int, batch: int, *, large: bool = False
+) -> list[nn.Module]:
     """A stem, blocks in groups that halve the image and double the width, and the loss."""
     make = Bottleneck if bottleneck else Residual
-    stages: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-    ]
+    stages: list[nn.Module] = [stem(width, large)]
     now = width
     for group, count in enumerate(blocks):
         for i in range(count):
@@ -98,10 +118,10 @@ def resnet(blocks: tuple[int, ...], bottleneck: bool, width: int, batch: int) ->
     return [*stages, Loss(now, batch)]
 
 
-def densenet(layers: tuple[int, ...], growth: int, batch: int) -> list[nn.Module]:
+def densenet(layers: tuple[int, ...], growth: int, batch: int, *, large: bool = False) -> list[nn.Module]:
     """A stem, groups of dense layers with transitions that halve image and width between them, and the loss."""
     now = 2 * growth
-    stages: list[nn.Module] = [nn.Sequential(nn.Conv2d(3, now, 3, 1, 1, bias=False), nn.BatchNorm2d(now), nn.ReLU())]
+    stages: list[nn.Module] = [stem(now, large)]
     for group, count in enumerate(layers):
         for _ in range(count):
             stages.append(Dense(now, growth))
@@ -113,31 +133,130 @@ def densenet(layers: tuple[int, ...], growth: int, batch: int) -> list[nn.Module
     return [*stages, Loss(now, batch)]
 
 
-MODELS = ("resnet18", "resnet34", "resnet50", "densenet33", "densenet57")
-"""Depths as the papers count them, with fewer layers in the last groups of the dense ones."""
+Conv = tuple[int, int, int, int]
+"""Channels, height and width of the kernel, stride."""
 
-_SIZES = {
-    "resnet18": ((64, 32), (16, 64)),
-    "resnet34": ((32, 32), (8, 64)),
-    "resnet50": ((16, 32), (4, 64)),
-    "densenet33": ((32, 32), (8, 64)),
-    "densenet57": ((16, 32), (4, 64)),
+
+def inception(batch: int, divisor: int = 1) -> list[nn.Module]:
+    """Inception v3 without its auxiliary head; every width divided by `divisor`."""
+
+    def convs(now: int, *layers: Conv, padded: bool = True) -> nn.Sequential:
+        made: list[nn.Module] = []
+        for channels, height, width, stride in layers:
+            out = channels // divisor
+            padding = (height // 2, width // 2) if padded and stride == 1 else 0
+            made += [nn.Conv2d(now, out, (height, width), stride, padding, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+            now = out
+        return nn.Sequential(*made)
+
+    def pooled(now: int, channels: int) -> nn.Sequential:
+        return nn.Sequential(nn.AvgPool2d(3, 1, 1), *convs(now, (channels, 1, 1, 1)))
+
+    def forked(now: int, *layers: Conv) -> nn.Sequential:
+        last = layers[-1][0] // divisor
+        return nn.Sequential(*convs(now, *layers), Branches(convs(last, (384, 1, 3, 1)), convs(last, (384, 3, 1, 1))))
+
+    stages: list[nn.Module] = [
+        convs(3, (32, 3, 3, 2), padded=False),
+        convs(32 // divisor, (32, 3, 3, 1), padded=False),
+        nn.Sequential(*convs(32 // divisor, (64, 3, 3, 1)), nn.MaxPool2d(3, 2)),
+        convs(64 // divisor, (80, 1, 1, 1)),
+        nn.Sequential(*convs(80 // divisor, (192, 3, 3, 1), padded=False), nn.MaxPool2d(3, 2)),
+    ]
+    now = 192 // divisor
+    for pool in (32, 64, 64):
+        five, threes = ((48, 1, 1, 1), (64, 5, 5, 1)), ((64, 1, 1, 1), (96, 3, 3, 1), (96, 3, 3, 1))
+        stages.append(Branches(convs(now, (64, 1, 1, 1)), convs(now, *five), convs(now, *threes), pooled(now, pool)))
+        now = (64 + 64 + 96) // divisor + pool // divisor
+    threes = ((64, 1, 1, 1), (96, 3, 3, 1), (96, 3, 3, 2))
+    stages.append(Branches(convs(now, (384, 3, 3, 2)), convs(now, *threes), nn.MaxPool2d(3, 2)))
+    now += (384 + 96) // divisor
+    for c in (128, 160, 160, 192):
+        sevens = ((c, 1, 1, 1), (c, 1, 7, 1), (192, 7, 1, 1))
+        twice = ((c, 1, 1, 1), (c, 7, 1, 1), (c, 1, 7, 1), (c, 7, 1, 1), (192, 1, 7, 1))
+        stages.append(Branches(convs(now, (192, 1, 1, 1)), convs(now, *sevens), convs(now, *twice), pooled(now, 192)))
+        now = 4 * (192 // divisor)
+    sevens = ((192, 1, 1, 1), (192, 1, 7, 1), (192, 7, 1, 1), (192, 3, 3, 2))
+    stages.append(Branches(convs(now, (192, 1, 1, 1), (320, 3, 3, 2)), convs(now, *sevens), nn.MaxPool2d(3, 2)))
+    now += (320 + 192) // divisor
+    for _ in range(2):
+        fork, forks = forked(now, (384, 1, 1, 1)), forked(now, (448, 1, 1, 1), (384, 3, 3, 1))
+        stages.append(Branches(convs(now, (320, 1, 1, 1)), fork, forks, pooled(now, 192)))
+        now = 320 // divisor + 4 * (384 // divisor) + 192 // divisor
+    return [*stages, Loss(now, batch)]
+
+
+RESNETS = {
+    "resnet18": ((2, 2, 2, 2), False),
+    "resnet34": ((3, 4, 6, 3), False),
+    "resnet50": ((3, 4, 6, 3), True),
+    "resnet101": ((3, 4, 23, 3), True),
+    "resnet152": ((3, 8, 36, 3), True),
+    "resnet200": ((3, 24, 36, 3), True),
+    "resnet1001": ((111, 111, 111), True),
 }
+DENSENETS = {
+    "densenet33": ((4, 6, 4), 16),
+    "densenet57": ((6, 12, 8), 16),
+    "densenet121": ((6, 12, 24, 16), 32),
+    "densenet161": ((6, 12, 36, 24), 48),
+    "densenet169": ((6, 12, 32, 32), 32),
+    "densenet201": ((6, 12, 48, 32), 32),
+}
+"""Blocks or layers of each group, and the kind of block or the growth; 33 and 57 are shorter than any of the paper."""
+
+TRAINED = {
+    "resnet18": ((64, 32), (16, 64)),
+    "resnet34": ((32, 32),),
+    "resnet50": ((16, 32), (4, 64)),
+    "resnet101": ((8, 32),),
+    "resnet152": ((8, 32),),
+    "densenet33": ((32, 32), (8, 64)),
+    "densenet121": ((4, 32),),
+    "inception": ((2, 139),),
+}
+"""Batches and image sizes of the networks that are narrow enough to train: a quarter of the width."""
+
+PROFILED = {
+    **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet200"), (1, 112)),
+    **dict.fromkeys(("densenet121", "densenet161", "densenet169", "densenet201"), (1, 112)),
+    "inception": (1, 139),
+    "resnet1001": (1, 32),
+}
+"""The same for the paper's networks as they are, whose stages are measured one at a time."""
 
 
 def build(name: str) -> Iterator[tuple[str, list[nn.Module], torch.Tensor]]:
-    """A model for each of its input sizes, as (batch × image, stages, input).
+    """A narrow model for each of its input sizes, as (batch × image, stages, input).
 
     Raises:
         KeyError: no model has that name.
     """
-    for batch, image in _SIZES[name]:
+    for batch, image in TRAINED[name]:
         torch.manual_seed(0)
-        stages = {
-            "resnet18": lambda b=batch: resnet((2, 2, 2, 2), False, 16, b),
-            "resnet34": lambda b=batch: resnet((3, 4, 6, 3), False, 16, b),
-            "resnet50": lambda b=batch: resnet((3, 4, 6, 3), True, 16, b),
-            "densenet33": lambda b=batch: densenet((4, 6, 4), 16, b),
-            "densenet57": lambda b=batch: densenet((6, 12, 8), 16, b),
-        }[name]()
+        if name in RESNETS:
+            stages = resnet(*RESNETS[name], 16, batch)
+        elif name in DENSENETS:
+            layers, growth = DENSENETS[name]
+            stages = densenet(layers, min(16, growth // 2) if len(layers) > 3 else growth, batch)
+        else:
+            stages = inception(batch, 4)
         yield f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)
+
+
+def whole(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:
+    """A network of the paper as it is, as (batch × image, stages, input); ResNet1001 is one for small images.
+
+    Raises:
+        KeyError: no network has that name.
+    """
+    batch, image = PROFILED[name]
+    torch.manual_seed(0)
+    large = image > 64
+    if name in RESNETS:
+        stages = resnet(*RESNETS[name], 64 if large else 16, batch, large=large)
+    elif name in DENSENETS:
+        stages = densenet(*DENSENETS[name], batch, large=large)
+    else:
+        stages = inception(batch)
+    return f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)

@@ -2,8 +2,10 @@
 
 Each model is a list of stages with its loss as the last one. Its stages are profiled, every plan is made from that
 profile, executed, and measured: CPU seconds of a whole training step, in rounds that interleave all plans, and the peak
-of the allocator's own events. `python -m benchmarks.training.rotor --out DIR` writes the rows, the figure and the
-tables.
+of the allocator's own events. Each round profiles the stages again; the predicted times are those of the median
+profile, taken while the machine was in the state of the runs. The paper's networks in their full width are profiled
+stage by stage on real inputs, and their plans verified, not run. `python -m benchmarks.training.rotor --out DIR` writes
+the rows, the figure and the tables; `--models` and `--profiled` choose.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import csv
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from benchmarks.harness.table import table as markdown
-from benchmarks.models.stages import MODELS, build
+from benchmarks.models.stages import PROFILED, TRAINED, build, whole
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.profiling import measure
@@ -31,19 +34,25 @@ from remat_solver.chain import Least, segmented_plan
 FRACTIONS = (0.35, 0.5, 0.65, 0.8)
 """Budgets of rotor and revolve next to those of the sequential plans' peaks."""
 
+MOST_SEGMENTS = 10
+"""How many numbers of segments are tried from 2 to 2√L, as in the paper."""
+
 
 class Row(NamedTuple):
-    """One plan of one model, predicted and measured; times in ms, the spread a share of the median."""
+    """One plan of one model, predicted and measured; times in ms, the spread a share of the median.
+
+    What was not measured is None: the plan was verified on the profile only.
+    """
 
     model: str
     size: str
     method: str
     budget_bytes: int
     predicted_ms: float
-    measured_ms: float
-    spread: float
+    measured_ms: float | None
+    spread: float | None
     predicted_bytes: int
-    measured_bytes: int
+    measured_bytes: int | None
 
 
 def plans_of(chain: Chain) -> Iterator[tuple[str, int, ChainPlan]]:
@@ -52,7 +61,8 @@ def plans_of(chain: Chain) -> Iterator[tuple[str, int, ChainPlan]]:
     plain = plain_chain_plan(chain)
     yield "plain", verify(roomy, plain).peak_bytes, plain
     peaks = []
-    for segments in range(2, max(2, int(2 * chain.stages**0.5)) + 1):
+    most = max(2, int(2 * chain.stages**0.5))
+    for segments in sorted({2 + (most - 2) * i // (MOST_SEGMENTS - 1) for i in range(MOST_SEGMENTS)}):
         plan = segmented_plan(chain, segments)
         peaks.append(verify(roomy, plan).peak_bytes)
         yield f"sequential-{segments}", peaks[-1], plan
@@ -67,7 +77,7 @@ def plans_of(chain: Chain) -> Iterator[tuple[str, int, ChainPlan]]:
 
 
 def measured(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor, rounds: int) -> list[Row]:
-    """Profile a model, make all plans, and run them in turns."""
+    """Profile a model, make all plans, and run them in turns with the profile."""
     chain, needs_grad = chain_of(stages, x, repetitions=max(3, rounds), clock=time.process_time_ns)
     cases = []
     for method, budget, plan in plans_of(chain):
@@ -76,17 +86,38 @@ def measured(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor
         run = _step(trained, x)
         run()
         peak = measure.peak_memory(run).peak_bytes + chain.fixed_bytes
-        cases.append((method, budget, verdict, run, peak))
+        cases.append((method, budget, plan, verdict, run, peak))
     times: list[list[float]] = [[] for _ in cases]
+    profiles: list[Chain] = []
     for turn in range(rounds):
+        profiles.append(chain_of(stages, x, repetitions=1, clock=time.process_time_ns).chain)
         # there and back again, so that a drift of the machine's speed meets all alike
         for i in range(len(cases))[:: 1 if turn % 2 else -1]:
-            times[i].append(1e3 * measure.seconds(cases[i][3], clock=time.process_time))
+            times[i].append(1e3 * measure.seconds(cases[i][4], clock=time.process_time))
+    timed = Problem(median_times(chain, profiles), 2**53)
     rows = []
-    for (method, budget, verdict, _, peak), found in zip(cases, times, strict=True):
+    for (method, budget, plan, verdict, _, peak), found in zip(cases, times, strict=True):
         middle = statistics.median(found)
         spread = (max(found) - min(found)) / middle
-        rows.append(Row(model, size, method, budget, verdict.cost_ns / 1e6, middle, spread, verdict.peak_bytes, peak))
+        predicted = verify(timed, plan).cost_ns / 1e6
+        rows.append(Row(model, size, method, budget, predicted, middle, spread, verdict.peak_bytes, peak))
+    return rows
+
+
+def median_times(chain: Chain, profiles: Sequence[Chain]) -> Chain:
+    """A chain with the median times of several profiles of it, step by step."""
+    forward = [round(statistics.median(times)) for times in zip(*(p.forward_ns for p in profiles), strict=True)]
+    backward = [round(statistics.median(times)) for times in zip(*(p.backward_ns for p in profiles), strict=True)]
+    return replace(chain, forward_ns=tuple(forward), backward_ns=tuple(backward))
+
+
+def profiled(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor) -> list[Row]:
+    """Profile a model, and verify all plans on that profile."""
+    chain = chain_of(stages, x, repetitions=1, clock=time.process_time_ns).chain
+    rows = []
+    for method, budget, plan in plans_of(chain):
+        verdict = verify(Problem(chain, 2**53), plan)
+        rows.append(Row(model, size, method, budget, verdict.cost_ns / 1e6, None, None, verdict.peak_bytes, None))
     return rows
 
 
@@ -98,23 +129,29 @@ def _step(module: nn.Module, x: torch.Tensor) -> Callable[[], None]:
 
 
 class Summary(NamedTuple):
-    """What the rows of one model and size come to: gains as shares, errors as mean absolute shares."""
+    """What the rows of one model and size come to: gains as shares, errors as mean absolute shares; None unmeasured."""
 
     model: str
     size: str
-    gain_best: float
+    stages_run: str
+    gain_best: float | None
     gain_predicted: float
     gain_front: float
-    time_error: float
-    peak_error: float
-    spread: float
+    time_error: float | None
+    peak_error: float | None
+    spread: float | None
 
 
 def summary(rows: Sequence[Row]) -> Summary:
     """Rotor's gain over the fastest sequential plan within that plan's peak, also as predicted, and over each plan on
     the sequential front.
     """
-    sequential = sorted((r for r in rows if r.method.startswith("sequential")), key=lambda r: r.measured_ms)
+    ran = all(row.measured_ms is not None for row in rows)
+
+    def time_of(row: Row) -> float:
+        return row.predicted_ms if row.measured_ms is None else row.measured_ms
+
+    sequential = sorted((r for r in rows if r.method.startswith("sequential")), key=time_of)
     rotor = [r for r in rows if r.method == "rotor"]
     front: list[Row] = []
     for row in sequential:
@@ -126,17 +163,20 @@ def summary(rows: Sequence[Row]) -> Summary:
         return min((r for r in rotor if r.predicted_bytes <= row.predicted_bytes), key=lambda r: r.predicted_ms)
 
     def gain(row: Row) -> float:
-        return row.measured_ms / rival(row).measured_ms - 1
+        return time_of(row) / time_of(rival(row)) - 1
 
+    errors = [r.predicted_ms / r.measured_ms - 1 for r in rows if r.measured_ms is not None]
+    peaks = [r.predicted_bytes / r.measured_bytes - 1 for r in rows if r.measured_bytes is not None]
     return Summary(
         rows[0].model,
         rows[0].size,
-        gain(front[0]),
+        "trained" if ran else "profiled",
+        gain(front[0]) if ran else None,
         front[0].predicted_ms / rival(front[0]).predicted_ms - 1,
         statistics.mean(gain(row) for row in front),
-        statistics.mean(abs(r.predicted_ms / r.measured_ms - 1) for r in rows),
-        statistics.mean(abs(r.predicted_bytes / r.measured_bytes - 1) for r in rows),
-        statistics.median(r.spread for r in rows),
+        statistics.mean(map(abs, errors)) if ran else None,
+        statistics.mean(map(abs, peaks)) if ran else None,
+        statistics.median(r.spread for r in rows if r.spread is not None) if ran else None,
     )
 
 
@@ -156,11 +196,14 @@ def draw(groups: Sequence[Sequence[Row]], path: Path) -> None:
     for axis, rows in zip(axes.flat, groups, strict=False):
         for method, style in styles.items():
             chosen = sorted(
-                (r.measured_bytes / 2**20, 1e3 / r.measured_ms) for r in rows if r.method.startswith(method)
+                ((r.measured_bytes or r.predicted_bytes) / 2**20, 1e3 / (r.measured_ms or r.predicted_ms))
+                for r in rows
+                if r.method.startswith(method)
             )
             line = "-" if method in ("rotor", "revolve") else ""
             axis.plot([x for x, _ in chosen], [y for _, y in chosen], style + line, ms=4, lw=1, label=method)
-        axis.set_title(f"{rows[0].model}, {rows[0].size}", fontsize=9)
+        how = "" if rows[0].measured_ms is not None else ", profiled"
+        axis.set_title(f"{rows[0].model}, {rows[0].size}{how}", fontsize=9)
         axis.set_xlabel("peak, MiB")
         axis.set_ylabel("steps per CPU second")
         axis.set_ylim(bottom=0)
@@ -171,11 +214,20 @@ def draw(groups: Sequence[Sequence[Row]], path: Path) -> None:
 
 
 def table(summaries: Sequence[Summary]) -> str:
-    """The summaries as a table, the means in its last row."""
-    names = ("model", "input", "gain", "predicted gain", "gain over the front", "error of time", "of peak", "spread")
-    body = [[s.model, s.size, *(f"{share:.1%}" for share in s[2:])] for s in summaries]
-    means = [statistics.mean(column) for column in zip(*(s[2:] for s in summaries), strict=True)]
-    return markdown(names, [*body, ["mean", "", *(f"{share:.1%}" for share in means)]])
+    """The summaries as a table: what was trained, its means, and what was profiled, with the means of that."""
+    names = ("model", "input", "how", "gain", "predicted gain", "gain over the front", "error of time", "of peak")
+    body = []
+    for how in ("trained", "profiled"):
+        chosen = [s for s in summaries if s.stages_run == how]
+        body += [[s.model, s.size, how, *map(_share, s[3:])] for s in chosen]
+        columns = zip(*(s[3:] for s in chosen), strict=True)
+        means = [None if None in column else statistics.mean(column) for column in columns]  # type: ignore[type-var]
+        body += [["mean", "", how, *map(_share, means)]] if chosen else []
+    return markdown((*names, "spread"), body)
+
+
+def _share(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def main() -> None:
@@ -183,7 +235,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("rotor-out"))
     parser.add_argument("--rounds", type=int, default=7, help="runs of each plan, interleaved with the others")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"some of: {','.join(MODELS)}")
+    parser.add_argument("--models", default=",".join(TRAINED), help=f"to train, some of: {','.join(TRAINED)}")
+    parser.add_argument("--profiled", default=",".join(PROFILED), help=f"to profile: {','.join(PROFILED)}")
     parser.add_argument("--draw-only", action="store_true", help="read the rows written before, and sum them up again")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -195,12 +248,10 @@ def main() -> None:
             writer = csv.writer(file)
             if fresh:
                 writer.writerow(Row._fields)
-            for name in options.models.split(","):
-                for size, stages, x in build(name):
-                    rows = measured(name, size, stages, x, options.rounds)
-                    writer.writerows(rows)
-                    file.flush()
-                    print(summary(rows), flush=True)
+            for name, rows in _all(options.models, options.profiled, options.rounds):
+                writer.writerows(rows)
+                file.flush()
+                print(name, summary(rows), flush=True)
     groups = read(path)
     draw(groups, options.out / "rotor.png")
     text = table([summary(rows) for rows in groups])
@@ -208,13 +259,23 @@ def main() -> None:
     print(text)
 
 
+def _all(models: str, whole_ones: str, rounds: int) -> Iterator[tuple[str, list[Row]]]:
+    for name in filter(None, models.split(",")):
+        for size, stages, x in build(name):
+            yield name, measured(name, size, stages, x, rounds)
+    for name in filter(None, whole_ones.split(",")):
+        yield name, profiled(name, *whole(name))
+
+
 def read(path: Path) -> list[list[Row]]:
     """The rows of a file, by model and size; the latest measurement of each counts."""
     groups: dict[tuple[str, str], list[Row]] = {}
-    kinds = get_type_hints(Row)
+    kinds: dict[str, Callable[[str], object]] = dict.fromkeys(Row._fields, float)
+    kinds |= dict.fromkeys(("model", "size", "method"), str)
+    kinds |= dict.fromkeys(("budget_bytes", "predicted_bytes", "measured_bytes"), int)
     with path.open(newline="") as file:
         for found in csv.DictReader(file):
-            row = Row(**{name: kinds[name](found[name]) for name in Row._fields})
+            row = Row(*(kinds[name](found[name]) if found[name] else None for name in Row._fields))  # type: ignore[arg-type]
             group = groups.setdefault((row.model, row.size), [])
             if row.method == "plain":
                 group.clear()

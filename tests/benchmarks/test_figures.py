@@ -94,3 +94,20 @@ def test_budgets_span_from_the_least_need_to_the_plain_peak() -> None:
     budgets = budgets_of(graph, 5)
     assert (budgets[0], budgets[-1]) == (working_set(graph).least_bytes, plain_peak(graph))
     assert len(budgets) == 5
+
+
+@pytest.mark.slow
+def test_the_committed_memory_tables_are_what_the_command_writes() -> None:
+    from benchmarks.figures import memory
+
+    assert memory.PAGE.read_text() == memory.page()
+
+
+def test_what_autograd_saves_is_counted_once_a_storage() -> None:
+    """A linear layer saves its input, a ReLU what it gives, which the next layer saves again; weights don't count."""
+    import torch
+    from benchmarks.figures.memory import saved_bytes
+    from torch import nn
+
+    stages = [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)]
+    assert saved_bytes(stages, torch.randn(2, 8)) == 4 * 2 * (8 + 16)

@@ -26,6 +26,8 @@ def test_the_experiment(tmp_path: Path) -> None:
         rows += measured(model, "8 × 16²", stages, x, rounds=2)
     assert {row.method.split("-")[0] for row in rows} == {"plain", "sequential", "revolve", "rotor"}
     for row in rows:
+        assert row.measured_bytes is not None
+        assert row.measured_ms is not None
         assert row.measured_bytes <= row.predicted_bytes <= row.budget_bytes
         assert row.measured_ms > 0
     with (tmp_path / "rotor.csv").open("w", newline="") as file:

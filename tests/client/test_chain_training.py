@@ -15,6 +15,7 @@ import remat
 from client.small_models import numbers
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
+from remat.chains.stage_profile import stage_cost
 from remat.chains.training import carry_out_chain, segments_plan
 from remat.errors import CaptureError
 from remat.planning.options import SolveOptions
@@ -152,8 +153,24 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
         measured = measure.peak_memory(lambda: trained(x).backward()).peak_bytes  # noqa: B023
         assert answer.peak_bytes is not None
         predicted = answer.peak_bytes - chain.fixed_bytes
-        assert 0.99 * predicted <= measured <= predicted, method
+        # a run with a tape is charged what one without may need, at most a stage's forward workspace too much
+        assert 0.99 * predicted - max(chain.forward_workspace_bytes) <= measured <= predicted, method
     assert {Verb.OFFLOAD, Verb.PREFETCH} <= verbs
+
+
+@pytest.mark.parametrize(
+    "stage", [convolutions()[1], nn.Sequential(nn.Conv2d(8, 32, 1), nn.GELU(), nn.Conv2d(32, 8, 1))]
+)
+def test_a_run_without_a_tape_fits_its_prediction(stage: nn.Module) -> None:
+    """Nothing of what its kernels make stays, but two of them meet in memory; a tape has room for that, a^l has not."""
+    x = numbers(16, 8, 32, 32)
+    cost = stage_cost(stage, "stage", [x], [True], {}, last=False)
+
+    def run() -> None:
+        with torch.no_grad():
+            stage(x)
+
+    assert measure.peak_memory(run).peak_bytes <= cost.activation_bytes + cost.forward_workspace_bytes
 
 
 class Apart(nn.Module):

@@ -14,6 +14,7 @@ from chains import chains
 from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, verify
 from remat_solver import solve
 from remat_solver.offload import OffloadTable, fluid_makespan, makespan_bound, repaired_plan, tensor_plan
+from remat_solver.offload.schedule import moved_bytes
 from solver.chain_brute import best_cost
 from solver.offload_brute import all_schedules
 
@@ -37,12 +38,12 @@ def linked_chain(stages: int, seed: int, gigabytes_per_s: float = 10.0) -> Chain
     )
 
 
-def best_fluid(chain: Chain, budget: int) -> Fraction | None:
-    """The least fluid makespan of any schedule that fits."""
+def best_fluid(chain: Chain, budget: int, price: int = 0) -> Fraction | None:
+    """The least fluid makespan of any schedule that fits, a price in ns for each byte that is moved included."""
     best: Fraction | None = None
     for schedule in all_schedules(chain):
         try:
-            found = fluid_makespan(chain, budget, schedule)
+            found = fluid_makespan(chain, budget, schedule) + price * moved_bytes(chain, schedule)
         except InvalidPlan:
             continue
         if best is None or found < best:
@@ -50,25 +51,25 @@ def best_fluid(chain: Chain, budget: int) -> Fraction | None:
     return best
 
 
-def check_exact(chain: Chain, beta: int, more: int) -> None:
+def check_exact(chain: Chain, beta: int, more: int, price: int = 0) -> None:
     chain = replace(chain, link_bytes_per_s=beta * 1_000_000_000)
     budget = chain.fixed_bytes + 1 + more % (plain_peak(chain) - chain.fixed_bytes + 1)
-    table = OffloadTable(chain, budget, 200)
-    best = best_fluid(chain, budget)
+    table = OffloadTable(chain, budget, 200, price=price)
+    best = best_fluid(chain, budget, price)
     schedule = table.schedule()
     if best is None:
         assert schedule is None
     else:
         assert schedule is not None
         assert table.makespan_ns == pytest.approx(float(best), abs=1e-6)
-        assert fluid_makespan(chain, budget, schedule) == best
+        assert fluid_makespan(chain, budget, schedule) + price * moved_bytes(chain, schedule) == best
 
 
 @SETTINGS
-@given(chains(most_stages=3, most=5), st.sampled_from([1, 2, 3]), st.integers(0, 999))
-def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int) -> None:
+@given(chains(most_stages=3, most=5), st.sampled_from([1, 2, 3]), st.integers(0, 999), st.sampled_from([0, 0, 1, 5]))
+def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int, price: int) -> None:
     """A byte a slot and whole bytes a ns: nothing is rounded, so the program is exact over its own schedules."""
-    check_exact(chain, beta, more)
+    check_exact(chain, beta, more, price)
 
 
 @pytest.mark.slow
@@ -187,18 +188,22 @@ def test_without_a_link() -> None:
     assert "no link to the host" in answer.message
 
 
-def test_the_hosts_limit_is_checked_not_optimized() -> None:
+def test_the_hosts_limit_is_optimized() -> None:
+    """More host memory is never worse, from rotor's plan, which needs none, to the plan without a limit."""
     chain = linked_chain(12, seed=4)
     problem = Problem(chain, budget_at(chain, 0.4))
-    free = solve(problem, method="pofo")
-    assert isinstance(free.plan, ChainPlan)
-    assert any(step.verb is Verb.OFFLOAD for step in free.plan.steps)
-    narrow = solve(Problem(replace(chain, host_bytes=1000), problem.budget_bytes), method="pofo")
-    assert narrow.plan is None
-    assert "the host would hold" in narrow.message
-    # auto falls back on what needs no host
-    auto = solve(Problem(replace(chain, host_bytes=1000), problem.budget_bytes), method="auto", time_limit_s=2)
-    assert auto.plan is not None
+    free = solve(problem, method="pofo", max_gap=0)
+    alone = solve(Problem(replace(chain, link_bytes_per_s=None), problem.budget_bytes), method="rotor", max_gap=0)
+    costs = []
+    for share in (0.0, 0.1, 0.2, 0.3, 0.6, 1.0):
+        limited = replace(chain, host_bytes=int(share * sum(chain.tape_bytes)))
+        answer = solve(Problem(limited, problem.budget_bytes), method="pofo", max_gap=0)
+        assert isinstance(answer.plan, ChainPlan)
+        costs.append(verify(Problem(limited, problem.budget_bytes), answer.plan).cost_ns)
+    assert costs[0] == alone.cost_ns
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) >= 5
+    assert costs[-1] == free.cost_ns
 
 
 def test_auto_takes_the_link_into_account() -> None:

@@ -36,7 +36,8 @@ class StageCost(NamedTuple):
 
     Attributes:
         forward_ns, backward_ns: times.
-        forward_workspace_bytes, backward_workspace_bytes: bytes that live only while the step runs. A parameter's new
+        forward_workspace_bytes, backward_workspace_bytes: bytes that live only while the step runs; forward, the larger
+            of what a run needs next to its tape, and next to its activation where no tape is kept. A parameter's new
             gradient counts as workspace of the backward step: it is added to one that exists, which is fixed.
         activation_bytes, tape_bytes: what the stage makes, without and with its tape.
         gradient_bytes: of each input's gradient.
@@ -101,7 +102,7 @@ def stage_cost(
     return StageCost(
         rounded(forward_ns),
         rounded(backward_ns),
-        max(0, sizes["forward_peak"] - kept),
+        max(0, sizes["forward_peak"] - kept, sizes["untaped_peak"] - made),
         max(0, sizes["backward_peak"] - sum(into)),
         made,
         tape,
@@ -140,6 +141,11 @@ class _Runs(NamedTuple):
     def forward(self) -> list[Any]:
         """What the stage gives, and its tape."""
         return list(record(self.stage, self.given, self.needs, self.shared))
+
+    def untaped(self) -> None:
+        """A forward step whose tape is not kept: what its kernels make meets in memory, though nothing of it stays."""
+        with torch.no_grad():
+            self.stage(*self.given)
 
     def backward(self, made: list[Any]) -> tuple[Any, Any]:
         """Gradients of the inputs and of the shared parameters, from what `forward` gave, which is emptied."""
@@ -189,4 +195,12 @@ def _bytes(runs: _Runs, device: torch.device) -> dict[str, int]:
     kept = runs.backward(tape)
     second = window.close()
     del kept, tape
-    return {"forward_peak": first.peak_bytes, "tape": first.left_bytes, "backward_peak": second.peak_bytes}
+    window.open()
+    runs.untaped()
+    third = window.close()
+    return {
+        "untaped_peak": third.peak_bytes,
+        "forward_peak": first.peak_bytes,
+        "tape": first.left_bytes,
+        "backward_peak": second.peak_bytes,
+    }

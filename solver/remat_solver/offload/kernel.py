@@ -113,7 +113,7 @@ def _onward(table: Array, x: int, i: int, held: int, left: int, due: int, mark: 
 def _with_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    table: Array, mark: bool,
+    table: Array, price: float, mark: bool,
 ) -> tuple[float, int]:  # fmt: skip
     """The best of F_all^i first, and whether its input, of `own` slots, is offloaded."""
     stages = forward.shape[0] - 1
@@ -135,7 +135,7 @@ def _with_tape(
         go = _rest(left + go, forward[i] + idle_f, beta)
         keep = held + (0 if v else own)
         if keep + go <= memory and keep + come <= memory:
-            value = once + _onward(table, 1, i + 1, keep, go, come, mark)
+            value = once + price * v * own + _onward(table, 1, i + 1, keep, go, come, mark)
             if value < best:
                 best, moved = value, v
     return best, moved
@@ -144,7 +144,7 @@ def _with_tape(
 @njit(cache=True)
 def _without_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
-    forward: Array, activation: Array, over_f: Array, tails: Array, table: Array, mark: bool,
+    forward: Array, activation: Array, over_f: Array, tails: Array, table: Array, price: float, mark: bool,
 ) -> tuple[float, int, int]:  # fmt: skip
     """The best of F_ck^i first and F_none up to some stage before the last, that stage, and whether its input goes."""
     best, last, moved = FOREVER, -1, 0
@@ -174,7 +174,7 @@ def _without_tape(
             go = _rest(left + v * own, steps + idle, beta)
             keep = held + (0 if v else own)
             if keep + go <= memory and keep + come <= memory:
-                value = steps + tail + idle + _onward(table, 0, j + 1, keep, go, come, mark)
+                value = steps + tail + idle + price * v * own + _onward(table, 0, j + 1, keep, go, come, mark)
                 if value < best:
                     best, last, moved = value, j, v
     return best, last, moved
@@ -184,22 +184,23 @@ def _without_tape(
 def forward_best(
     x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array, mark: bool,
+    tails: Array, table: Array, price: float, mark: bool,
 ) -> tuple[float, int, int]:  # fmt: skip
     """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
 
     `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
-    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device.
+    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device. `price` is what a slot on the
+    host costs, in ns.
     """
     own = 0 if i == 1 else (tape[i - 1] if x else activation[i - 1])
     if memory - held - own < 0:
         return FOREVER, -1, 0
     best, moved = _with_tape(
-        i, own, held, left, due, memory, beta, forward, backward, tape, delta, over_f, over_b, table, mark
+        i, own, held, left, due, memory, beta, forward, backward, tape, delta, over_f, over_b, table, price, mark
     )
     last = 0 if best < FOREVER else -1
     value, end, goes = _without_tape(
-        i, own, held, left, due, memory, beta, forward, activation, over_f, tails, table, mark
+        i, own, held, left, due, memory, beta, forward, activation, over_f, tails, table, price, mark
     )
     if value < best:
         return value, end, goes
@@ -210,7 +211,7 @@ def forward_best(
 def fill_forward(
     memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array,
+    tails: Array, table: Array, price: float,
 ) -> None:  # fmt: skip
     """Fill OC_x for all states that the first one can lead to: marked first, then filled from the last stage."""
     stages = forward.shape[0] - 1
@@ -226,7 +227,7 @@ def fill_forward(
                                 continue
                             best, _, _ = forward_best(
                                 x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
-                                over_f, over_b, tails, table, run == 0,
+                                over_f, over_b, tails, table, price, run == 0,
                             )  # fmt: skip
                             if run == 1:
                                 table[x, i, held, left, due] = best

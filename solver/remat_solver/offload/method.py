@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Verb, plain_chain_plan, verify
+from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan, verify
 
 from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
 from ..incumbent import Incumbent
 from .bound import makespan_bound
+from .price import COARSE, FREE, Priced
 from .repair import repaired_plan
 from .schedule import Schedule
-from .table import OffloadTable
 from .tensors import tensor_plan
 
 MOST_SLOTS = 200
@@ -35,7 +35,8 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
 
     The program is optimal in its fluid model over its own schedules, in slots; the answer claims the makespan of whole
     tensors. Sizes are rounded up to slots, and then to the nearest, where errors mostly cancel but a plan may have to
-    be repaired until it fits. The bound is one over all plans.
+    be repaired until it fits. The bound is one over all plans. With a limit on the host's memory, rotor's plan comes
+    first, and moves are priced so that they stay within it.
     """
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
@@ -47,19 +48,26 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     if chain.stages <= MOST_STAGES:
         incumbent.suffices(Least(chain).budget_bytes)
     most = affordable_slots(chain.stages, options.slots)
+    prices, sizes = FREE, coarser(most)
+    if chain.host_bytes is not None:
+        alone = Incumbent(Problem(replace(chain, link_bytes_per_s=None, host_bytes=None), budget), incumbent.deadline)
+        rotor(alone, RotorOptions())  # needs no host; its bound holds without transfers only
+        if isinstance(alone.plan, ChainPlan):
+            incumbent.offer(alone.plan, "rotor")
+        sizes = (min(most, COARSE), *(n for n in sizes if n > COARSE))
     reason = ""
-    for slots, nearest in ((n, how) for n in coarser(most) for how in (False, True)):
-        table = OffloadTable(chain, budget, slots, nearest=nearest)
-        schedule = table.schedule()
-        if schedule is None:
-            reason = reason or f"Nothing fits in {table.slots} slots of {table.slot_bytes} bytes."
-            continue
-        try:
-            incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
-        except InvalidPlan as error:
-            reason = f"The plan does not fit: {error.reason}."
-        if incumbent.stopped():
-            return
+    for slots, nearest in ((n, how) for n in sizes for how in (False, True)):
+        search = Priced(chain, budget, slots, nearest, prices)
+        for schedule in search.schedules():
+            try:
+                incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
+            except InvalidPlan as error:
+                reason = f"The plan does not fit: {error.reason}."
+            if incumbent.stopped():
+                return
+        if not search.found:
+            reason = reason or f"Nothing fits in {slots} slots."
+        prices = search.around()
     if incumbent.cost_ns is None:
         incumbent.ends_without_plan(reason)
 

@@ -24,6 +24,12 @@ class Schedule:
     moved: frozenset[int]
 
 
+def moved_bytes(chain: Chain, schedule: Schedule) -> int:
+    """What the host holds between the phases, when all that is moved is there."""
+    taped = {step.stage for step in schedule.forward if step.verb is Verb.F_ALL}
+    return sum(chain.tape_bytes[cut - 1] if cut in taped else chain.activation_bytes[cut] for cut in schedule.moved)
+
+
 def step_reads(step: ChainStep) -> tuple[int, ...]:
     """The cuts that a step reads on the device."""
     return (step.stage - 1, step.stage) if step.verb is Verb.B else (step.stage - 1,)

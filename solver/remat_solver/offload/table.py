@@ -23,11 +23,16 @@ class OffloadTable:
     Rounded up, a schedule fits the fluid model; rounded to the nearest, errors mostly cancel, but it need not.
     Time grows as L²N³ + L³N², space as LN³ + L²N² (B.4), for L stages and N slots.
 
+    The program has no state for the host. `price`, in ns a byte that is moved, is the multiplier of a limit there: the
+    schedule is then the best one of those that move no more than it does.
+
     Attributes:
         slots, slot_bytes: N, and the size of a slot; one byte where that many slots hold the budget.
     """
 
-    def __init__(self, chain: Chain, budget_bytes: int, slots: int = 50, *, nearest: bool = False) -> None:
+    def __init__(
+        self, chain: Chain, budget_bytes: int, slots: int = 50, *, nearest: bool = False, price: float = 0.0
+    ) -> None:
         if chain.link_bytes_per_s is None:
             raise ValueError("the chain has no link to the host")
         self.chain = chain
@@ -37,6 +42,7 @@ class OffloadTable:
         grain = math.gcd(*sizes) or 1
         self.slot_bytes = grain if available // grain <= slots else -(-available // slots)
         self.slots = available // self.slot_bytes
+        self._price = price * self.slot_bytes
         self._add = self.slot_bytes // 2 if nearest else self.slot_bytes - 1
         count = chain.stages
         beta = chain.link_bytes_per_s / 1e9 / self.slot_bytes
@@ -51,14 +57,16 @@ class OffloadTable:
         self._tails = np.full((count * (count + 1) // 2, width, width), FOREVER)
         self._table = np.full((2, count + 1, width, width, width), FOREVER)
         fill_backward(*self._arguments, self._tails)
-        fill_forward(*self._arguments, self._tails, self._table)
+        fill_forward(*self._arguments, self._tails, self._table, self._price)
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
         return (np.array(sizes, np.int64) + self._add) // self.slot_bytes
 
     @property
     def makespan_ns(self) -> float:
-        """The makespan of the best schedule in the rounded fluid model; infinite where nothing fits."""
+        """The makespan of the best schedule in the rounded fluid model, what it pays for moves included; infinite where
+        nothing fits.
+        """
         return float(self._table[0, 1, 0, 0, 0])
 
     def schedule(self) -> Schedule | None:
@@ -71,7 +79,9 @@ class OffloadTable:
         x, i, held, left, due = 0, 1, 0, 0, 0
         beta, times_f, times_b, activation, tape = self._arguments[1:6]
         while i <= self.chain.stages:
-            _, last, away = forward_best(x, i, held, left, due, *self._arguments, self._tails, self._table, False)
+            _, last, away = forward_best(
+                x, i, held, left, due, *self._arguments, self._tails, self._table, self._price, False
+            )
             own = 0 if i == 1 else int(tape[i - 1] if x else activation[i - 1])
             if away:
                 moved.add(i - 1)
