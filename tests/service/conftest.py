@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,3 +19,19 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A running service with two solvers and a SQLite file of its own."""
     with serving(tmp_path_factory.mktemp("service"), workers=2) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; where REMAT_REQUIRE_BROWSER is set, its absence is a failure."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    found = os.environ.get("REMAT_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        if os.environ.get("REMAT_REQUIRE_BROWSER"):
+            pytest.fail("no Chromium on the PATH; install it or set REMAT_TEST_CHROMIUM")
+        pytest.skip("no Chromium on the PATH; install it or set REMAT_TEST_CHROMIUM to test the page")
+    quiet = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=found, args=quiet)
+        yield running
+        running.close()

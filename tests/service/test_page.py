@@ -1,9 +1,8 @@
-"""The page in headless Chromium against a real service: empty, at work, in error, huge, on a phone, offline."""
+"""The page in headless Chromium against a real service: every flow at three widths, in both themes, by keyboard."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,96 +10,113 @@ from typing import Any
 
 import pytest
 
-from remat_ir import Chain, Join, Problem, budget_at
-from service.serving import Service, serving, training_graph
+from remat_ir import Chain, Join, Problem, budget_at, plain_peak
+from service.browsing import LOOKS, Stored, Visit, named_graph, storing
+from service.serving import serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
-
-QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium; where REMAT_REQUIRE_BROWSER is set, its absence is a failure."""
-    found = os.environ.get("REMAT_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        if os.environ.get("REMAT_REQUIRE_BROWSER"):
-            pytest.fail("no Chromium on the PATH; install it or set REMAT_TEST_CHROMIUM")
-        pytest.skip("no Chromium on the PATH; install it or set REMAT_TEST_CHROMIUM to test the page")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=found, args=QUIET)
-        yield running
-        running.close()
+expect = playwright.expect
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of this module's own: what it has solved is what these tests asked for."""
-    with serving(tmp_path_factory.mktemp("page"), workers=1) as running:
-        yield running
-
-
-class Visit:
-    """One tab, with everything it complained about and everyone it asked."""
-
-    def __init__(self, browser: Any, base: str, **context: Any) -> None:
-        self.context = browser.new_context(**context)
-        self.tab = self.context.new_page()
-        self.base = base
-        self.complaints: list[str] = []
-        self.hosts: set[str] = set()
-        self.tab.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        self.tab.on("pageerror", lambda e: self.complaints.append(str(e)))
-        self.tab.on("request", lambda r: self.hosts.add(r.url.split("/")[2]) if r.url.startswith("http") else None)
-
-    def go(self, where: str = "") -> None:
-        """Open a page of the page."""
-        self.tab.goto(f"{self.base}/{where}")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    """What there is to look at."""
+    with storing(tmp_path_factory.mktemp("page")) as found:
+        yield found
 
 
 @pytest.fixture
-def visit(browser: Any, served: Service, request: pytest.FixtureRequest) -> Iterator[Visit]:
+def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Iterator[Visit]:
     """A tab that must end without a complaint, having asked nobody but the service."""
-    base = f"http://127.0.0.1:{served.port}"
-    here = Visit(browser, base, **getattr(request, "param", {}))
+    here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
     yield here
-    here.context.close()
-    assert here.complaints == []
-    assert here.hosts <= {base.removeprefix("http://")}
+    here.leave()
 
 
-def graph_file(folder: Path, layers: int = 12) -> Path:
-    """A graph with names, as a client writes it for people."""
-    graph = training_graph(layers)
-    data = graph.to_json() | {"op_names": [f"layer{i}" for i in range(graph.ops)]}
-    path = folder / "graph.json"
-    path.write_text(json.dumps(data))
-    return path
+in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True, ids="-".join)
 
 
 def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:
     """Nothing solved yet: a sentence, not a blank table."""
     with serving(tmp_path, workers=1) as fresh:
-        here = Visit(browser, f"http://127.0.0.1:{fresh.port}")
+        here = Visit(browser, fresh.url)
         here.go()
-        playwright.expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
-        here.context.close()
-        assert here.complaints == []
+        expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
+        here.leave()
 
 
-def test_a_dropped_graph_is_planned_shown_and_taken_home(visit: Visit, served: Service, tmp_path: Path) -> None:
-    """File in, plan page out; names stay in the browser; JSON, trace and an HTML file that opens from a disk."""
+@in_every_look
+def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
+    """No page is wider than its screen; texts have contrast, controls have names, and tabs have titles."""
+    pages = {
+        "": (".solves tbody tr", "Solves · remat"),
+        f"#/solve/{stored.plans[0]}": ("[data-matrix=S]", "% time · remat"),
+        f"#/solve/{stored.infeasible}": ("h1.headline", "No plan fits 1 B · remat"),
+        f"#/compare/{'/'.join(stored.plans)}": ("[data-matrix=S]", "Compare · remat"),
+        f"#/sweep/{','.join(stored.sweeps)}": (".legend", "Time against memory · remat"),
+        "#/help": ("h2", "Help · remat"),
+        "#/sign-in": ("input[type=password]", "Sign in · remat"),
+        "#/nothing/here": ("text=There is no page", "Not found · remat"),
+    }
+    for where, (wait_for, title) in pages.items():
+        visit.go(where, wait_for)
+        visit.tab.wait_for_function("t => document.title.endsWith(t)", arg=title)
+        assert visit.fits(), where
+        assert visit.unreadable() == [], where
+        assert visit.nameless() == [], where
+        expect(visit.tab.locator("nav a", has_text="Help")).to_be_visible()
+    visit.tab.get_by_text("To the list of solves").click()
+    expect(visit.tab.locator(".solves tbody tr").first).to_be_visible()
+
+
+@in_every_look
+def test_a_problem_is_planned_by_keyboard(visit: Visit, tmp_path: Path) -> None:
+    """From the file to the plan without a mouse; the curve and the matrices are stepped through and read out."""
     visit.go()
     tab = visit.tab
-    tab.set_input_files("input[type=file]", graph_file(tmp_path))
-    tab.fill("input[aria-label^=Budget]", "60%")
-    tab.click("button[type=submit]")
-    tab.wait_for_selector("canvas[aria-label^=R]", timeout=60_000)
+    visit.press("Tab")
+    assert tab.evaluate("() => document.activeElement.textContent") == "Skip to content"
+    visit.press("Enter")
+    assert tab.evaluate("() => document.activeElement.id") == "main"
+    tab.set_input_files("input[type=file]", named_graph(tmp_path))
+    visit.tab_to("[name=budget]")
+    visit.press("Control+A")
+    tab.keyboard.type("60%")
+    visit.press("Enter")
+    tab.wait_for_selector("[data-matrix=R]", timeout=60_000)
+    visit.tab_to(".panel[role=application]")
+    visit.press("ArrowRight", "ArrowRight")
+    expect(tab.locator(".tip").first).to_contain_text("runs at")
+    expect(tab.locator("[aria-live=polite]", has_text="of the budget")).to_have_count(1)
+    visit.press("+", "+", "0", "End")
+    expect(tab.locator(".tip").first).to_contain_text("net.block3")
+    visit.press("Escape")
+    visit.tab_to("[data-matrix=R]")
+    visit.press("ArrowRight")
+    expect(tab.locator("figure .tip").first).to_contain_text("computed again in stage")
+    visit.tab_to("[data-matrix=S]")
+    visit.press("ArrowDown")
+    expect(tab.locator("figure .tip").nth(1)).to_contain_text("after it was computed again")
+
+
+def test_a_plan_is_shown_and_taken_home(visit: Visit, stored: Stored, tmp_path: Path) -> None:
+    """The headline; names that never leave; JSON, trace, and an HTML file that opens from a disk."""
+    visit.go()
+    tab = visit.tab
+    tab.set_input_files("input[type=file]", named_graph(tmp_path))
+    tab.fill("[name=budget]", "60%")
+    tab.click("button[type=submit].primary")
+    tab.wait_for_selector("[data-matrix=R]", timeout=60_000)
     solve_id = tab.url.rsplit("/", 1)[1]
-    answer = served.get(solve_id)[1]
-    assert answer["plan"]["steps"]
-    assert "layer" in tab.inner_text(".scroll table"), "the names of the file are shown"
-    assert "layer" not in json.dumps(served.http.get(f"/v1/solves/{solve_id}/problem").json()), "but never sent"
+    answer = stored.service.get(solve_id)[1]
+    plain = plain_peak(training_graph(12))
+    said = tab.inner_text("h1")
+    assert f"(−{round(100 * (1 - answer['peak_bytes'] / plain))} %)" in said
+    assert said.endswith("% time")
+    assert tab.locator("#stack-by").input_value() == "module"
+    assert "net.block0" in tab.inner_text(".legend >> nth=0")
+    sent = stored.service.http.get(f"/v1/solves/{solve_id}/problem").text
+    assert "block" not in sent, "names are never sent"
 
     with tab.expect_download() as saved:
         tab.get_by_text("Answer as JSON").click()
@@ -108,11 +124,8 @@ def test_a_dropped_graph_is_planned_shown_and_taken_home(visit: Visit, served: S
     with tab.expect_download() as saved:
         tab.get_by_text("Trace for Perfetto").click()
     events = json.loads(Path(saved.value.path()).read_text())["traceEvents"]
-    computes = sum(step[0] == "compute" for step in answer["plan"]["steps"])
-    assert sum(event["ph"] == "X" for event in events) == computes
-    assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") == answer["peak_bytes"], (
-        "the picture is the verifier's"
-    )
+    assert sum(e["ph"] == "X" for e in events) == sum(step[0] == "compute" for step in answer["plan"]["steps"])
+    assert max(e["args"]["bytes"] for e in events if e["ph"] == "C") == answer["peak_bytes"]
     with tab.expect_download() as saved:
         tab.get_by_text("One HTML file").click()
     offline = tmp_path / "plan.html"
@@ -120,60 +133,95 @@ def test_a_dropped_graph_is_planned_shown_and_taken_home(visit: Visit, served: S
     asked: list[str] = []
     reader = visit.context.new_page()
     reader.on("request", lambda r: asked.append(r.url))
+    reader.on("pageerror", lambda e: visit.complaints.append(str(e)))
     reader.goto(offline.as_uri())
-    reader.wait_for_selector("canvas[aria-label^=S]")
-    assert reader.get_by_text("layer").count()
+    reader.wait_for_selector("[data-matrix=S]")
+    assert reader.inner_text("h1") == said
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
-def test_the_list_shows_states_and_two_plans_stand_side_by_side(visit: Visit, served: Service) -> None:
-    """Every solve is in the list with its state; two of them are compared."""
-    graph = training_graph(10)
-    ids = [served.post(Problem(graph, budget_at(graph, f)))[1]["id"] for f in (0.6, 0.8)]
-    impossible = served.post(Problem(graph, 1))[1]
-    visit.go()
-    for solve_id in (*ids, impossible["id"]):
-        playwright.expect(visit.tab.locator(f"a[href='#/solve/{solve_id}']")).to_be_visible()
-    assert visit.tab.get_by_text("infeasible").count()
-    visit.go(f"#/compare/{ids[0]}/{ids[1]}")
-    visit.tab.wait_for_selector("section:nth-of-type(2) canvas[aria-label^=S]")
-    assert visit.tab.locator("canvas").count() >= 4
+def test_the_curve_zooms_and_tells_what_is_resident(visit: Visit, stored: Stored) -> None:
+    """The parts in the tooltip add up to the memory that it shows; a drag zooms, a reset shows all; lanes follow."""
+    visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
+    tab = visit.tab
+    problem = stored.service.http.get(f"/v1/solves/{stored.plans[0]}/problem").json()
+    steps = stored.service.get(stored.plans[0])[1]["plan"]["steps"]
+    sums = tab.evaluate(
+        """([graph, steps]) => { const run = Remat.replay.replay(graph, steps), names = graph.op_cost_ns.map((_, i) => `m${i % 3}.x:op`);
+        return [Remat.stack.byOrigin(graph, run), Remat.stack.byModule(graph, run, names)]
+          .map(s => Array.from({length: run.count}, (_, i) => s.upTo(i, s.layers.length - 1) - run.rows.memory[i])); }""",  # noqa: E501
+        [problem["graph"], steps],
+    )
+    assert all(difference == 0 for layers in sums for difference in layers)
+    over = tab.locator(".u-over").first
+    box = over.bounding_box()
+    before = over.screenshot()
+    tab.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50)
+    expect(tab.locator(".tip").first).to_contain_text("values are resident")
+    tab.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 50, steps=4)
+    tab.mouse.up()
+    tab.mouse.move(0, 0)
+    assert over.screenshot() != before
+    tab.get_by_text("Reset", exact=True).click()
+    tab.mouse.move(0, 0)
+    tab.wait_for_timeout(200)
+    assert over.screenshot() == before
 
 
-def test_an_infeasible_solve_says_the_least_budget(visit: Visit, served: Service) -> None:
-    """No plan: the sentence and the least budget instead of pictures."""
-    answer = served.post(Problem(training_graph(6), 1))[1]
-    visit.go(f"#/solve/{answer['id']}")
-    playwright.expect(visit.tab.get_by_text(answer["message"])).to_be_visible()
-    playwright.expect(visit.tab.get_by_text("least budget proved")).to_be_visible()
-    playwright.expect(visit.tab.get_by_text("infeasible, certified")).to_be_visible()
+def test_names_color_the_memory_later_too(visit: Visit, stored: Stored, tmp_path: Path) -> None:
+    """A names file on the page of a plan; one of another graph is refused next to its field, and the error stays."""
+    visit.go(f"#/solve/{stored.plans[0]}", "[data-matrix=S]")
+    tab = visit.tab
+    tab.get_by_text("Names of ops…").click()
+    tab.set_input_files(".names input[type=file]", named_graph(tmp_path, 12))
+    tab.get_by_text("Show names").click()
+    error = tab.locator(".names .field .error")
+    expect(error).to_contain_text("names 24 ops, and this graph has 20")
+    tab.set_input_files(".names input[type=file]", named_graph(tmp_path, 10))
+    tab.get_by_text("Show names").click()
+    expect(tab.locator(".legend").first).to_contain_text("net.block")
+    tab.select_option("#stack-by", "origin")
+    expect(tab.locator(".legend").first).to_contain_text("made in the forward pass")
 
 
-def test_a_file_that_is_no_graph_is_refused_in_words(visit: Visit, tmp_path: Path) -> None:
-    """What, where and what to do; nothing is sent."""
+@in_every_look
+def test_errors_stay_next_to_their_field(visit: Visit, tmp_path: Path) -> None:
+    """What is wrong is said where it is wrong until it is changed, whoever finds it: the page or the service."""
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     visit.go()
-    visit.tab.set_input_files("input[type=file]", bad)
-    visit.tab.click("button[type=submit]")
-    playwright.expect(visit.tab.locator("#notice")).to_contain_text("bad.json is not JSON")
-
-
-def test_the_trade_off_is_drawn_and_keeps_its_address(visit: Visit, served: Service, tmp_path: Path) -> None:
-    """A curve over budgets with a baseline next to it, each point a solve; the address brings it back."""
-    visit.go("#/sweep")
     tab = visit.tab
-    tab.set_input_files("input[type=file]", graph_file(tmp_path, 8))
-    tab.fill("input[aria-label=Points]", "3")
-    tab.fill("input[aria-label='Seconds a point']", "2")
-    tab.click("button[type=submit]")
-    for _ in range(2):
-        playwright.expect(tab.get_by_text("of 3 budgets have a plan; no plan")).to_be_visible(timeout=90_000)
-        assert tab.locator(".u-legend").inner_text().count("chen-sqrt") == 1
-        tab.reload()
-    playwright.expect(tab.locator(".scroll tbody tr")).to_have_count(3)
-    tab.locator(".scroll tbody a").first.click()
-    tab.wait_for_selector("canvas[aria-label^=R]")
+    send = tab.locator("button[type=submit].primary")
+    error = {name: tab.locator(f".field:has([name={name}]) .error") for name in ("file", "budget", "limit")}
+    send.click()
+    expect(error["file"]).to_have_text("Choose a file first, or drop one here.")
+    tab.set_input_files("input[type=file]", bad)
+    expect(error["file"]).to_have_text("")
+    send.click()
+    expect(error["file"]).to_contain_text("bad.json is not JSON")
+    tab.set_input_files("input[type=file]", named_graph(tmp_path))
+    for name, text, said in (
+        ("budget", "0.5", "has no unit: write 50%"),
+        ("limit", "-1", "at least 0.1"),
+        ("limit", "1e9", ""),
+    ):
+        old = tab.input_value(f"[name={name}]")
+        tab.fill(f"[name={name}]", text)
+        send.click()
+        expect(error[name]).not_to_have_text("")
+        expect(error[name]).to_contain_text(said)
+        assert tab.get_attribute(f"[name={name}]", "aria-invalid") == "true"
+        assert tab.evaluate("() => document.activeElement.name") == name
+        tab.wait_for_timeout(300)
+        expect(error[name]).not_to_have_text("")
+        assert visit.fits()
+        tab.fill(f"[name={name}]", old)
+        expect(error[name]).to_have_text("")
+    visit.complaints[:] = [
+        text for text in visit.complaints if "422" not in text
+    ]  # the service's refusal, on the console
 
 
 def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) -> None:
@@ -195,9 +243,9 @@ def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) 
         path.write_text(json.dumps(subject.to_json()))
         visit.go()
         tab.set_input_files("input[type=file]", path)
-        tab.fill("input[aria-label^=Budget]", budget)
-        tab.click("button[type=submit]")
-        playwright.expect(tab.locator("caption", has_text="over one pass")).to_be_visible(timeout=60_000)
+        tab.fill("[name=budget]", budget)
+        tab.click("button[type=submit].primary")
+        expect(tab.locator("caption", has_text="over one pass")).to_be_visible(timeout=60_000)
         assert step in tab.locator(".scroll tbody").inner_text()
         with tab.expect_download() as saved:
             tab.get_by_text("Trace for Perfetto").click()
@@ -205,52 +253,21 @@ def test_a_chain_and_a_join_are_planned_and_drawn(visit: Visit, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_thirty_thousand_ops_are_shown(visit: Visit, served: Service) -> None:
+def test_thirty_thousand_ops_are_shown(visit: Visit, stored: Stored) -> None:
     """A huge plan is drawn, thinned without losing the peak."""
     graph = training_graph(15_000)
-    answer = served.post(Problem(graph, budget_at(graph, 1.0)))[1]
+    answer = stored.service.post(Problem(graph, budget_at(graph, 1.0)))[1]
     assert answer["status"] == "optimal", answer
-    visit.go(f"#/solve/{answer['id']}")
-    visit.tab.wait_for_selector("canvas[aria-label^=S]", timeout=60_000)
+    visit.go(f"#/solve/{answer['id']}", "[data-matrix=S]")
     visit.tab.mouse.move(400, 500)
 
 
-PHONE = {"viewport": {"width": 390, "height": 800}, "color_scheme": "dark"}
-
-
-@pytest.mark.parametrize("visit", [PHONE], indirect=True)
-def test_a_phone_in_the_dark(visit: Visit, served: Service) -> None:
-    """Nothing is wider than the screen, and the paper is dark."""
-    graph = training_graph(10)
-    answer = served.post(Problem(graph, budget_at(graph, 0.7)))[1]
-    for where in ("", f"#/solve/{answer['id']}"):
-        visit.go(where)
-        visit.tab.wait_for_selector("canvas" if where else "tbody tr")
-        assert visit.tab.evaluate("() => document.documentElement.scrollWidth") <= 390
-    red, green, blue = (
-        int(x) for x in visit.tab.evaluate("() => getComputedStyle(document.body).backgroundColor")[4:-1].split(",")
-    )
-    assert red + green + blue < 150
-
-
-def test_the_keyboard_reaches_everything(visit: Visit) -> None:
-    """The first stop skips to the content; every control has a name."""
-    visit.go()
-    visit.tab.keyboard.press("Tab")
-    assert visit.tab.evaluate("() => document.activeElement.textContent") == "Skip to content"
-    nameless = visit.tab.evaluate(
-        "() => [...document.querySelectorAll('a,button,input,select')].filter(e => e.offsetParent && "
-        "!(e.textContent.trim() || e.getAttribute('aria-label') || (e.labels && e.labels.length))).length"
-    )
-    assert nameless == 0
-
-
-def test_the_page_is_guarded(served: Service) -> None:
+def test_the_page_is_guarded(stored: Stored) -> None:
     """A strict policy on the page and on its files; nothing inline, nothing from elsewhere."""
     for path in ("/", "/static/app.js", "/static/vendor/uPlot.iife.min.js"):
-        reply = served.http.get(path)
+        reply = stored.service.http.get(path)
         assert reply.status_code == 200
         policy = reply.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
-    assert served.http.get("/static/../app.py").status_code in (400, 404)
+    assert stored.service.http.get("/static/../app.py").status_code in (400, 404)

@@ -1,116 +1,82 @@
 "use strict";
-// The pages: the list of solves, one plan, two plans side by side, and the way to the trade-off curve. The address says which.
+// The way to each page: the address says which. What an earlier page still waits for is dropped.
 (function (Remat) {
-  const { el, bytes, percent, seconds } = Remat.words;
+  const { el, ended, seconds, signed, percent } = Remat.words;
   const service = Remat.service, main = document.getElementById("main"), notice = document.getElementById("notice");
-  const ENDED = new Set(["optimal", "feasible", "infeasible", "nothing_found", "cancelled", "failed"]);
-  let turn = 0; // grows with every change of page: what an earlier page still awaits is dropped
+  let visit = 0; // grows with every change of page
 
+  // An error that belongs to no field stays until it is closed, or until what failed works again.
   function tell(error) {
-    notice.textContent = error ? error.message || String(error) : "";
-    if (error) setTimeout(() => { notice.textContent = ""; }, 8000);
+    if (!error) { notice.replaceChildren(); return; }
+    notice.replaceChildren(el("p", {}, error.message || String(error)), el("button", { class: "quiet", "aria-label": "Close this message", onclick: () => notice.replaceChildren() }, "×"));
   }
-  const guard = (action) => async (...a) => { try { await action(...a); } catch (error) { tell(error); } };
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-  const drop = (button, extra, submit) => Remat.drop.form(button, extra, submit, guard);
+  const name = (text) => { document.title = text ? `${text} · remat` : "remat"; };
 
-  const state = (s) => el("span", { class: `state ${s.status}` }, s.status.replace("_", " "));
-
-  function rows(solves) {
-    return solves.map((s) => el("tr", {},
-      el("td", {}, el("a", { href: `#/solve/${s.id}` }, String(s.id).slice(0, 13))), el("td", {}, state(s)), el("td", {}, s.method),
-      el("td", { class: "n wide" }, s.ops ?? "–"), el("td", { class: "n" }, bytes(s.budget_bytes)), el("td", { class: "n" }, percent(s.overhead)),
-      el("td", { class: "n" }, percent(s.gap)), el("td", { class: "n" }, seconds(s.seconds)), el("td", { class: "n wide" }, s.joined ?? "–"),
-      el("td", { class: "wide" }, s.cache || ""),
-      el("td", {}, ENDED.has(s.status) ? "" : el("button", { "aria-label": `Cancel ${s.id}`, onclick: guard(async () => { await service.cancel(s.id); }) }, "Cancel"))));
-  }
-
-  async function listPage(mine) {
-    const body = el("tbody"), more = el("button", { hidden: true }, "Older"), empty = el("p", { class: "empty" }, "Loading…");
-    main.append(el("h1", {}, "Solves"),
-      drop("Plan it", (field) => [field("budget", "Budget (12GiB, bytes or 50%)", "50%"), field("limit", "Time limit (s)", "60")], async (subject, fields, method) => {
-        const budget_bytes = Remat.drop.budgetBytes(await service.validate(subject), fields.budget);
-        const answer = await service.post({ problem: { ...subject.body, budget_bytes }, method, time_limit_s: Number(fields.limit), max_gap: 0.001 });
-        service.remember(answer.id, subject.names);
-        location.hash = `#/solve/${answer.id}`;
-      }),
-      el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, [["solve"], ["state"], ["method"], ["ops", "n wide"], ["budget", "n"], ["overhead", "n"], ["gap", "n"], ["elapsed", "n"], ["joined", "n wide"], ["cache", "wide"], [""]]
-        .map(([t, c]) => el("th", { scope: "col", class: c }, t)))), body)), empty, more);
-    let older = [], next = null;
-    more.addEventListener("click", guard(async () => { const page = await service.list(next); older.push(...page.solves); next = page.next; more.hidden = !next; body.append(...rows(page.solves)); }));
-    while (mine === turn) {
-      let running = false;
-      try {
-        const page = await service.list();
-        if (mine !== turn) return;
-        if (!older.length) { next = page.next; more.hidden = !next; }
-        running = page.solves.some((s) => !ENDED.has(s.status));
-        const focused = document.activeElement && body.contains(document.activeElement);
-        if (!focused) body.replaceChildren(...rows([...page.solves, ...older]));
-        empty.textContent = page.solves.length ? "" : "Nothing has been solved here yet. Drop a graph file above, or run a training job with REMAT_BASE_URL set to this address.";
-        tell(null);
-      } catch (error) { empty.textContent = ""; tell(error); }
-      await pause(running ? 1000 : 4000);
-    }
-  }
-
-  async function load(id) {
+  // Everything about one solve; a graph's plan is replayed here, other plans by the service.
+  Remat.whole = async (id) => {
     const [answer, problem, progress] = await Promise.all([service.solve(id), service.problem(id), service.progress(id)]);
-    const timeline = problem.graph || !answer.plan ? null : await service.timeline(id); // a graph's plan is replayed here
+    const timeline = problem.graph ? null : await service.timeline(id);
     return { answer, problem, timeline, progress: progress.progress, names: service.names(id) };
-  }
+  };
 
-  async function solvePage(mine, id) {
-    const head = el("h1", {}, `Solve ${id}`), live = el("div", { "aria-live": "polite" }, "Loading…"), box = el("div");
-    const cancel = el("button", { hidden: true, onclick: guard(async () => { await service.cancel(id); }) }, "Cancel and keep the best plan so far");
-    main.append(head, live, cancel, box);
+  async function solvePage(box, current, { tell }, id) {
+    const live = el("div", { class: "live", "aria-live": "polite" }, "Loading…"), inside = el("div");
+    const cancel = el("button", { hidden: true, onclick: () => service.cancel(id).catch(tell) }, "Cancel and keep the best plan so far");
+    box.append(el("p", {}, el("a", { href: "#/" }, "← All solves")), live, cancel, inside);
+    const draw = (whole) => { inside.replaceChildren(); name(Remat.plan.show(inside, { ...whole, redraw: draw })); };
     let shown = "";
-    while (mine === turn) {
-      const answer = await service.solve(id);
-      const ended = ENDED.has(answer.status), key = `${answer.status} ${answer.cost_ns} ${answer.bound_ns}`;
-      cancel.hidden = ended;
+    while (current()) {
+      const answer = await service.solve(id), key = `${answer.status} ${answer.cost_ns} ${answer.bound_ns}`;
+      if (!current()) return;
+      cancel.hidden = ended(answer);
       if (key !== shown) {
-        const whole = await load(id);
-        if (mine !== turn) return;
-        shown = key; box.replaceChildren();
-        Remat.plan.show(box, whole);
+        const whole = await Remat.whole(id);
+        if (!current()) return;
+        shown = key; draw(whole);
       }
-      live.textContent = ended ? "" : `${answer.status} for ${seconds(answer.seconds)}: overhead ${percent(answer.overhead)}, gap ${percent(answer.gap)}`;
-      if (ended) return;
+      live.textContent = ended(answer) ? "" : `${answer.status === "queued" ? "Waiting for a free solver" : "Solving"} for ${seconds(answer.seconds)}${answer.overhead === null ? "" : `: ${signed(answer.overhead)} time, at most ${percent(answer.gap)} from optimal`}`;
+      if (ended(answer)) return;
       await pause(1000);
     }
   }
 
-  async function comparePage(mine, first, second) {
-    const page = await service.list(), ended = page.solves.filter((s) => s.cost_ns);
-    if (mine !== turn) return;
-    const pick = (value, n) => el("label", {}, `Plan ${n}`, el("select", { id: `pick-${n}` }, ended.map((s) => el("option", { value: s.id, selected: s.id === value }, `${String(s.id).slice(0, 13)} ${s.method} ${bytes(s.budget_bytes)}`))));
-    main.append(el("h1", {}, "Two plans side by side"));
-    if (!ended.length) { main.append(el("p", { class: "empty" }, "There is no plan yet to compare.")); return; }
-    main.append(el("form", { class: "row", onsubmit: (e) => { e.preventDefault(); location.hash = `#/compare/${document.getElementById("pick-1").value}/${document.getElementById("pick-2").value}`; } },
-      pick(first, 1), pick(second, 2), el("button", { type: "submit" }, "Compare")));
-    if (!first || !second) return;
-    const both = el("div", { class: "two" });
-    main.append(both);
-    for (const id of [first, second]) {
-      const box = el("section", {}, el("h2", {}, `Solve ${id}`));
-      both.append(box);
-      const whole = await load(id);
-      if (mine !== turn) return;
-      Remat.plan.show(box, whole);
+  function missing(box, what) {
+    name("Not found");
+    box.append(el("h1", {}, "Nothing here"), el("p", {}, what), el("p", {}, el("a", { href: "#/" }, "To the list of solves"), " or ", el("a", { href: "#/help" }, "to the help"), "."));
+  }
+
+  function signIn(error) {
+    visit++; main.replaceChildren(); tell(null); name("Sign in");
+    Remat.account.page(main, error, () => { if (location.hash === "#/sign-in") location.hash = "#/"; else turnTo(); });
+  }
+
+  const PAGES = { "": ["Solves", Remat.list.page], solve: ["Solve", solvePage], sweep: ["Time against memory", Remat.sweep.page], compare: ["Compare", (box, current, _, ...ids) => Remat.compare.page(box, current, ...ids)], help: ["Help", Remat.help.page] };
+
+  async function turnTo() {
+    const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"), [page, ...rest] = path.split("/").map(decodeURIComponent);
+    main.replaceChildren(); tell(null);
+    for (const link of document.querySelectorAll("nav a")) { if (link.getAttribute("href").split("/")[1] === page) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current"); }
+    if (page === "sign-in") { signIn(null); return; }
+    if (!PAGES[page]) { missing(main, `There is no page “${path}”.`); return; }
+    const [title, show] = PAGES[page];
+    name(title);
+    try { await show(main, current, { tell, pause }, ...(page ? rest : [Object.fromEntries(new URLSearchParams(query || ""))])); } catch (error) {
+      if (!current()) return;
+      if (error.status === 401 || error.status === 403) signIn(error);
+      else if (error.status === 404 || error.status === 410 || error.status === 422) { main.replaceChildren(); missing(main, `${error.message[0].toUpperCase()}${error.message.slice(1)}.`); }
+      else { main.append(el("p", { class: "error" }, error.message, " ", el("button", { onclick: turnTo }, "Try again"))); }
     }
   }
 
-  async function turnTo() {
-    const mine = ++turn, [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-    main.replaceChildren(); tell(null);
-    const sweepPage = (...a) => Remat.sweep.page(main, () => mine === turn, { drop, guard, pause, state }, ...a.slice(1));
-    const pages = { "": listPage, solve: solvePage, sweep: sweepPage, compare: comparePage };
-    try { await (pages[page] || (async () => { main.append(el("p", { class: "empty" }, "There is no such page.")); }))(mine, ...rest); }
-    catch (error) { if (mine === turn) { main.append(el("p", { class: "empty" }, error.message)); tell(error); } }
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  if (service.offline) {
+    const draw = () => { main.replaceChildren(); name(Remat.plan.show(main, service.offline)); };
+    draw(); dark.addEventListener("change", draw);
+    return;
   }
-
-  if (service.offline) { main.append(el("h1", {}, "A remat plan")); Remat.plan.show(main, service.offline); return; }
+  document.querySelector(".skip").addEventListener("click", (e) => { e.preventDefault(); main.focus(); }); // the hash is the page's address
   window.addEventListener("hashchange", () => { turnTo(); main.focus(); });
-  turnTo();
+  dark.addEventListener("change", turnTo); // pictures are drawn in the colors of their moment
+  Remat.account.show(); turnTo();
 })(window.Remat);

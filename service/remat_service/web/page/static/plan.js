@@ -1,126 +1,110 @@
 "use strict";
-// One plan, seen from all sides. `whole` is {answer, problem, progress, names}: fetched, or embedded in an offline file.
+// One plan, seen from all sides. `whole` is {answer, problem, progress, names, timeline}: fetched, or embedded in an offline file.
 window.Remat = window.Remat || {};
 (function (Remat) {
-  const { el, bytes, time, percent, seconds, save } = Remat.words;
-  const { replay, plain, resident, recomputed, fromTimeline, at, trace } = Remat.replay;
+  const { el, bytes, time, percent, signed, ended } = Remat.words;
+  const { replay, plain, resident, recomputed, fromTimeline, trace } = Remat.replay;
+  const SHOWN = 12; // rows of the table of recomputed ops; the JSON has them all
 
-  const SHOWN = 30; // rows of the table of recomputed ops; the JSON has them all
-
-  function facts(answer) {
-    const within = (answer.restricted_to || []).join(", "), by = answer.claimed_by;
-    const claimed = by && (answer.status === "infeasible" || answer.claimed_bound_ns <= answer.bound_ns);
-    const sure = claimed ? `claimed by ${by}` : "certified";
-    const state = answer.status === "optimal" && within ? `optimal within ${within}` : answer.status;
-    const rows = [["state", answer.status === "infeasible" ? `infeasible, ${sure}` : state], ["method", answer.method], ["overhead", percent(answer.overhead)], ...baseline(answer), ["gap", percent(answer.gap)],
-      ["cost", time(answer.cost_ns)], ["bound", answer.bound_ns == null ? "–" : `${time(answer.bound_ns)}, ${sure}`], ["peak", bytes(answer.peak_bytes)], ["budget", bytes(answer.budget_bytes)],
-      ["least budget known", bytes(answer.least_budget_bytes)], ["least budget proved", bytes(answer.least_budget_bound_bytes)],
-      ["solved in", seconds(answer.seconds)], ["stopped by", answer.limit || "its end"], ["from", answer.cache || "–"],
-      ["bound holds for", within || "the whole space"]];
-    if (by && !claimed) rows.push(["claimed bound", `${time(answer.claimed_bound_ns)}, by ${by}`]);
-    return el("div", { class: "facts" }, rows.map(([k, v]) => el("div", {}, el("dl", {}, el("dt", {}, k), el("dd", {}, v)))));
+  // What a plan does and what plain training does, replayed once: {graph, run, before, total, name(op), what(row), boundary}.
+  function view(whole) {
+    const graph = whole.problem.graph || null, { timeline, answer } = whole, names = whole.names;
+    const name = (op) => (names && names[op] ? names[op] : `op ${op}`);
+    const total = graph ? graph.op_cost_ns.reduce((a, b) => a + b, 0) : timeline ? timeline.total_cost_ns : null;
+    const before = graph ? replay(graph, plain(graph)) : timeline ? fromTimeline(timeline.plain) : null;
+    const run = !answer.plan ? null : graph ? replay(graph, answer.plan.steps) : fromTimeline(timeline.plan);
+    const what = (i) => (graph ? name(run.rows.ops[i]) : run.rows.what[i]);
+    const isBack = (i) => (graph ? graph.backward_from >= 0 && graph.backward_from !== null && run.rows.ops[i] >= graph.backward_from : /^(B|turn)/.test(run.rows.what[i])) && !run.rows.again[i];
+    const first = run ? Array.from({ length: run.count }, (_, i) => i).find(isBack) : undefined;
+    return { graph, run, before, total, name, what, isBack, boundary: first === undefined ? null : run.rows.start[first] };
   }
 
-  // of a graph whose network is linear: what the best persistent chain schedule adds, next to what this plan does
-  function baseline(answer) {
-    if (answer.chain_cost_ns === null || answer.chain_cost_ns === undefined || answer.overhead === null) return [];
-    return [["persistent chain optimum", percent((answer.chain_cost_ns * (1 + answer.overhead)) / answer.cost_ns - 1)]];
-  }
-
-  function label(whole) {
-    return (op) => (whole.names && whole.names[op] ? `${whole.names[op]}` : `op ${op}`);
-  }
-
-  function matrices(graph, run) {
-    return el("div", { class: "two" }, ["R", "S"].map((which) => {
-      const what = which === "R" ? "R: what each stage computes; recomputations in amber" : "S: what each stage starts with";
-      const canvas = el("canvas", { role: "img", "aria-label": `${what}. ${graph.op_cost_ns.length} ops across, stages down.` });
-      requestAnimationFrame(() => Remat.draw.matrix(canvas, graph, run, which));
-      return el("figure", {}, canvas, el("figcaption", {}, what));
-    }));
-  }
-
-  function table(graph, run, total, name) {
-    const rows = recomputed(graph, run), shown = rows.slice(0, SHOWN);
-    if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
-    const again = rows.reduce((s, r) => s + r.cost, 0);
-    return el("div", { class: "scroll" }, el("table", {},
-      el("caption", { class: "hover" }, `${rows.length} ops run again, ${time(again)} in all (${percent(again / total)} of one pass)${rows.length > SHOWN ? `; the ${SHOWN} dearest` : ""}.`),
-      el("thead", {}, el("tr", {}, ["op", "times again", "cost", "share of the step"].map((h, i) => el("th", { scope: "col", class: i ? "n" : null }, h)))),
-      el("tbody", {}, shown.map((r) => el("tr", {}, el("td", {}, name(r.op)), el("td", { class: "n" }, r.times), el("td", { class: "n" }, time(r.cost)),
-        el("td", { class: "n" }, percent(run.time ? r.cost / run.time : 0)))))));
-  }
-
-  function describe(graph, run, name, out) {
-    return (x) => {
-      const lo = at(run, x), held = resident(graph, run, lo), op = run.rows.ops[lo];
-      out.textContent = `${name(op)} ${run.rows.again[lo] ? "runs again" : "runs"} at ${time(run.rows.start[lo])}, memory ${bytes(run.rows.memory[lo])}; ` +
-        `${held.length} values resident, the largest ${held.slice(0, 4).map((v) => `${bytes(graph.value_bytes[v])} of ${name(graph.value_op[v])}`).join(", ") || "none"}.`;
+  // What the tooltip says of one row: what runs, memory, and what is resident.
+  function telling(v, answer, stack) {
+    const { color } = Remat.chart;
+    return (i) => {
+      const { run, graph } = v, end = i + 1 < run.count ? run.rows.start[i + 1] : run.time, memory = run.rows.memory[i];
+      const nodes = [el("strong", {}, v.what(i)), el("div", { class: run.rows.again[i] ? "again" : null }, `${run.rows.again[i] ? "runs again" : "runs"} at ${time(run.rows.start[i])}, for ${time(end - run.rows.start[i])}`),
+        el("div", {}, `${bytes(memory)}, ${percent(memory / answer.budget_bytes)} of the budget`)];
+      if (!stack) return nodes;
+      const parts = stack.at(i), held = resident(graph, run, i);
+      nodes.push(el("ul", { class: "parts" }, stack.layers.map((layer, j) => [layer, parts[j]]).reverse().filter(([, b]) => b > 0).map(([layer, b]) => el("li", {}, el("span", { class: "key area", vars: { "--key": color(layer.color) } }), el("span", {}, layer.name), el("span", { class: "n" }, bytes(b))))));
+      if (held.length) nodes.push(el("div", { class: "soft" }, `${held.length} values are resident; the largest:`), el("ul", { class: "parts" }, held.slice(0, 4).map((value) => el("li", {}, el("span", {}, v.name(graph.value_op[value])), el("span", { class: "n" }, bytes(graph.value_bytes[value]))))));
+      return nodes;
     };
   }
 
-  function downloads(whole, traced) {
-    const stem = `remat-${(whole.answer.digest || "plan").slice(0, 12)}`;
-    return el("div", { class: "row" },
-      el("button", { onclick: () => save(`${stem}.json`, "application/json", JSON.stringify(whole.answer)) }, "Answer as JSON"),
-      el("button", { onclick: () => save(`${stem}.trace.json`, "application/json", JSON.stringify(traced())) }, "Trace for Perfetto"),
-      Remat.service.offline ? null : el("button", { onclick: () => offlineFile(whole).then((html) => save(`${stem}.html`, "text/html", html)) }, "One HTML file"));
+  function lanesOf(v) {
+    const { stretches } = Remat.lanes, { run } = v, again = (i) => Boolean(run.rows.again[i]);
+    return [{ name: v.boundary === null ? "ops" : "forward", color: "--plan", spans: stretches(run, (i) => !again(i) && !v.isBack(i)) }, ...(v.boundary === null ? [] : [{ name: "backward", color: "--layer-1", spans: stretches(run, v.isBack) }]), { name: "again", color: "--again", spans: stretches(run, again) }];
   }
 
-  // This page's own scripts and styles with the data inside: opens from a disk, asks nobody for anything.
-  async function offlineFile(whole) {
-    const sources = [...document.querySelectorAll("script[src]")].map((s) => s.src);
-    const sheets = [...document.querySelectorAll("link[rel=stylesheet]")].map((s) => s.href);
-    const text = (url) => fetch(url).then((r) => r.text());
-    const [scripts, styles] = [await Promise.all(sources.map(text)), await Promise.all(sheets.map(text))];
-    const data = JSON.stringify(whole).replace(/</g, "\\u003c");
-    return `<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">` +
-      `<meta name="color-scheme" content="light dark"><title>remat plan</title><style>${styles.join("\n")}</style></head><body>` +
-      `<header><span class="brand">remat</span></header><main id="main"></main><div id="notice" role="alert"></div>` +
-      `<script type="application/json" id="remat-data">${data}</` + `script>` +
-      scripts.map((s) => `<script>${s.replace(/<\/script/gi, "<\\/script")}</` + "script>").join("") + `</body></html>`;
+  // The curve, the lanes under it and the legend; drawn anew where the colors mean something else.
+  function memory(box, whole, v, by) {
+    const { answer } = whole, stack = !v.graph ? null : by === "module" ? Remat.stack.byModule(v.graph, v.run, whole.names) : Remat.stack.byOrigin(v.graph, v.run);
+    const axis = Remat.chart.timeAxis(0, Math.max(v.run.time, v.before ? v.before.time : 0)), lanes = lanesOf(v);
+    const label = `Memory over the step: peak ${bytes(v.run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without a plan the peak is ${bytes(v.before.peak)}. Arrow keys step from op to op, plus and minus zoom, zero shows all.`;
+    box.replaceChildren();
+    Remat.memory.show(box, axis, { run: v.run, before: v.before, budget: answer.budget_bytes, boundary: v.boundary, spans: lanes[lanes.length - 1].spans, stack, label, tell: telling(v, answer, stack) });
+    Remat.lanes.show(box, axis, lanes, "What runs when");
+    const items = [{ text: "this plan", color: "var(--plan)", kind: "line" }, { text: `without a plan: ${bytes(v.before.peak)}`, color: "var(--ghost)", kind: "dash" }, { text: "budget", color: "var(--budget)", kind: "dash" }, { text: "something runs again", color: "var(--again-fill)" }];
+    if (stack) items.push(...stack.layers.map((layer) => ({ text: layer.name, color: `var(${layer.color})` })));
+    box.append(Remat.chart.legend(items), el("p", { class: "hint" }, "Drag to zoom, double-click or Reset to see all; Ctrl and the wheel zoom too. With the keyboard: ← and → step, + and − zoom, 0 resets."));
+    return axis;
   }
 
-  // Chains and joins, whose plans the service has replayed: memory over time and the steps that run again.
-  function steps(box, whole, total) {
-    const { answer, timeline } = whole, run = fromTimeline(timeline.plan), before = fromTimeline(timeline.plain);
-    const hover = el("p", { class: "hover", "aria-live": "off" }, "Point at the curve to see what runs.");
-    const chart = el("div", { role: "img", "aria-label": `Memory over the step: peak ${bytes(run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without recomputation the peak is ${bytes(before.peak)}.` });
-    box.append(el("h2", {}, "Memory over the step"), chart, hover);
-    Remat.draw.memory(chart, run, before, answer.budget_bytes, (x) => {
-      const i = at(run, x);
-      hover.textContent = `${run.rows.what[i]}${run.rows.again[i] ? ", again," : ""} at ${time(run.rows.start[i])}, memory ${bytes(run.rows.memory[i])}.`;
-    });
+  function memorySection(box, whole, v) {
+    const panel = el("div"), pick = el("select", { id: "stack-by", onchange: () => memory(panel, whole, v, pick.value) }, el("option", { value: "origin" }, "where it was made"), el("option", { value: "module", disabled: !whole.names, selected: Boolean(whole.names) }, "module"));
+    const section = el("section", { "aria-label": "Memory over the step" }, el("h2", {}, "Memory over the step"));
+    if (v.graph) {
+      const file = Remat.fields.form([{ name: "file", label: "File with the names of the ops", type: "file", accept: ".json,application/json", hint: "Colors memory by module. It stays in this browser." }], { button: "Show names", label: "Names of ops" }, async (values) => {
+        if (!values.file) throw Remat.words.wrong("file", "Choose a file first, or drop one here.");
+        const names = await Remat.drop.names(values.file, v.graph.op_cost_ns.length);
+        Remat.service.remember(whole.answer.id, names);
+        whole.redraw({ ...whole, names });
+      });
+      const drop = Remat.drop.target(el("details", { class: "names" }, el("summary", {}, "Names of ops…"), file.node), file.input("file"), () => file.node.requestSubmit());
+      section.append(el("div", { class: "row" }, el("label", { class: "inline", for: "stack-by" }, "Color by"), pick, whole.redraw && !Remat.service.offline ? drop : null));
+    }
+    section.append(panel); box.append(section);
+    memory(panel, whole, v, pick.value);
+  }
+
+  function table(rows, caption, heads) {
+    return el("div", { class: "scroll" }, el("table", { class: "wrapped" }, el("caption", {}, caption), el("thead", {}, el("tr", {}, heads.map((h, i) => el("th", { scope: "col", class: i ? "n" : null }, h)))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: i ? "n" : null }, cell)))))));
+  }
+
+  function recomputations(v) {
+    if (v.graph) {
+      const rows = recomputed(v.graph, v.run), again = rows.reduce((s, r) => s + r.cost, 0);
+      if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
+      return table(rows.slice(0, SHOWN).map((r) => [v.name(r.op), r.times, time(r.cost), percent(r.cost / v.run.time)]), `${rows.length} ops run again, ${time(again)} in all, ${signed(again / v.total)} over one pass.${rows.length > SHOWN ? ` The ${SHOWN} most expensive:` : ""}`, ["op", "times again", "time", "share of the step"]);
+    }
     const again = new Map();
-    run.rows.what.forEach((what, i) => { if (run.rows.again[i]) again.set(what, (again.get(what) || 0) + 1); });
+    v.run.rows.what.forEach((what, i) => { if (v.run.rows.again[i]) again.set(what, (again.get(what) || 0) + 1); });
     const rows = [...again].sort((a, b) => b[1] - a[1]);
-    box.append(el("h2", {}, "Recomputed steps"), rows.length ? el("div", { class: "scroll" }, el("table", {},
-      el("caption", { class: "hover" }, `${rows.reduce((n, r) => n + r[1], 0)} recomputations${rows.length > SHOWN ? `; the ${SHOWN} most frequent steps` : ""}, ${percent(answer.cost_ns / total - 1)} over one pass.`),
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "step"), el("th", { scope: "col", class: "n" }, "times again"))),
-      el("tbody", {}, rows.slice(0, SHOWN).map(([what, times]) => el("tr", {}, el("td", {}, what), el("td", { class: "n" }, times))))))
-      : el("p", { class: "empty" }, "Nothing is computed twice."),
-      el("h2", {}, "Take it with you"), downloads(whole, () => trace(run, (i) => run.rows.what[i], () => ({}))));
+    if (!rows.length) return el("p", { class: "empty" }, "Nothing is computed twice.");
+    return table(rows.slice(0, SHOWN), `${rows.reduce((n, r) => n + r[1], 0)} recomputations, ${signed(v.run.time / v.total - 1)} over one pass.${rows.length > SHOWN ? ` The ${SHOWN} most frequent steps:` : ""}`, ["step", "times again"]);
   }
 
   function show(box, whole) {
-    const { answer } = whole, graph = whole.problem.graph, name = label(whole);
-    const total = graph ? graph.op_cost_ns.reduce((a, b) => a + b, 0) : whole.timeline && whole.timeline.total_cost_ns;
-    box.append(facts(answer), el("p", {}, answer.message || ""));
-    if (total && whole.progress && whole.progress.length) {
-      const bound = el("div");
-      box.append(el("h2", {}, "Incumbent and bound"), bound);
-      Remat.draw.history(bound, whole.progress, total, answer.seconds);
-    }
-    if (!answer.plan) return;
-    if (!graph) { steps(box, whole, total); return; }
-    const run = replay(graph, answer.plan.steps), before = replay(graph, plain(graph));
-    const hover = el("p", { class: "hover", "aria-live": "off" }, "Point at the curve to see what runs and what is resident.");
-    const chart = el("div", { role: "img", "aria-label": `Memory over the step: peak ${bytes(run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without recomputation the peak is ${bytes(before.peak)}.` });
-    box.append(el("h2", {}, "Memory over the step"), chart, hover);
-    Remat.draw.memory(chart, run, before, answer.budget_bytes, describe(graph, run, name, hover));
-    box.append(el("h2", {}, "Stages"), matrices(graph, run), el("h2", {}, "Recomputed ops"), table(graph, run, total, name),
-      el("h2", {}, "Take it with you"), downloads(whole, () => trace(run, (i) => name(run.rows.ops[i]), (i) => ({ op: run.rows.ops[i], stage: run.rows.stage[i] }))));
+    const { answer, progress } = whole, v = view(whole);
+    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total);
+    const history = () => {
+      if (!v.total || !progress || !progress.length || (ended(answer) && progress.length < 2)) return;
+      const section = el("section", { "aria-label": "How the solve went" }, el("h2", {}, "How the solve went"));
+      box.append(section); Remat.curves.history(section, progress, v.total, answer.seconds);
+    };
+    if (!v.run) { history(); return said; }
+    if (!ended(answer)) history();
+    memorySection(box, whole, v);
+    if (v.graph) box.append(el("h2", {}, "Stages"), Remat.matrix.pair(v.graph, v.run, v.name));
+    box.append(el("h2", {}, "What is computed again"), recomputations(v));
+    if (ended(answer)) history();
+    box.append(el("h2", {}, "Take it with you"), Remat.download.row(whole, () => trace(v.run, v.what, (i) => (v.graph ? { op: v.run.rows.ops[i], stage: v.run.rows.stage[i] } : {}))));
+    return said;
   }
 
-  Remat.plan = { show, facts };
+  Remat.plan = { show, view, lanesOf, telling };
 })(window.Remat);

@@ -3,24 +3,28 @@
 window.Remat = window.Remat || {};
 (function (Remat) {
   const offline = document.getElementById("remat-data");
-  const key = () => sessionStorage.getItem("remat-key");
+  const key = () => sessionStorage.getItem("remat-key"), tenant = () => sessionStorage.getItem("remat-tenant");
+
+  // What the page signs in with, until the tab is closed: an API key, or a token and which of its tenants is meant.
+  function credentials(secret, name) {
+    for (const [item, value] of [["remat-key", secret], ["remat-tenant", name]]) {
+      if (value) sessionStorage.setItem(item, value); else sessionStorage.removeItem(item);
+    }
+  }
 
   async function call(path, options = {}) {
     const headers = { Accept: "application/json", ...(options.headers || {}) };
     if (key()) headers.Authorization = `Bearer ${key()}`;
+    if (tenant()) headers["Remat-Tenant"] = tenant();
     if (options.body !== undefined) { headers["Content-Type"] = "application/json"; options.body = JSON.stringify(options.body); }
     let reply;
     try { reply = await fetch(path, { ...options, headers }); } catch { throw new Error("The service does not answer. It may be restarting; this page tries again."); }
     const text = await reply.text();
     let data = null;
     try { data = text ? JSON.parse(text) : null; } catch { throw new Error(`The service answered ${reply.status} with something that is not JSON.`); }
-    if (reply.status === 401) {
-      const given = window.prompt("This service wants an API key:");
-      if (given) { sessionStorage.setItem("remat-key", given.trim()); return call(path, options); }
-    }
     if (!reply.ok) {
-      const where = data && data.pointer ? ` (at ${data.pointer})` : "";
-      throw new Error(`${(data && (data.detail || data.title)) || `The service answered ${reply.status}.`}${where}`);
+      const { detail, title, pointer, issuer } = data || {};
+      throw Object.assign(new Error(detail || title || `The service answered ${reply.status}.`), { status: reply.status, pointer, issuer });
     }
     return data;
   }
@@ -37,7 +41,7 @@ window.Remat = window.Remat || {};
   const enc = encodeURIComponent;
   Remat.service = {
     offline: offline ? JSON.parse(offline.textContent) : null,
-    list: (after) => call(`v1/solves?limit=50${after ? `&after=${enc(after)}` : ""}`),
+    list: (asked) => call(`v1/solves?${new URLSearchParams(asked)}`),
     solve: (id) => call(`v1/solves/${enc(id)}`),
     problem: (id) => call(`v1/solves/${enc(id)}/problem`),
     timeline: (id) => call(`v1/solves/${enc(id)}/timeline`),
@@ -48,6 +52,6 @@ window.Remat = window.Remat || {};
     validate: (subject) => call("v1/graphs:validate", { method: "POST", body: subject.body }),
     postSweep: (body) => call("v1/sweeps", { method: "POST", body }),
     sweep: (id, wait) => call(`v1/sweeps/${enc(id)}?wait=${wait}`),
-    remember, names,
+    remember, names, credentials, signedIn: () => Boolean(key()), credentialsNow: () => [key(), tenant()],
   };
 })(window.Remat);

@@ -1,0 +1,235 @@
+"""The service's page in headless Chromium: its pictures for the documentation, and how long it takes for large plans.
+
+`python -m benchmarks.page pictures` captures the training step of GPT-2 (12 layers, batch 8, a roofline of the A100;
+`--graph` takes a graph file of one's own), has it planned by a service of the run's own, and writes the pictures of
+`docs/page.md` to `docs/figures/page/`.
+
+`python -m benchmarks.page speed` shows plans of 500 and of 5,000 ops and prints, for both and as a ratio, the time from
+the address to the last picture, of a move of the pointer, and of a zoom.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.graphs.instances import instance
+from benchmarks.harness.serve import serving
+from remat_ir import Graph, Problem, budget_at
+
+OUT = Path("docs/figures/page")
+QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run"]
+DRAWN = "[data-matrix=S]"
+"""The last picture of a plan's page."""
+
+
+def make_model(batch: int = 8) -> Any:
+    """GPT-2 of 12 layers and a batch of 1,024 tokens each."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokens = torch.zeros(batch, 1024, dtype=torch.long)
+    return GPT2LMHeadModel(GPT2Config(use_cache=False)), {"input_ids": tokens, "labels": tokens}
+
+
+class Asked:
+    """A service of this run's own, and a browser to look at it."""
+
+    def __init__(self, url: str, browser: Any) -> None:
+        self.http, self.browser = httpx2.Client(base_url=url, timeout=120, trust_env=False), browser
+        self.url = url
+
+    def plan(self, graph: Graph, budget: int, **more: Any) -> str:
+        """Plan a problem and return the id, once the solve has ended."""
+        body = {"problem": Problem(graph, budget).to_json(), **more}
+        answer = self.http.post("/v1/solves", json=body, headers={"Prefer": "wait=30"}).json()
+        while answer["status"] in ("queued", "running"):
+            answer = self.http.get(f"/v1/solves/{answer['id']}", params={"wait": 30}).json()
+        return str(answer["id"])
+
+    def sweep(self, graph: Graph, method: str, points: int) -> str:
+        """Plan a whole curve and return its id, once it has ended."""
+        body = {"graph": graph.to_json(), "points": points, "time_limit_s": 10, "method": method}
+        found = self.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()
+        while not found["ended"]:
+            found = self.http.get(f"/v1/sweeps/{found['id']}", params={"wait": 30}).json()
+        return str(found["id"])
+
+    def tab(self, width: int, theme: str, height: int = 900) -> Any:
+        """A new tab."""
+        return self.browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme).new_page()
+
+
+def bare(data: dict[str, Any]) -> dict[str, Any]:
+    """A graph's data without names, which are not sent."""
+    return {key: value for key, value in data.items() if key not in ("op_names", "value_names")}
+
+
+@contextmanager
+def looking() -> Iterator[Asked]:
+    """A service and a browser for as long as a block runs."""
+    found = os.environ.get("REMAT_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(Path(folder) / "page.sqlite") as served,
+        sync_playwright() as driver,
+    ):
+        browser = driver.chromium.launch(executable_path=found, args=QUIET)
+        yield Asked(served.url, browser)
+        browser.close()
+
+
+def captured(path: Path | None, folder: Path) -> tuple[Graph, list[str]]:
+    """The graph of a file, or of GPT-2, and the names of its ops."""
+    if path is None:
+        path = folder / "graph.json"
+        command = [sys.executable, "-m", "remat", "capture", "benchmarks.page:make_model", "--device", "a100"]
+        subprocess.run([*command, "-o", str(path)], check=True)
+    data = json.loads(path.read_text())
+    return Graph.from_json(bare(data)), data["op_names"]
+
+
+def keep(name: str, png: bytes) -> None:
+    """Write a picture with 128 colors, at two thirds of its size."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    if picture.width > 1000:
+        picture = picture.resize((960, round(picture.height * 960 / picture.width)), Image.Resampling.LANCZOS)
+    OUT.mkdir(parents=True, exist_ok=True)
+    picture.quantize(128).save(OUT / name, optimize=True)
+
+
+def pictures(graph_file: Path | None) -> None:
+    """Have a few problems planned and take the pictures of the documentation."""
+    with tempfile.TemporaryDirectory() as folder, looking() as here:
+        graph, names = captured(graph_file, Path(folder))
+        small = instance("gpt-4-whole")
+        sweeps = [here.sweep(small, method, 8) for method in ("auto", "ap-greedy", "chen-sqrt")]
+        here.plan(graph, budget_at(graph, 0.01))
+        ids = [here.plan(graph, budget_at(graph, f), time_limit_s=30) for f in (0.7, 0.5)]
+        shot(here, "list-light.png", "", ".solves tbody tr", 1440, "light")
+        shot(here, "list-phone.png", "", ".solves tbody tr", 390, "light")
+        shot(here, "sweep-light.png", f"#/sweep/{','.join(sweeps)}", ".reasons", 1440, "light")
+        shot(here, "compare-dark.png", f"#/compare/{'/'.join(ids)}", DRAWN, 820, "dark", 1180)
+        for width, theme, height in ((1440, "light", 1040), (1440, "dark", 1040), (390, "dark", 900)):
+            kind = "phone" if width == 390 else theme
+            shot(here, f"plan-{kind}.png", f"#/solve/{ids[1]}", DRAWN, width, theme, height, names)
+        matrices(here, ids[1], names)
+
+
+def opened(here: Asked, where: str, wait_for: str, tab: Any, names: list[str] | None) -> None:
+    """Open a page; with names, as a browser that has been given the names file."""
+    if names is not None:
+        key = json.dumps(f"remat-names-{where.rsplit('/', 1)[1]}")
+        tab.add_init_script(f"sessionStorage.setItem({key}, {json.dumps(json.dumps(names))})")
+    tab.goto(f"{here.url}/{where}")
+    tab.wait_for_selector(wait_for)
+    tab.wait_for_timeout(700)
+
+
+def shot(
+    here: Asked, name: str, where: str, wait_for: str, width: int, theme: str, height: int = 900,
+    names: list[str] | None = None,
+) -> None:  # fmt: skip
+    """One picture of the top of a page; on a plan's, with the pointer on the curve."""
+    tab = here.tab(width, theme, height)
+    opened(here, where, wait_for, tab, names)
+    if names is not None and width > 800:
+        box = tab.locator(".u-over").first.bounding_box()
+        tab.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 60)
+        tab.wait_for_timeout(200)
+    keep(name, tab.screenshot())
+    tab.context.close()
+
+
+def matrices(here: Asked, solve: str, names: list[str]) -> None:
+    """The two matrices, with the pointer on a recomputation."""
+    tab = here.tab(1440, "light")
+    opened(here, f"#/solve/{solve}", DRAWN, tab, names)
+    tab.locator("[data-matrix=R]").focus()
+    for _ in range(40):
+        tab.keyboard.press("ArrowRight")
+    keep("matrices-light.png", tab.locator(".two").last.screenshot())
+    tab.context.close()
+
+
+_TIMED = """async () => {
+  const frame = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const over = document.querySelector('.u-over'), box = over.getBoundingClientRect(), moves = [];
+  for (let i = 1; i <= 40; i++) {
+    const at = performance.now();
+    over.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.left + box.width * i / 41, clientY: box.top + 40}));
+    moves.push(performance.now() - at);
+  }
+  const zooms = [], buttons = document.querySelectorAll('.zoom button');
+  for (let i = 0; i < 10; i++) { await frame(); const at = performance.now(); buttons[i % 2].click(); await Promise.resolve(); zooms.push(performance.now() - at); }
+  return [moves, zooms];
+}"""  # noqa: E501 – one function for the browser
+
+
+def speed(rounds: int) -> None:
+    """Print the times of a small and of a large plan, interleaved, and their ratios."""
+    rows: dict[str, dict[int, list[float]]] = {}
+    sizes = {}
+    with looking() as here:
+        plans = {}
+        for layers in (23, 230):
+            graph = instance(f"gpt-{layers}-whole")
+            plans[graph.ops] = here.plan(graph, budget_at(graph, 0.6), method="greedy", time_limit_s=60)
+            sizes[graph.ops] = len(here.http.get(f"/v1/solves/{plans[graph.ops]}").content)
+        for _ in range(rounds):
+            for ops, solve in plans.items():
+                tab = here.tab(1440, "light")
+                start = time.perf_counter()
+                tab.goto(f"{here.url}/#/solve/{solve}")
+                tab.wait_for_selector(DRAWN)
+                rows.setdefault("from the address to the last picture", {}).setdefault(ops, []).append(
+                    1000 * (time.perf_counter() - start)
+                )
+                tab.wait_for_timeout(500)
+                moves, zooms = tab.evaluate(_TIMED)
+                for what, found in (("a move of the pointer", moves), ("a zoom", zooms)):
+                    rows.setdefault(what, {}).setdefault(ops, []).append(statistics.median(found))
+                tab.context.close()
+    small, large = sizes
+    table = Table("ms, median of " + str(rounds), f"{small} ops", f"{large} ops", "ratio")
+    for what, by_ops in rows.items():
+        one, other = (statistics.median(by_ops[ops]) for ops in (small, large))
+        table.add_row(what, f"{one:.3g}", f"{other:.3g}", f"{other / one:.1f}")
+    table.add_row("bytes of the answer", f"{sizes[small]}", f"{sizes[large]}", f"{sizes[large] / sizes[small]:.1f}")
+    Console().print(table)
+    Console().print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def main() -> None:
+    """Read the arguments and do what they say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pictures", "speed"))
+    parser.add_argument("--graph", type=Path, help="a graph file with names, in place of GPT-2's")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    if given.what == "pictures":
+        pictures(given.graph)
+    else:
+        speed(given.rounds)
+
+
+if __name__ == "__main__":
+    main()

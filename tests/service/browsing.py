@@ -1,0 +1,130 @@
+"""A visitor of the page: one tab, with everything it complained about and everyone it asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from remat_ir import Graph, Problem, budget_at
+from service.serving import Service, serving, training_graph
+
+WIDTHS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
+LOOKS = [(width, theme) for width in WIDTHS for theme in ("light", "dark")]
+"""The screens and themes in which every flow is gone through."""
+
+
+class Visit:
+    """One tab on a service, at a width and in a theme."""
+
+    def __init__(self, browser: Any, base: str, width: str = "desktop", theme: str = "light") -> None:
+        size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+        self.context = browser.new_context(viewport=size, color_scheme=theme)
+        self.tab = self.context.new_page()
+        self.base, self.width = base, size["width"]
+        self.complaints: list[str] = []
+        self.hosts: set[str] = set()
+        self.tab.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.tab.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.tab.on("request", lambda r: self.hosts.add(r.url.split("/")[2]) if r.url.startswith("http") else None)
+
+    def go(self, where: str = "", wait_for: str = "h1") -> None:
+        """Open a page of the page, and wait until it shows something."""
+        self.tab.goto("about:blank")
+        self.tab.goto(f"{self.base}/{where}")
+        self.tab.wait_for_selector(wait_for, state="attached")
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other."""
+        for key in keys:
+            self.tab.keyboard.press(key)
+
+    def tab_to(self, selector: str, most: int = 80) -> None:
+        """Press Tab until an element has the focus."""
+        for _ in range(most):
+            if self.tab.evaluate("s => document.activeElement.matches(s)", selector):
+                return
+            self.press("Tab")
+        raise AssertionError(f"{selector} is not reached by {most} tabs")
+
+    def fits(self) -> bool:
+        """Whether nothing is wider than the screen."""
+        return bool(self.tab.evaluate("() => document.documentElement.scrollWidth") <= self.width)
+
+    def unreadable(self) -> list[str]:
+        """Texts whose contrast with what is behind them is below 4.5 to 1, as WCAG 2 measures it."""
+        return list(self.tab.evaluate(_UNREADABLE))
+
+    def nameless(self) -> list[str]:
+        """Controls that a screen reader could not name."""
+        return list(self.tab.evaluate(_NAMELESS))
+
+    def leave(self) -> None:
+        """Close the tab, which must not have complained, and have asked nobody but its service."""
+        self.context.close()
+        assert self.complaints == []
+        assert self.hosts <= {self.base.removeprefix("http://")}
+
+
+_NAMELESS = """() => [...document.querySelectorAll('a,button,input,select,summary,[tabindex="0"]')]
+  .filter(e => e.offsetParent && !e.textContent.trim() && !e.getAttribute('aria-label'))
+  .filter(e => !(e.labels && e.labels.length))
+  .map(e => e.outerHTML)"""
+
+_UNREADABLE = """() => {
+  const rgba = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
+  const light = ([r, g, b]) => [r, g, b].map(x => x / 255).map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, x, i) => sum + x * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] === 1) return c; } return [255, 255, 255, 1]; };
+  const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walk.nextNode());) {
+    const e = node.parentElement;
+    if (!node.textContent.trim() || !e.offsetParent || ['SCRIPT', 'OPTION'].includes(e.tagName) || e.closest(':disabled')) continue;
+    const [a, b] = [light(rgba(getComputedStyle(e).color)), light(behind(e))], ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`${node.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+}"""  # noqa: E501 – one expression for the browser
+
+
+def named_graph(folder: Path, layers: int = 12) -> Path:
+    """A graph with names, as a client writes it for people."""
+    graph = training_graph(layers)
+    names = [f"net.block{i % layers // 3}.{'norm' if i % 2 else 'linear'}:op{i}" for i in range(graph.ops)]
+    path = folder / "graph.json"
+    path.write_text(json.dumps(graph.to_json() | {"op_names": names}))
+    return path
+
+
+GRAPH = training_graph(10)
+
+
+class Stored(NamedTuple):
+    """A service and the ids of what it has solved."""
+
+    service: Service
+    plans: tuple[str, str]
+    other: str
+    infeasible: str
+    sweeps: tuple[str, str]
+
+
+@contextmanager
+def storing(folder: Path) -> Iterator[Stored]:
+    """Two plans of a graph, one of another, a problem without a plan, and two sweeps, one of which finds nothing."""
+    with serving(folder, workers=1) as running:
+
+        def solved(graph: Graph, budget: int) -> str:
+            return str(running.post(Problem(graph, budget))[1]["id"])
+
+        def sweep(method: str, *fractions: float) -> str:
+            budgets = sorted((budget_at(GRAPH, f) for f in fractions), reverse=True)
+            body = {"graph": GRAPH.to_json(), "budgets_bytes": budgets, "time_limit_s": 5, "method": method}
+            return str(running.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()["id"])
+
+        plans = solved(GRAPH, budget_at(GRAPH, 0.6)), solved(GRAPH, budget_at(GRAPH, 0.8))
+        other = training_graph(7)
+        sweeps = sweep("auto", 0.1, 0.6, 1), sweep("checkpoint-all", 0.6, 0.8)
+        yield Stored(running, plans, solved(other, budget_at(other, 0.8)), solved(GRAPH, 1), sweeps)

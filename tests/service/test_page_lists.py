@@ -1,0 +1,204 @@
+"""The page's lists, sweeps and comparisons in headless Chromium against a real service."""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_ir import plain_peak
+from service.browsing import GRAPH, LOOKS, Stored, Visit, named_graph, storing
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    """What there is to look at."""
+    with storing(tmp_path_factory.mktemp("lists")) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """A tab that must end without a complaint, having asked nobody but the service."""
+    here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
+    yield here
+    here.leave()
+
+
+in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True, ids="-".join)
+ROWS = ".solves tbody tr"
+
+
+@in_every_look
+def test_no_column_is_hidden_on_any_screen(visit: Visit, stored: Stored) -> None:
+    """Every row shows its name, age, state, share of the plain peak, and all other columns."""
+    visit.go("", ROWS)
+    shown = visit.tab.locator(f"{ROWS}:has(a[href='#/solve/{stored.plans[1]}'])")
+    cells = shown.locator("td")
+    assert cells.count() == 11
+    assert all(cells.nth(i).is_visible() for i in range(11))
+    row = stored.service.get(stored.plans[1])[1]
+    expect(shown).to_contain_text(f"{round(100 * row['peak_bytes'] / plain_peak(GRAPH))} %")
+    expect(shown).to_contain_text("optimal")
+    expect(shown.locator("time")).to_have_count(1)
+
+
+def test_sweeps_fold_and_open(visit: Visit, stored: Stored) -> None:
+    """A sweep is one row, whose button shows its solves and whose link shows its curve."""
+    visit.go("", ROWS)
+    tab = visit.tab
+    expect(tab.locator(ROWS)).to_have_count(4 + 2)
+    tab.get_by_text("sweep of 3").click()
+    expect(tab.locator(ROWS)).to_have_count(4 + 2 + 3)
+    expect(tab.locator("tr.inner")).to_have_count(3)
+    tab.get_by_text("sweep of 3").click()
+    expect(tab.locator(ROWS)).to_have_count(6)
+    tab.get_by_label("Fold sweeps").uncheck()
+    expect(tab.locator(ROWS)).to_have_count(4 + 3 + 2)
+    tab.go_back()
+    expect(tab.locator(ROWS)).to_have_count(6)
+    expect(tab.locator("a", has_text="curve").first).to_have_attribute("href", f"#/sweep/{stored.sweeps[1]}")
+
+
+def test_the_list_is_filtered_and_sorted_by_the_address(visit: Visit, stored: Stored) -> None:
+    """Filters and the order are the address, so that it can be sent to somebody; headers say the order."""
+    visit.go("", ROWS)
+    tab = visit.tab
+    tab.select_option("#state", "infeasible,nothing_found")
+    expect(tab.locator(ROWS)).to_have_count(3)
+    assert "state=" in tab.url
+    expect(tab.locator(f"a[href='#/solve/{stored.infeasible}']")).to_be_visible()
+    tab.fill("#search", "no such solve")
+    visit.press("Enter")
+    expect(tab.get_by_text("No solve is like that.")).to_be_visible()
+    visit.go(f"#/?search={stored.other[:18]}", ROWS)
+    expect(tab.locator(ROWS)).to_have_count(1)
+    visit.go("#/?flat=1", ROWS)
+    for order in ("descending", "ascending"):
+        tab.get_by_role("button", name="Budget").click()
+        header = tab.get_by_role("columnheader", name="Budget")
+        expect(header).to_have_attribute("aria-sort", order)
+        expect(tab.locator(ROWS)).to_have_count(9)
+        listed = stored.service.http.get("/v1/solves", params={"sort": "budget_bytes", "order": order[:-6]}).json()
+        links = tab.locator(f"{ROWS} td:nth-child(2) a")
+        expect(links.first).to_have_attribute("href", f"#/solve/{listed['solves'][0]['id']}")
+
+
+def test_pages_go_on_and_back(visit: Visit, stored: Stored) -> None:
+    """Older and newer lead through the whole list."""
+    visit.tab.route(
+        "**/v1/solves?*", lambda route: route.continue_(url=route.request.url.replace("limit=25", "limit=2"))
+    )
+    visit.go("#/?flat=1", ROWS)
+    tab = visit.tab
+    first = tab.locator(f"{ROWS} td:nth-child(2) a").first.get_attribute("href")
+    older, newer = tab.get_by_role("button", name="Older"), tab.get_by_role("button", name="Newer")
+    expect(newer).to_be_hidden()
+    for _ in range(4):
+        older.click()
+        expect(newer).to_be_visible()
+        tab.wait_for_timeout(400)
+    expect(older).to_be_hidden()
+    expect(tab.locator(ROWS)).to_have_count(1)
+    for _ in range(4):
+        newer.click()
+        tab.wait_for_timeout(400)
+    expect(newer).to_be_hidden()
+    expect(tab.locator(f"{ROWS} td:nth-child(2) a").first).to_have_attribute("href", str(first))
+
+
+@in_every_look
+def test_two_plans_are_picked_and_compared_by_keyboard(visit: Visit, stored: Stored) -> None:
+    """Two check marks lead to a table with differences, and two curves over the same axes."""
+    visit.go("", ROWS)
+    tab = visit.tab
+    for plan in stored.plans:
+        visit.tab_to(f"tr:has(a[href='#/solve/{plan}']) input[type=checkbox]", most=140)
+        visit.press("Space")
+        tab.evaluate("() => document.activeElement.blur()")
+    tab.evaluate("() => document.getElementById('main').focus()")
+    visit.tab_to("a.button")
+    visit.press("Enter")
+    tab.wait_for_selector("section:nth-of-type(2) canvas")
+    assert tab.url.endswith("#/compare/" + "/".join(stored.plans))
+    one, two = (stored.service.get(plan)[1] for plan in stored.plans)
+    table = tab.inner_text(".delta tbody")
+    assert f"+{round(100 * (two['peak_bytes'] / one['peak_bytes'] - 1), 1):g} %" in table
+    expect(tab.locator(".warning")).to_have_count(0)
+    assert visit.fits()
+
+
+def test_plans_of_different_graphs_are_compared_with_a_warning(visit: Visit, stored: Stored) -> None:
+    """Their sizes are named; a solve without a plan is an error next to nothing else."""
+    visit.go(f"#/compare/{stored.plans[0]}/{stored.other}", ".warning")
+    expect(visit.tab.locator(".warning")).to_contain_text("20 ops and 14 ops")
+    visit.go(f"#/compare/{stored.plans[0]}/{stored.infeasible}", "main > .error")
+    expect(visit.tab.locator("main > .error")).to_contain_text("Plan B is not there")
+
+
+@in_every_look
+def test_a_sweep_says_why_a_method_has_no_plan(visit: Visit, stored: Stored) -> None:
+    """Only methods with a line are in the legend; the others are explained; CSV and PNG."""
+    visit.go(f"#/sweep/{','.join(stored.sweeps)}", ".legend")
+    tab = visit.tab
+    legend = tab.inner_text(".legend")
+    assert "auto" in legend
+    assert "checkpoint-all" not in legend
+    expect(tab.locator(".reasons")).to_contain_text("checkpoint-all has no plan at 2 of 2 budgets")
+    with tab.expect_download() as saved:
+        tab.get_by_text("Table as CSV").click()
+    rows = list(csv.DictReader(io.StringIO(Path(saved.value.path()).read_text())))
+    answers = [s for i in stored.sweeps for s in stored.service.http.get(f"/v1/sweeps/{i}").json()["solves"]]
+    assert [(r["method"], int(r["budget_bytes"]), r["cost_ns"]) for r in rows] == [
+        (a["method"], a["budget_bytes"], "" if a["cost_ns"] is None else str(a["cost_ns"])) for a in answers
+    ]
+    with tab.expect_download() as saved:
+        tab.get_by_text("Picture as PNG").click()
+    picture = Path(saved.value.path()).read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">I", picture[16:20])[0] >= 240
+    assert visit.fits()
+
+
+def test_a_sweep_is_asked_for_and_keeps_its_address(visit: Visit, tmp_path: Path) -> None:
+    """A curve over budgets with a baseline next to it, each point a solve; an unknown baseline is named."""
+    visit.go("#/sweep")
+    tab = visit.tab
+    tab.set_input_files("input[type=file]", named_graph(tmp_path, 8))
+    tab.fill("[name=points]", "3")
+    tab.fill("[name=limit]", "2")
+    tab.fill("[name=baselines]", "chen")
+    tab.click("button[type=submit].primary")
+    expect(tab.locator(".field:has([name=baselines]) .error")).to_contain_text("There is no method “chen”")
+    tab.fill("[name=baselines]", "linearized-greedy")
+    tab.click("button[type=submit].primary")
+    for _ in range(2):
+        expect(tab.get_by_text("of 3 budgets have a plan.")).to_be_visible(timeout=90_000)
+        expect(tab.locator(".legend")).to_contain_text("auto")
+        tab.reload()
+    expect(tab.locator(".scroll tbody tr")).to_have_count(3)
+    tab.locator(".scroll tbody a").first.click()
+    tab.wait_for_selector("[data-matrix=R]")
+
+
+def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None:
+    """The message stays while it is true, and the list is there meanwhile."""
+    visit.go("", ROWS)
+    tab = visit.tab
+    tab.route("**/v1/solves?*", lambda route: route.abort())
+    notice = tab.locator("#notice")
+    expect(notice).to_contain_text("does not answer", timeout=15_000)
+    tab.wait_for_timeout(5500)
+    expect(notice).to_contain_text("does not answer")
+    assert tab.locator(ROWS).count()
+    tab.unroute("**/v1/solves?*")
+    expect(notice).to_have_text("", timeout=15_000)
+    visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text]  # the browser's own words

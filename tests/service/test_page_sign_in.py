@@ -1,0 +1,133 @@
+"""Signing in to the page in headless Chromium: by key, by a token of an identity provider, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat_ir import Problem, plain_peak
+from service.browsing import LOOKS, Visit
+from service.serving import Service, serving, training_graph
+from service.test_oidc import issuing
+from service.test_tenants import Tenant
+from service.test_tenants import cli as here_cli
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+ERROR = ".field:has([name={}]) .error"
+
+
+def cli(service: Service, *arguments: str) -> str:
+    """Run `remat-service`, in a thread: the browser's driver has an event loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(here_cli, service, *arguments).result()
+
+
+def left(visit: Visit) -> None:
+    """Leave, with what the browser itself writes about refusals out of the way."""
+    visit.complaints[:] = [text for text in visit.complaints if "status of 40" not in text]
+    visit.leave()
+
+
+def plan_of(service: Service, key: str) -> str:
+    """The id of a plan of a tenant's."""
+    graph = training_graph(5)
+    return str(Tenant(service, key).post(Problem(graph, plain_peak(graph))).json()["id"])
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that wants keys, with two tenants in a group and one in none."""
+    with serving(tmp_path_factory.mktemp("keyed"), workers=1, require_keys="true") as running:
+        for name in ("vision", "speech", "alone"):
+            cli(running, "tenants", "add", name)
+        cli(running, "groups", "create", "research")
+        for name in ("vision", "speech"):
+            cli(running, "groups", "join", "research", name)
+        yield running
+
+
+@pytest.mark.parametrize(("width", "theme"), LOOKS)
+def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, width: str, theme: str) -> None:
+    """A form, an error next to its field, then the page that was asked for; signing out forgets the key."""
+    key = cli(keyed, "keys", "create", "vision")
+    solve = plan_of(keyed, key)
+    here = Visit(browser, keyed.url, width, theme)
+    here.go(f"#/solve/{solve}", "input[type=password]")
+    tab = here.tab
+    assert here.unreadable() == []
+    assert here.nameless() == []
+    assert here.fits()
+    assert tab.evaluate("() => document.activeElement.name") == "secret"
+    expect(tab.locator(".field:has([name=tenant])")).to_be_hidden()
+    here.press("Enter")
+    expect(tab.locator(ERROR.format("secret"))).to_have_text("Write your API key.")
+    tab.keyboard.type("remat_wrong")
+    here.press("Enter")
+    expect(tab.locator(ERROR.format("secret"))).to_contain_text("not valid")
+    assert tab.evaluate("() => sessionStorage.getItem('remat-key')") is None
+    here.press("Control+A")
+    tab.keyboard.type(key)
+    here.press("Enter")
+    tab.wait_for_selector("[data-matrix=R]")
+    expect(tab.locator("#account")).to_contain_text("Tenant vision: plans are shared within the group research.")
+    here.tab_to("#account button")
+    here.press("Enter")
+    tab.wait_for_selector("input[type=password]")
+    assert tab.evaluate("() => sessionStorage.getItem('remat-key')") is None
+    left(here)
+
+
+def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
+    """A tenant in no group shares with nobody; it does not see a plan of another tenant's, and finds the way back."""
+    others = plan_of(keyed, cli(keyed, "keys", "create", "vision"))
+    here = Visit(browser, keyed.url)
+    here.go("", "input[type=password]")
+    here.tab.fill("[name=secret]", cli(keyed, "keys", "create", "alone"))
+    here.press("Enter")
+    expect(here.tab.locator("#account")).to_contain_text("Tenant alone: plans are shared with no other tenant.")
+    here.tab.evaluate("id => { location.hash = `#/solve/${id}`; }", others)
+    expect(here.tab.get_by_text("There is no solve with this id.")).to_be_visible()
+    here.tab.get_by_text("To the list of solves").click()
+    expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
+    left(here)
+
+
+def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> None:
+    """The list stops, and says why it wants a key again."""
+    key = cli(keyed, "keys", "create", "alone")
+    here = Visit(browser, keyed.url)
+    here.go("", "input[type=password]")
+    here.tab.fill("[name=secret]", key)
+    here.press("Enter")
+    expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
+    for line in cli(keyed, "keys", "list").splitlines():
+        key_id, tenant = line.split()[:2]
+        if tenant == "alone":
+            cli(keyed, "keys", "revoke", key_id)
+    here.tab.wait_for_selector("input[type=password]", timeout=20_000)
+    left(here)
+
+
+def test_a_token_signs_in_and_names_its_tenant(browser: Any, tmp_path: Path) -> None:
+    """Where OIDC is set the form names the provider; a token of several tenants has to say which."""
+    with issuing() as issuer, serving(tmp_path, workers=1, require_keys="true", oidc_issuer=issuer.url) as running:
+        for name in ("vision", "speech"):
+            cli(running, "tenants", "add", name, "--identity-group", name)
+        here = Visit(browser, running.url)
+        here.go("", "input[type=password]")
+        tab = here.tab
+        expect(tab.get_by_label("API key or bearer token")).to_be_visible()
+        expect(tab.locator(".hint", has_text=issuer.url)).to_be_visible()
+        tab.fill("[name=secret]", issuer.token(groups=["vision", "speech"]))
+        here.press("Enter")
+        expect(tab.locator(ERROR.format("tenant"))).to_contain_text("speech, vision")
+        tab.fill("[name=tenant]", "speech")
+        here.press("Enter")
+        expect(tab.locator("#account")).to_contain_text("Tenant speech")
+        left(here)
