@@ -215,9 +215,16 @@ def test_the_headline_of_a_plan() -> None:
     graph = graph_of([1000, 1000, 1000, 2000], [2**20, 2**20, 2**18, 2**18], [[], [0], [1], [2, 0]])
     plain = plain_peak(graph)
     answer = Answer(Status.FEASIBLE, "auto", plain, seconds=1.0).priced(5000, 5500, 5000, plain // 2)
-    assert headline(graph, answer, seconds=8.4) == "2.2 → 1.1 MiB (−50 %), +10.0 % time, within 9.1 % of optimal, 8 s"
+    assert (
+        headline(graph, answer, seconds=8.4)
+        == "2.2 → 1.1 MiB (−50 %), +10.0 % time, within 9.1 % of optimal (certified), 8 s"
+    )
     proved = replace(answer.priced(5000, 5000, 5000, plain), restricted_to=("persistent",))
-    assert headline(graph, proved).endswith("optimal among plans restricted to persistent, 1 s")
+    assert headline(graph, proved).endswith("optimal among plans restricted to persistent (certified), 1 s")
+    claimed = replace(proved, claimed_bound_ns=5000, claimed_by="milp")
+    assert headline(graph, claimed, url="http://host/#/solve/1").endswith(
+        "optimal among plans restricted to persistent (claimed by milp), 1 s; http://host/#/solve/1"
+    )
     assert headline(graph, Answer(Status.INFEASIBLE, "auto", 1)) == "no plan: infeasible, 0 s"
 
 

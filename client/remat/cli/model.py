@@ -19,7 +19,7 @@ from ..planning.check import checked
 from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.headline import headline
 from ..planning.plan_file import PlannedStep, write_plan_file
-from ..planning.planner import plan_or_raise, planner_for
+from ..planning.planner import page_of, plan_or_raise, planner_for
 from .app import (
     FractionOption,
     GapOption,
@@ -189,7 +189,8 @@ def plan(
         return code_of(answer)
     console = Console()
     told(found, console)
-    console.print(headline(graph, answer, peak_bytes=found.peak_bytes(answer.plan)), highlight=False, style="bold")
+    line = headline(graph, answer, peak_bytes=found.peak_bytes(answer.plan), url=page_of(planner, answer))
+    console.print(line, highlight=False, style="bold", soft_wrap=True)
     console.print(sure(found, answer.plan), highlight=False)
     console.print(memory_chart(curves[1], size, width=min(console.width, 110)), highlight=False)
     return code_of(answer)

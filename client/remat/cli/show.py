@@ -17,6 +17,7 @@ from rich.text import Text
 from remat_ir import Answer, Progress, Subject, gap_of, overhead_of
 
 from ..planning.budget import readable
+from ..planning.headline import rests_on_claim
 
 STYLES = {
     "optimal": "bold green",
@@ -79,10 +80,10 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
 
 def _who_proves(answer: Answer) -> str:
     """Whether a bound is certified, and who claims a greater one."""
+    if rests_on_claim(answer):
+        return f"claimed by {answer.claimed_by}"
     if answer.claimed_by is None or answer.claimed_bound_ns is None:
         return "certified"
-    if answer.bound_ns is None or answer.claimed_bound_ns <= answer.bound_ns:
-        return f"claimed by {answer.claimed_by}"
     return f"certified; {answer.claimed_by} claims {duration(answer.claimed_bound_ns)}"
 
 

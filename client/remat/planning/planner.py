@@ -135,6 +135,13 @@ class CoordinatedPlanner:
         return self.coordinator.answer(problem, lambda: self.asked.plan(problem, options, on_progress=on_progress))
 
 
+def page_of(planner: Planner, answer: Answer) -> str | None:
+    """The URL at which a browser shows a solve, if a service made the answer."""
+    asked = planner.planners if isinstance(planner, FallbackPlanner) else (planner,)
+    service = next((each for each in asked if isinstance(each, ServicePlanner)), None)
+    return None if service is None or answer.id is None else service.page(answer.id)
+
+
 def planner_for(
     planner: Planner | str | None = None,
     *,
@@ -221,7 +228,7 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
         said += f"; {graph.op_label(op)} alone needs {need} bytes of the {answer.budget_bytes} given"
     least = answer.least_budget_bytes
     if least:
-        said += f"; {least} bytes are known to do"
+        said += f"; {least} bytes are enough"
     raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)
 
 

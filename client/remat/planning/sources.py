@@ -130,6 +130,10 @@ class ServicePlanner:
             answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer)
         return checked(problem, answer)
 
+    def page(self, solve_id: str) -> str:
+        """The URL at which a browser shows a solve."""
+        return f"{self.http.base_url}/#/solve/{solve_id}"
+
     def wait(
         self,
         solve_id: str,

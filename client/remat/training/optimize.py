@@ -27,7 +27,7 @@ from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
-from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
+from ..planning.planner import CoordinatedPlanner, Planner, page_of, plan_or_raise, planner_for
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
@@ -154,8 +154,9 @@ def planning(
         began = time.monotonic()
         with Phases(on_progress) as phases:
             made = plan_step(call, bytes_there, asked, options, job=job, known=known, phases=phases)
-            seconds = time.monotonic() - began
-            phases.end(headline(made.step.graph, made.answer, peak_bytes=made.predicted_bytes, seconds=seconds))
+            took, answer = time.monotonic() - began, made.answer
+            url = page_of(asked.asked, answer)
+            phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
         return made
 
     def chain(call: Call) -> ChainedModule:
