@@ -1,6 +1,6 @@
 """The language all parts speak: graphs, problems, plans, answers, their digests, and the verifier of every plan."""
 
-from .answer import Answer, Progress, Status, gap_of, overhead_of
+from .answer import Answer, Progress, Status, gap_of, overhead_of, worth_more_time
 from .chain import Chain
 from .chain_lift import lifted_plan, lowered_plan
 from .chain_plan import ChainPlan, ChainStep, Verb, plain_chain_plan
@@ -86,4 +86,5 @@ __all__ = [
     "to_node_link",
     "verify",
     "verify_answer",
+    "worth_more_time",
 ]

@@ -71,6 +71,10 @@ ANSWER = Document(
 """What an answer holds on the wire. Its reader takes less: what came first, and whatever else is there."""
 
 
+LEAST_SPENT_S = 1.0
+"""Seconds of a solve that are never thought too many."""
+
+
 class Progress(NamedTuple):
     """One improvement while a solve runs: seconds since its start, best cost and bound in ns, and who found it.
 
@@ -301,3 +305,21 @@ def gap_of(cost_ns: int, bound_ns: int) -> float:
 def overhead_of(cost_ns: int, total_cost_ns: int) -> float:
     """cost / (sum of each op once) − 1, and 0 where nothing costs anything."""
     return cost_ns / total_cost_ns - 1 if total_cost_ns else 0.0
+
+
+def worth_more_time(cost_ns: int | None, bound_ns: int | None, steps: int | None, spent_s: float) -> bool:
+    """Whether a better plan could still save more, over the steps to come, than the time that was spent.
+
+    Whoever stops there has spent at most twice what would have been best, whatever more time would have found.
+
+    Args:
+        cost_ns, bound_ns: of the best plan, and of any.
+        steps: of training that will run by the plan; None: any gain is worth it.
+        spent_s: seconds of solving so far; the first is always worth it.
+
+    >>> worth_more_time(100_000_000, 99_000_000, 1000, 5), worth_more_time(100_000_000, 99_000_000, 1000, 10)
+    (True, False)
+    """
+    if steps is None or cost_ns is None or spent_s < LEAST_SPENT_S:
+        return True
+    return max(0, cost_ns - (bound_ns or 0)) * steps > spent_s * 1e9

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Problem, Progress, Proof, gap_of, verify
+from remat_ir import Answer, AnyPlan, Problem, Progress, Proof, gap_of, verify, worth_more_time
 from remat_ir.proof import certifiable
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
@@ -31,6 +31,7 @@ class Incumbent:
     Attributes:
         problem: the original problem, on which plans are verified.
         deadline: when to stop.
+        steps: of training that will run by the plan, which bound what a better one is worth; None: any gain is.
         known: what is known now; it never changes, but is replaced.
         reason: one sentence for a person on why there is no plan.
         certifies: whether bounds of the whole space count only with a certificate; there are none for joins and for
@@ -46,10 +47,12 @@ class Incumbent:
         on_progress: Callable[[Progress], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         certify: bool = False,
+        steps: int | None = None,
     ) -> None:
         self.problem = problem
         self.deadline = deadline
         self.max_gap = max_gap
+        self.steps = steps
         self.known = Known(problem)
         self.reason = ""
         self.certifies = certify and certifiable(problem.subject)
@@ -241,7 +244,16 @@ class Incumbent:
             if self.deadline.passed():
                 self._limit = self._limit or "time"
                 return True
+            return self._gained_enough()
+
+    def _gained_enough(self) -> bool:
+        """Whether the steps to come could gain less than the time that was spent; that ends the solve."""
+        if worth_more_time(self.cost_ns, self.best_claim(), self.steps, self.deadline.elapsed()):
             return False
+        if self._limit is None:
+            self._limit = "gap"
+            self.note(f"More time would cost more than {self.steps} steps could gain by it.")
+        return True
 
     @property
     def exhausted(self) -> bool:

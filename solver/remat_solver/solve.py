@@ -24,6 +24,7 @@ def solve(
     method: str = "auto",
     time_limit_s: float | None = 60.0,
     max_gap: float = 0.001,
+    steps: int | None = None,
     options: Mapping[str, object] | None = None,
     start: AnyPlan | None = None,
     bound_ns: int | None = None,
@@ -38,6 +39,8 @@ def solve(
         method: a name of `remat_solver.methods.METHODS`; "auto" picks and combines.
         time_limit_s: wall-clock seconds; None means until done.
         max_gap: stop once (cost − bound) / cost is no more than this.
+        steps: of training that will run by the plan: stop once all that they could still gain is less than the time
+            that was spent (`remat_ir.worth_more_time`); None, or `max_gap` 0, asks for the gap whatever it takes.
         options: the method's own options.
         start: a plan to start from; must be valid for the problem.
         bound_ns: a bound already proved for the whole space.
@@ -58,11 +61,15 @@ def solve(
     chosen = method_named(method)
     if time_limit_s is not None and not (math.isfinite(time_limit_s) and time_limit_s > 0):
         raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
+    if steps is not None and steps < 1:
+        raise InvalidData(f"steps must be at least 1, or None, not {steps}", "/steps")
     if not 0 <= max_gap < 1:
         raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
     chosen_options = chosen.read_options(options)
     runner = runner_of(chosen, problem)
-    incumbent = Incumbent(problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify)
+    incumbent = Incumbent(
+        problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify, steps if max_gap else None
+    )
 
     least_bytes, who = least_need(problem.subject)
     incumbent.needs_at_least(least_bytes)

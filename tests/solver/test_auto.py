@@ -15,7 +15,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
 from drawn import graphs
-from remat_ir import Graph, Problem, Progress, Status, budget_at, plain_peak, verify
+from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.greedy import greedy_plans
 from remat_solver import solve
 from remat_solver.search import compiling
@@ -159,3 +159,17 @@ def test_without_a_plan_a_small_budget_that_is_enough_is_looked_for() -> None:
     answer = solve(Problem(graph, budget_at(graph, 0.5)), time_limit_s=40)
     assert answer.least_budget_bytes is not None
     assert answer.least_budget_bytes < 0.8 * plain_peak(graph)
+
+
+def test_a_solve_ends_where_the_steps_to_come_gain_less_than_the_time_that_was_spent() -> None:
+    """Of a problem that needs minutes: one step ends it with a gap that is left, unless the optimum is asked for."""
+    problem = Problem(instance("dag-250"), budget_at(instance("dag-250"), 0.75))
+    compiling().wait()
+    hurried = solve(problem, steps=1, max_gap=1e-9, time_limit_s=60)
+    assert hurried.limit == "gap"
+    assert hurried.gap is not None
+    assert hurried.gap > 1e-9
+    assert "1 steps could gain" in hurried.message
+    assert solve(problem, steps=1, max_gap=0, time_limit_s=3).limit == "time"
+    with pytest.raises(InvalidData, match="steps must be at least 1"):
+        solve(problem, steps=0)

@@ -64,6 +64,10 @@ FractionOption = Annotated[
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="A method of the solver; auto combines them.")]
 TimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds to solve for.")]
 GapOption = Annotated[float, typer.Option("--max-gap", "-g", metavar="G", help="Stop at this (cost − bound) / cost.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, metavar="N", help="End when N steps of training could not gain what waiting costs."),
+]
 UrlOption = Annotated[str | None, typer.Option("--base-url", metavar="URL", help="The service; over REMAT_BASE_URL.")]
 LocalOption = Annotated[bool, typer.Option("--local", help="Solve here, whatever REMAT_BASE_URL says.")]
 MethodOptions = Annotated[

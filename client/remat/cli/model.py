@@ -28,6 +28,7 @@ from .app import (
     MethodOption,
     MethodOptions,
     QuietOption,
+    StepsOption,
     TimeOption,
     UrlOption,
     app,
@@ -154,13 +155,14 @@ def plan(
     method: MethodOption = "auto",
     time_limit: TimeOption = 60.0,
     max_gap: GapOption = 0.001,
+    steps: StepsOption = None,
     option: MethodOptions = None,
     base_url: UrlOption = None,
     local: LocalOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    asking = solve_options_of(method, time_limit, max_gap)
+    asking = solve_options_of(method, time_limit, max_gap, steps)
     planner = asked_planner(base_url, local, options_of(option))
     check_writable(output)
     if picture is not None and picture.suffix != ".svg":

@@ -44,6 +44,7 @@ from .app import (
     MethodOption,
     MethodOptions,
     QuietOption,
+    StepsOption,
     TimeOption,
     UrlOption,
     app,
@@ -120,6 +121,7 @@ def solve(
     method: MethodOption = "auto",
     time_limit: TimeOption = 60.0,
     max_gap: GapOption = 0.001,
+    steps: StepsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
     option: MethodOptions = None,
     base_url: UrlOption = None,
@@ -131,7 +133,7 @@ def solve(
     subject = read_subject(file)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     planner = asked_planner(base_url, local, options_of(option))
-    asking = solve_options_of(method, time_limit, max_gap)
+    asking = solve_options_of(method, time_limit, max_gap, steps)
     check_writable(output)
     with progress_line(subject, quiet=quiet) as report:
         answer = planner.plan(problem, asking, on_progress=report)
@@ -202,14 +204,14 @@ def _certificate(problem: Problem, answer: Answer, file: Path) -> int:
         raise InvalidData(f"{file}: {error}") from None
 
 
-def solve_options_of(method: str, time_limit: float, max_gap: float) -> SolveOptions:
+def solve_options_of(method: str, time_limit: float, max_gap: float, steps: int | None = None) -> SolveOptions:
     """The options of the command line, checked before anything is started.
 
     Raises:
         InvalidData: which one, and what it must be.
     """
     try:
-        return SolveOptions(method=method, time_limit_s=time_limit, max_gap=max_gap)
+        return SolveOptions(method=method, time_limit_s=time_limit, max_gap=max_gap, steps=steps)
     except InvalidData as error:
         field = error.pointer.removeprefix("/")
         flag = {"time_limit_s": "--time-limit", "max_gap": "--max-gap"}.get(field, f"--{field}")

@@ -33,6 +33,7 @@ from remat_ir import (
     structure_digest,
     verify,
     verify_answer,
+    worth_more_time,
 )
 from remat_ir.read import members, parse
 from remat_ir.restrictions import gap_sentence, optimal_sentence
@@ -54,8 +55,11 @@ class Memo:
     def __repr__(self) -> str:
         return f"Memo({str(self.folder)!r})"
 
-    def get(self, problem: Problem, method: str, time_limit_s: float | None, max_gap: float) -> Answer | None:
-        """An answer that needs no more work: settled, within the gap, or already given the time asked for.
+    def get(
+        self, problem: Problem, method: str, time_limit_s: float | None, max_gap: float, steps: int | None = None
+    ) -> Answer | None:
+        """An answer that needs no more work: settled, within the gap, already given the time asked for, or so much that
+        `steps` of training could gain less by a better plan.
 
         Its plan has been replayed on the caller's own problem.
         """
@@ -74,7 +78,9 @@ class Memo:
             return None
         near = answer.gap is not None and answer.gap <= max_gap
         tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
-        return answer if answer.ran_to_its_end or near or tried else None
+        spent = float(stored["time_limit_s"])
+        enough = max_gap > 0 and not worth_more_time(answer.cost_ns, answer.bound_ns, steps, spent)
+        return answer if answer.ran_to_its_end or near or tried or enough else None
 
     def near(self, problem: Problem, method: str, max_gap: float) -> Answer | None:
         """An answer within the gap from entries of the same structure, with other costs or under other budgets.

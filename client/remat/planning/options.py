@@ -32,7 +32,7 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64, functional_ops=(), accumulate=1, \
+on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), accumulate=1, \
 clip_grad_norm=False, release_gradients=False)
 
     Attributes:
@@ -50,6 +50,9 @@ clip_grad_norm=False, release_gradients=False)
             the chain where a Sequential of one tensor cannot be captured.
         most_plans: how many kinds of calls keep their plan, at least 1; beyond, the one used least lately is planned
             anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
+        steps: how many steps of training will run by the plan, or None. A solve ends, after a second at least, when all
+            that they could still gain by a better plan is less than the time that was spent on it. None, or max_gap=0,
+            goes on until the gap or the time limit.
         functional_ops: names of custom operators, as "namespace::name", that a plan may run again: the same inputs give
             the same outputs, and nothing else changes. Any other custom operator runs once in a step.
         accumulate: how many backward passes there are to a step of the optimizer, at least 1; beyond 1 gradients that
@@ -72,6 +75,7 @@ clip_grad_norm=False, release_gradients=False)
     on_failure: OnFailure = "raise"
     mode: Mode = "auto"
     most_plans: int = 64
+    steps: int | None = 10_000
     functional_ops: tuple[str, ...] = ()
     accumulate: int = 1
     clip_grad_norm: bool = False
@@ -91,8 +95,10 @@ clip_grad_norm=False, release_gradients=False)
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
             value = getattr(self, name)
             _check(name, value, isinstance(value, str) and value in values, f"is one of {', '.join(map(repr, values))}")
-        for name in ("most_plans", "accumulate"):
+        for name in ("most_plans", "accumulate", "steps"):
             count = getattr(self, name)
+            if name == "steps" and count is None:
+                continue
             fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
             _check(name, count, fine, "must be an integer of at least 1")
         for name, with_it in (("accumulate", self.accumulate > 1), ("clip_grad_norm", self.clip_grad_norm)):
@@ -115,6 +121,7 @@ class PlanFields(SolveFields, total=False):
     """The fields of `SolveOptions` that concern the plan."""
 
     slack: float
+    steps: int | None
 
 
 class StepFields(PlanFields, total=False):
@@ -178,7 +185,11 @@ def solve_options(
 def plan_fields(options: SolveOptions) -> PlanFields:
     """The fields that concern the plan, as keywords."""
     return PlanFields(
-        method=options.method, time_limit_s=options.time_limit_s, max_gap=options.max_gap, slack=options.slack
+        method=options.method,
+        time_limit_s=options.time_limit_s,
+        max_gap=options.max_gap,
+        slack=options.slack,
+        steps=options.steps,
     )
 
 

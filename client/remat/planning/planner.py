@@ -69,7 +69,7 @@ class FallbackPlanner:
             RematError: every planner failed, or one did and `strict` is set.
         """
         if self.memo is not None:
-            known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap)
+            known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
             known = known or self.memo.near(problem, options.method, options.max_gap)
             if known is not None:
                 return known

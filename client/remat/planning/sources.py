@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from remat_ir import Answer, InvalidData, Problem, Progress
+from remat_ir import Answer, InvalidData, Problem, Progress, worth_more_time
 
 from ..errors import InvalidResponse, Unreachable
 from ..settings import checked_url
@@ -63,6 +63,7 @@ class LocalPlanner:
             method=options.method,
             time_limit_s=options.time_limit_s,
             max_gap=options.max_gap,
+            steps=options.steps,
             options=self.options or None,
             on_progress=on_progress,
         )
@@ -127,7 +128,8 @@ class ServicePlanner:
             log.info(
                 "solve %s: waiting at %s; `remat attach %s` finds it again", answer.id, self.http.base_url, answer.id
             )
-            answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer)
+            steps = options.steps if options.max_gap else None
+            answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer, steps=steps)
         return checked(problem, answer)
 
     def page(self, solve_id: str) -> str:
@@ -141,8 +143,11 @@ class ServicePlanner:
         give_up_at: float = float("inf"),
         on_progress: OnProgress | None = None,
         first: Answer | None = None,
+        steps: int | None = None,
     ) -> Answer:
         """Long-poll a solve until it ends; past `give_up_at` it is cancelled and its best plan taken.
+
+        So it is when `steps` of training could gain less by a better plan than the time that was spent.
 
         Raises:
             ServiceError: as `plan`.
@@ -156,10 +161,14 @@ class ServicePlanner:
             if answer is not None and answer.status.ended:
                 return answer
             left = give_up_at - time.monotonic()
-            if left <= 0:
+            if left <= 0 or (answer is not None and not _worth_more(answer, steps)):
                 answer = service.cancel(self.http, solve_id, give_up_at=time.monotonic() + 5.0)
                 if not answer.status.ended:
                     raise Unreachable(f"{self.http.base_url} did not end solve {solve_id} in the time given")
                 return answer
-            wait_s = min(LONGEST_POLL_S if on_progress is None else 1.0, left)
+            wait_s = min(LONGEST_POLL_S if on_progress is None and steps is None else 1.0, left)
             answer = service.poll(self.http, solve_id, wait_s=round(wait_s, 2), give_up_at=give_up_at + 1.0)
+
+
+def _worth_more(answer: Answer, steps: int | None) -> bool:
+    return worth_more_time(answer.cost_ns, answer.bound_ns, steps, answer.seconds)

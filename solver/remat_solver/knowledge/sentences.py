@@ -6,7 +6,7 @@ from remat_ir import Answer, Status, gap_of
 from remat_ir.restrictions import gap_sentence, optimal_sentence
 
 _LIMITS = {
-    "gap": "the gap that was asked for is reached",
+    "gap": "the gap is small enough",
     "time": "the time is up",
     "cancel": "cancelled",
     "memory": "the solver's memory is used up",
