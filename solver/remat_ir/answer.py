@@ -317,8 +317,8 @@ def worth_more_time(cost_ns: int | None, bound_ns: int | None, steps: int | None
         steps: of training that will run by the plan; None: any gain is worth it.
         spent_s: seconds of solving so far; the first is always worth it.
 
-    >>> worth_more_time(100_000_000, 99_000_000, 1000, 5), worth_more_time(100_000_000, 99_000_000, 1000, 10)
-    (True, False)
+    >>> [worth_more_time(100_000_000, 99_000_000, 10_000, spent_s) for spent_s in (5, 10)]
+    [True, False]
     """
     if steps is None or cost_ns is None or spent_s < LEAST_SPENT_S:
         return True
