@@ -254,8 +254,8 @@ class Split:
         if chosen is None:
             least = least_budget(rest.before_bytes, rest.places, options)
             return (
-                f"no choice of the units' plans fits {readable(fixed + allowed)}; {fixed + least} bytes are known to "
-                f"do, of which {readable(fixed)} are fixed"
+                f"no choice of the units' plans fits {readable(fixed + allowed)}; {fixed + least} bytes are "
+                f"enough, of which {readable(fixed)} are fixed"
             )
         index = dict(zip(rest.order, chosen, strict=True))
         # a plan that several units take may fill what the one with the least room has
