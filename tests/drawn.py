@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import strategies as st
@@ -23,8 +24,8 @@ def graphs(
 ) -> Graph:
     """A random graph.
 
-    `whole` draws the whole model: up to `most_values` values per op (also none, also unread ones), optional and kept
-    values, once ops, workspaces, `backward_from`. Without it every op makes exactly one value and there is nothing
+    `whole` draws the whole model: up to `most_values` values per op (also none, also unread ones), optional, kept and
+    consumed values, once ops, workspaces, `backward_from`. Without it every op makes exactly one value and there is nothing
     else: the papers' model. `fixed` draws fixed bytes too.
     """
     ops = draw(st.integers(least_ops, most_ops))
@@ -46,7 +47,7 @@ def graphs(
         return graph_of(cost, sizes, inputs, fixed_bytes=fixed_bytes)
     # 0 in most places, so that several features seldom drown all freedom in one graph
     kind = [draw(st.sampled_from((0, 0, 0, 0, 1, 2))) for _ in range(values)]
-    return Graph(
+    graph = Graph(
         op_cost_ns=tuple(cost),
         op_inputs=tuple(inputs),
         value_op=tuple(value_op),
@@ -58,6 +59,10 @@ def graphs(
         backward_from=draw(st.none() | st.integers(0, ops - 1)),
         fixed_bytes=fixed_bytes,
     )
+    read = [v for v in range(values) if graph.users[v] and kind[v] != 2]
+    consumed = draw(st.just([]) | st.lists(st.sampled_from(read), unique=True, max_size=2)) if read else []
+    once = {*graph.once, *(graph.users[v][-1] for v in consumed)}
+    return replace(graph, consumes=tuple(sorted(consumed)), once=tuple(sorted(once)))
 
 
 @st.composite
@@ -91,12 +96,13 @@ def problems(draw: st.DrawFn, graph: st.SearchStrategy[Graph] | None = None) -> 
 def sequences(draw: st.DrawFn, graph: Graph) -> list[int]:
     """Ops in an order in which every input exists: first computations in op order, random recomputations between.
 
-    What makes a kept value, and `once` ops, are computed once; the least-memory plan of the sequence is valid.
+    What makes a kept value, and `once` ops, are computed once, and what reads a consumed value not again; the least-memory plan of the sequence is valid.
     """
     pinned = set(graph.once) | {graph.value_op[value] for value in graph.keep}
     order: list[int] = []
     for op in range(graph.ops):
-        if op and (free := [i for i in range(op) if i not in pinned]):
+        gone = {v for v in graph.consumes if graph.users[v][-1] < op}
+        if op and (free := [i for i in range(op) if i not in pinned and gone.isdisjoint(graph.op_inputs[i])]):
             order.extend(draw(st.lists(st.sampled_from(free), max_size=3)))
         order.append(op)
     return order

@@ -201,8 +201,7 @@ def peak(
 def random_plan(graph: Graph, seed: int) -> Plan:
     """A valid plan that recomputes whatever it likes, wherever it likes."""
     draw = random.Random(seed)
-    pinned = set(graph.once) | {graph.value_op[v] for v in graph.keep}
-    free = [op for op in range(graph.ops) if op not in pinned]
+    free = [op for op, last in enumerate(graph.last_stage) if last == graph.ops]
     sequence: list[int] = []
     for op in range(graph.ops):
         sequence += [again for again in draw.sample(free, min(len(free), draw.choice((0, 0, 1, 3)))) if again < op]

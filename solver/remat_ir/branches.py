@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from .graph import Graph
 from .join import Join, JoinPlan, JoinVerb
-from .plan import Plan, plan_of, without_unread
+from .plan import Plan, permitted, plan_of, without_unread
 
 Group: TypeAlias = tuple[int, ...]
 """The ops of one stage, ascending."""
@@ -90,13 +90,12 @@ class Branches:
             if verb in (JoinVerb.F, JoinVerb.B):
                 streams[branch].append((verb, at))
         first = {ops[0]: (j, i) for j, groups in enumerate(self.backward) for i, ops in enumerate(groups) if ops}
-        once = frozenset(self.graph.once)
         computes = list(range(self.graph.backward_from or 0))
         for op in range(len(computes), self.graph.ops):
             for stage in self._before(streams, *first[op]) if op in first else ():
-                computes += (again for again in stage if again not in once)
+                computes += stage
             computes.append(op)
-        unrepeated = [op for op, _ in groupby(computes)]  # made twice in a row
+        unrepeated = [op for op, _ in groupby(permitted(self.graph, computes))]  # made twice in a row
         return plan_of(self.graph, without_unread(self.graph, unrepeated))
 
     def _before(self, streams: list[list[tuple[JoinVerb, int]]], branch: int, stage: int) -> Iterator[Group]:

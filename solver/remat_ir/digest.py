@@ -4,6 +4,7 @@ In the problem key, field by field:
     format            a later format may mean something else by the same fields
     op_cost_ns, op_workspace_bytes, op_inputs, value_op, value_bytes, optional, once, keep, backward_from
                       exactly as sent: another order of ops is another problem, since plans name ops by index
+    consumes          likewise, and absent where nothing is consumed: problems that cannot say it keep their digests
     link              of a graph that has one: what copies cost, and what the host holds, decides which plans are valid
     every array of a chain, its link and host limit; every number of a join    a chain is another problem than its lift
     budget − fixed    fixed bytes (a chain's input) are charged at every moment, so only what they leave matters
@@ -71,6 +72,8 @@ def _parts(subject: Subject) -> _Parts:
     if isinstance(subject, Graph):
         names = [name for name, member in GRAPH.members.items() if not member.local and name != "fixed_bytes"]
         known = {"format": GRAPH.formats[0]} | {name: getattr(subject, name) for name in names}
+        if not subject.consumes:
+            known.pop("consumes")
         known.pop("link")
         return _written(known if subject.link is None else known | {"link": subject.link.to_json()})
     if isinstance(subject, Chain):

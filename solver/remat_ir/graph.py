@@ -21,7 +21,7 @@ MOST_OPS = 1_000_000
 MOST_VALUES = 4_000_000
 MOST_INPUTS = 10_000_000
 
-_COLUMNS = ("op_cost_ns", "op_workspace_bytes", "value_op", "value_bytes", "optional", "once", "keep")
+_COLUMNS = ("op_cost_ns", "op_workspace_bytes", "value_op", "value_bytes", "optional", "once", "keep", "consumes")
 _OPS, _VALUES = Column(cap=MOST_OPS), Column(cap=MOST_VALUES)
 GRAPH = Document(
     "GraphDocument",
@@ -37,6 +37,7 @@ GRAPH = Document(
         "optional": Member(_VALUES, ()),
         "once": Member(_OPS, ()),
         "keep": Member(_VALUES, ()),
+        "consumes": Member(_VALUES, ()),
         "backward_from": Member(Integer(), None, nullable=True),
         "link": Member(Nested((LINK,), Link.from_json), None, nullable=True),
         "op_names": Member(Array(Text(), cap=MOST_OPS), None, nullable=True, local=True),
@@ -62,6 +63,9 @@ class Graph:
         optional: values that are made, and charged, only when the compute keeps them, ascending.
         once: ops that a plan computes exactly once, ascending.
         keep: values that stay to the end of the step once made, ascending.
+        consumes: values that their last reader, a `once` op, consumes, ascending: no op reads them after it, so ops
+            that read them are not computed again. An update of a parameter consumes its gradient, and the parameter
+            as it was before.
         backward_from: the first op of the backward pass, or None.
         fixed_bytes: bytes resident throughout.
         link: the link to the host, or None where plans have no transfers.
@@ -79,6 +83,7 @@ class Graph:
     optional: tuple[int, ...] = ()
     once: tuple[int, ...] = ()
     keep: tuple[int, ...] = ()
+    consumes: tuple[int, ...] = ()
     backward_from: int | None = None
     fixed_bytes: int = 0
     link: Link | None = None
@@ -92,6 +97,7 @@ class Graph:
         _check_numbers(self)
         _check_edges(self)
         _check_sets(self)
+        _check_consumed(self)
         for key in _COLUMNS:  # what was read in columns, now that it is right
             if not isinstance(getattr(self, key), tuple):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
@@ -133,6 +139,21 @@ class Graph:
         return tuple(map(tuple, readers))
 
     @cached_property
+    def last_stage(self) -> tuple[int, ...]:
+        """[ops] the last stage in which each op may run: before, or as, the first computation of that op.
+
+        Its own of an op that runs once (a `once` op; one that makes a kept value, which is never freed and not made
+        while it is resident); that of the first op that consumes something it reads; else `ops`.
+        """
+        last = [self.ops] * self.ops
+        for value in self.consumes:
+            for reader in self.users[value]:
+                last[reader] = min(last[reader], self.users[value][-1])
+        for op in (*self.once, *(self.value_op[value] for value in self.keep)):
+            last[op] = op
+        return tuple(last)
+
+    @cached_property
     def total_cost_ns(self) -> int:
         """The cost of computing each op once, in ns."""
         return sum(self.op_cost_ns)
@@ -164,6 +185,8 @@ class Graph:
             "keep": list(self.keep),
             "backward_from": self.backward_from,
         }
+        if self.consumes:  # absent where nothing is consumed, as before there was such a thing
+            data["consumes"] = list(self.consumes)
         if self.link is not None:
             data["link"] = self.link.to_json()
         if names and self.op_names is not None:
@@ -291,6 +314,7 @@ def _check_sets(graph: Graph) -> None:
         ("optional", graph.optional, values, "value"),
         ("once", graph.once, ops, "op"),
         ("keep", graph.keep, values, "value"),
+        ("consumes", graph.consumes, values, "value"),
     ):
         last = -1
         for i, number in enumerate(ids):
@@ -307,6 +331,23 @@ def _check_sets(graph: Graph) -> None:
         raise InvalidData(f"value {both} is both optional and keep", "/optional")
     if graph.backward_from is not None and not (type(graph.backward_from) is int and 0 <= graph.backward_from < ops):
         raise InvalidData(f"backward_from {graph.backward_from} is not an op (0 to {ops - 1})", "/backward_from")
+
+
+def _check_consumed(graph: Graph) -> None:
+    """Refuse a consumed value that stays, that nothing reads, or whose last reader may run again."""
+    once, keep = frozenset(graph.once), frozenset(graph.keep)
+    last: dict[int, int] = dict.fromkeys(graph.consumes, -1)
+    for op, inputs in enumerate(graph.op_inputs if last else ()):
+        last |= {value: op for value in inputs if value in last}
+    for i, (value, reader) in enumerate(last.items()):
+        if value in keep:
+            raise InvalidData(f"value {value} is both consumed and keep", f"/consumes/{i}")
+        if reader < 0:
+            raise InvalidData(f"value {value} is consumed, but no op reads it", f"/consumes/{i}")
+        if reader not in once:
+            raise InvalidData(
+                f"value {value} is consumed by its last reader, op {reader}, which must be in once", f"/consumes/{i}"
+            )
 
 
 def graph_of(costs: Sequence[int], sizes: Sequence[int], inputs: Sequence[Sequence[int]], **more: Any) -> Graph:

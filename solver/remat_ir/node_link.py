@@ -29,7 +29,7 @@ NODE_LINK = Document(
         "nodes": Member(
             Unread(AnyObject(), 1, cap=MOST_OPS),
             about="`id`, a cost (`cost`, `cost_cpu` or `duration`), a size (`size`, `cost_ram` or `out_cost`); maybe "
-            "`workspace`, `keep`, `once`, `backward`.",
+            "`workspace`, `keep`, `consumed`, `once`, `backward`.",
         ),
         "links": Member(_LINKS, (), "`source` and `target`."),
         "edges": Member(_LINKS, (), "Another name of `links`."),
@@ -109,8 +109,8 @@ def graph_of_nodes(
     """A graph in the papers' model: each node is an op that makes one value, each edge a read of it.
 
     Args:
-        nodes: a cost and a size each, and maybe `workspace`, `keep`, `once`, `backward` (all backward nodes come after
-            all others) and `name`.
+        nodes: a cost and a size each, and maybe `workspace`, `keep`, `consumed`, `once`, `backward` (all backward
+            nodes come after all others) and `name`.
         sources: the nodes that each node reads.
         about: the attributes of the graph: `order` and `fixed` may be there.
         order: the nodes in the order in which they run; else the graph's `order`; else the nodes' own order if it is
@@ -133,6 +133,7 @@ def graph_of_nodes(
         [sorted(position[source] for source in sources[label]) for label in labels],
         op_workspace_bytes=tuple(_number(nodes, label, "workspace", 0) for label in labels),
         keep=tuple(i for i, label in enumerate(labels) if _flag(nodes, label, "keep")),
+        consumes=tuple(i for i, label in enumerate(labels) if _flag(nodes, label, "consumed")),
         once=tuple(i for i, label in enumerate(labels) if _flag(nodes, label, "once")),
         backward_from=_backward(nodes, labels),
         fixed_bytes=_whole(about.get("fixed", 0), "the graph's fixed"),
@@ -143,8 +144,8 @@ def graph_of_nodes(
 def to_node_link(graph: Graph) -> dict[str, Any]:
     """The node-link object of a graph, which `from_node_link` and `networkx.node_link_graph(edges="links")` read.
 
-    Nodes are op indices with `cost`, `size`, and `name`, `workspace`, `keep`, `once`, `backward` where there is
-    something to say.
+    Nodes are op indices with `cost`, `size`, and `name`, `workspace`, `keep`, `consumed`, `once`, `backward` where
+    there is something to say.
 
     Raises:
         InvalidData: an op makes no value or several, or an optional one: node-link data can't say that.
@@ -162,7 +163,8 @@ def to_node_link(graph: Graph) -> dict[str, Any]:
     if graph.optional:
         op = graph.value_op[graph.optional[0]]
         raise InvalidData(f"{graph.op_label(op)} makes an optional value; a digraph has none")
-    keep, once = {graph.value_op[value] for value in graph.keep}, set(graph.once)
+    keep, consumed = ({graph.value_op[value] for value in values} for values in (graph.keep, graph.consumes))
+    flags = (("keep", keep), ("consumed", consumed), ("once", set(graph.once)))
     nodes: list[dict[str, Any]] = []
     for op in range(graph.ops):
         data: dict[str, Any] = {"id": op, "cost": graph.op_cost_ns[op], "size": graph.value_bytes[op]}
@@ -170,7 +172,7 @@ def to_node_link(graph: Graph) -> dict[str, Any]:
             data["name"] = graph.op_names[op]
         if graph.op_workspace_bytes[op]:
             data["workspace"] = graph.op_workspace_bytes[op]
-        data |= {key: True for key, those in (("keep", keep), ("once", once)) if op in those}
+        data |= {key: True for key, those in flags if op in those}
         if graph.backward_from is not None:
             data["backward"] = op >= graph.backward_from
         nodes.append(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -172,6 +172,23 @@ def recomputed(plan: Plan | Sequence[int], ops: int) -> list[int]:
     for op in plan.computes if isinstance(plan, Plan) else plan:
         counts[op] += 1
     return [max(0, count) for count in counts]
+
+
+def permitted(graph: Graph, sequence: Iterable[int]) -> Iterator[int]:
+    """The sequence less the recomputations that the graph forbids: their readers find the instance before.
+
+    >>> from remat_ir import graph_of
+    >>> graph = graph_of([1] * 4, [0, 1, 1, 1], [[], [0], [0, 1], [1, 2]], once=(2,), consumes=(0,))
+    >>> tuple(permitted(graph, (0, 1, 0, 1, 2, 1, 2, 3)))
+    (0, 1, 0, 1, 2, 3)
+    """
+    last, stage = graph.last_stage, 0
+    for op in sequence:
+        if op == stage:
+            stage += 1
+        elif last[op] < stage:
+            continue
+        yield op
 
 
 def without_unread(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:

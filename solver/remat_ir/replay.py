@@ -59,7 +59,8 @@ class _State:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.keep, self.once = frozenset(graph.keep), frozenset(graph.once)
+        self.keep, self.once, self.consumes = map(frozenset, (graph.keep, graph.once, graph.consumes))
+        self.consumed: dict[int, int] = {}  # value → the op that has consumed it
         self.resident: set[int] = set()  # what ops can read
         self.transfers = Transfers(graph)
         self.done = 0  # ops 0 … done-1 have been computed: first computations come in op order
@@ -75,6 +76,8 @@ class _State:
         if op < self.done and op in self.once:
             raise InvalidPlan(f"op {op} must be computed exactly once", i)
         for value in graph.op_inputs[op]:
+            if value in self.consumed:
+                raise InvalidPlan(f"op {op} reads value {value}, which op {self.consumed[value]} has consumed", i)
             if value not in resident:
                 raise InvalidPlan(f"op {op} reads value {value}, which is not resident", i)
         always = graph.op_always[op]
@@ -95,6 +98,7 @@ class _State:
         resident.update(kept)
         self.memory += sum(graph.value_bytes[v] for v in kept)
         self.now_ns += graph.op_cost_ns[op]
+        self.consumed |= {v: op for v in graph.op_inputs[op] if v in self.consumes and graph.users[v][-1] == op}
         self.done = max(self.done, op + 1)
         return during
 

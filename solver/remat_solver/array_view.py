@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat_ir import Graph, Problem
-from remat_ir.working_set import pinned_ops
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -24,11 +23,12 @@ class ArrayView:
         capacity: budget − fixed, in bytes.
         cost: [n] ns. workspace: [n] bytes. size: [m] bytes.
         maker: [m] the op that makes each value. optional: [m]. kept: [m] stays to the end once made.
-        pinned: [n] never recomputed.
+        last_stage: [n] the last stage in which an op may run, n of most; its own of one that is never recomputed.
         edge_value, edge_op: [e] sorted by reading op, then value.
         value_reach: [m] the last op whose first computation can depend on holding the value: its readers, and what
             their recomputation can lead to. A value is of no use after that op; n for a kept one. −1 without reader.
-        op_reach: [n] the same for recomputing an op: the largest reach of its values, at least the op itself.
+        op_reach: [n] the same for recomputing an op: the largest reach of its values, at least the op itself and at
+            most its last stage.
     """
 
     graph: Graph
@@ -39,7 +39,7 @@ class ArrayView:
     maker: Ids
     optional: Flags
     kept: Flags
-    pinned: Flags
+    last_stage: Ids
     edge_value: Ids
     edge_op: Ids
     value_reach: Ids
@@ -61,9 +61,9 @@ class ArrayView:
 
     def without_recomputing(self, never: Flags) -> ArrayView:
         """The same problem where the ops of `never`, [n], are not recomputed either."""
-        pinned = self.pinned | never
-        value_reach, op_reach = _reach(self.graph, pinned, self.kept)
-        return replace(self, pinned=pinned, value_reach=value_reach, op_reach=op_reach)
+        last_stage = np.where(never, np.arange(self.ops), self.last_stage)
+        value_reach, op_reach = _reach(self.graph, last_stage, self.kept)
+        return replace(self, last_stage=last_stage, value_reach=value_reach, op_reach=op_reach)
 
     @cached_property
     def need(self) -> Ids:
@@ -149,8 +149,8 @@ def view_of(problem: Problem) -> ArrayView:
     ([4, 9, 15], [2, 2, -1], [0, 0, 1], [1, 2, 2])
     """
     graph = problem.graph
-    pinned, kept = _flags(graph.ops, pinned_ops(graph)), _flags(graph.values, graph.keep)
-    value_reach, op_reach = _reach(graph, pinned, kept)
+    last_stage, kept = np.array(graph.last_stage, dtype=np.int64), _flags(graph.values, graph.keep)
+    value_reach, op_reach = _reach(graph, last_stage, kept)
     return ArrayView(
         graph=graph,
         capacity=problem.budget_bytes - graph.fixed_bytes,
@@ -160,7 +160,7 @@ def view_of(problem: Problem) -> ArrayView:
         maker=np.array(graph.value_op, dtype=np.int64),
         optional=_flags(graph.values, graph.optional),
         kept=kept,
-        pinned=pinned,
+        last_stage=last_stage,
         edge_value=np.array([value for inputs in graph.op_inputs for value in inputs], dtype=np.int64),
         edge_op=np.repeat(np.arange(graph.ops), [len(inputs) for inputs in graph.op_inputs]),
         value_reach=value_reach,
@@ -174,8 +174,8 @@ def _flags(count: int, members: Iterable[int]) -> Flags:
     return flags
 
 
-def _reach(graph: Graph, pinned: Flags, kept: Flags) -> tuple[Ids, Ids]:
-    once, stays = pinned.tolist(), kept.tolist()
+def _reach(graph: Graph, last_stage: Ids, kept: Flags) -> tuple[Ids, Ids]:
+    last, stays = last_stage.tolist(), kept.tolist()
     op_reach = list(range(graph.ops))
     value_reach = [-1] * graph.values
     for op in range(graph.ops - 1, -1, -1):
@@ -183,9 +183,10 @@ def _reach(graph: Graph, pinned: Flags, kept: Flags) -> tuple[Ids, Ids]:
             if stays[value]:
                 value_reach[value] = graph.ops
             elif graph.users[value]:
-                # a pinned reader is computed once only: its inputs matter for that computation and no later one
-                value_reach[value] = max(user if once[user] else op_reach[user] for user in graph.users[value])
+                value_reach[value] = max(op_reach[user] for user in graph.users[value])
             op_reach[op] = max(op_reach[op], value_reach[value])
+        # a reader that may not run any more does not need its inputs
+        op_reach[op] = min(op_reach[op], last[op])
     return np.array(value_reach, dtype=np.int64), np.array(op_reach, dtype=np.int64)
 
 

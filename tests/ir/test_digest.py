@@ -19,7 +19,7 @@ GRAPH = Graph(
     value_bytes=(5, 6, 7, 8),
     op_workspace_bytes=(0, 1, 0),
     optional=(2,),
-    once=(1,),
+    once=(1, 2),
     keep=(3,),
     backward_from=2,
     fixed_bytes=100,
@@ -33,6 +33,7 @@ IN = {
     "optional": (),
     "once": (2,),
     "keep": (),
+    "consumes": (1,),
     "backward_from": None,
     "link": Link(1, 2),
 }

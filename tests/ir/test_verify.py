@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 
@@ -92,6 +93,34 @@ def test_an_empty_plan() -> None:
 def test_a_once_op_twice() -> None:
     steps = (Compute(0), Compute(1), Compute(2), Free(3), Compute(2))
     refuse(steps, "op 2 must be computed exactly once", 4)
+
+
+def late(stage: int) -> tuple[Graph, Plan]:
+    """An update (op 3) consumes what op 1 reads; op 1 runs again before the first computation of op `stage`."""
+    graph = Graph((0, 1, 1, 0, 1, 1), ((), (0,), (1,), (0, 2), (2,), (1, 3)), (0, 1, 2, 4), (0, 5, 1, 5), once=(0, 3))
+    graph = replace(graph, consumes=(0, 2), op_inputs=((), (0,), (1,), (0, 2), (), (1, 3)))
+    return graph, plan_of(graph, (*range(stage), 1, *range(stage, graph.ops)))
+
+
+def test_a_consumed_value_read_again() -> None:
+    for stage in (2, 3):  # the consumer itself has yet to run
+        graph, plan = late(stage)
+        verify(Problem(graph, ROOMY), plan)
+    for stage in (4, 5):
+        graph, plan = late(stage)
+        with pytest.raises(InvalidPlan, match="op 1 reads value 0, which op 3 has consumed"):
+            verify(Problem(graph, ROOMY), plan)
+        verify(Problem(replace(graph, consumes=()), ROOMY), plan)
+
+
+@pytest.mark.parametrize("forgets", ["if value in consumed:", "consumed |= {"])
+def test_a_verifier_that_forgets_what_is_consumed_is_told_apart(forgets: str) -> None:
+    """A mutant without either half of the rule takes the plan that the verifier refuses."""
+    text = inspect.getsource(replay)
+    assert text.count(forgets) == 1
+    mutant = dict(replay.__globals__)
+    exec(text.replace(forgets, "if False:" if forgets.startswith("if") else "{} | {"), mutant)
+    assert len(list(mutant["replay"](*late(4)))) > 6
 
 
 def test_first_computations_out_of_order() -> None:

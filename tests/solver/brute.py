@@ -104,7 +104,7 @@ def _moves(problem: Problem, state: tuple[Any, int], space: str, sweeps: int) ->
         again = _computed(graph, far, op, space)
         if again and (op in graph.once or any(v in graph.keep for v in graph.op_values[op])):
             continue
-        if any(not resident >> value & 1 for value in graph.op_inputs[op]):
+        if any(not resident >> value & 1 or _consumed(graph, far, value, space) for value in graph.op_inputs[op]):
             continue
         always = graph.op_always[op]
         if any(resident >> value & 1 for value in always):
@@ -147,6 +147,10 @@ def _computed(graph: Graph, far: Any, op: int, space: str) -> bool:
     if space == ANY_IN_STAGES:
         return bool(far[2] >> op & 1)
     return bool(op < far if space == FIXED_ORDER else far >> op & 1)
+
+
+def _consumed(graph: Graph, far: Any, value: int, space: str) -> bool:
+    return value in graph.consumes and _computed(graph, far, graph.users[value][-1], space)
 
 
 def _walked(state: tuple[Any, int], came: dict[tuple[Any, int], tuple[tuple[Any, int], Compute | Free]]) -> Plan:

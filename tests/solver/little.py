@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -14,8 +15,8 @@ from remat_ir.working_set import working_set
 def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
     """A forward pass with a skip now and then, and a backward pass that reads it in reverse.
 
-    `rich` adds second and third values, optional and kept ones, `once` ops, workspaces and fixed bytes; without it each
-    op makes one value, as in the papers.
+    `rich` adds second and third values, optional, kept and consumed ones, `once` ops, workspaces and fixed bytes; without
+    it each op makes one value, as in the papers.
     """
     draw = random.Random(seed)
     forward = min((ops + 1) // 2, ops - 1)
@@ -53,7 +54,7 @@ def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
         return Graph(costs, tuple(map(tuple, inputs)), tuple(value_op), tuple(sizes), backward_from=forward)
     chance = draw.choice((0.0, 0.15, 0.4))
     optional = [v for v in range(values) if draw.random() < chance]
-    return Graph(
+    graph = Graph(
         op_cost_ns=costs,
         op_inputs=tuple(map(tuple, inputs)),
         value_op=tuple(value_op),
@@ -65,6 +66,14 @@ def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
         backward_from=draw.choice((None, forward, draw.randrange(ops))),
         fixed_bytes=draw.choice((0, 0, 3)),
     )
+    return consuming(graph, draw, draw.choice((0.0, 0.0, 0.3)))
+
+
+def consuming(graph: Graph, draw: random.Random, chance: float) -> Graph:
+    """The graph with some values consumed by their last readers, which then run once."""
+    consumed = [v for v in range(graph.values) if graph.users[v] and v not in graph.keep and draw.random() < chance]
+    once = sorted({*graph.once, *(graph.users[v][-1] for v in consumed)})
+    return replace(graph, consumes=tuple(consumed), once=tuple(once))
 
 
 def little_problems(seed: int, ops: int, *, rich: bool = True, budgets: int = 5) -> Iterator[Problem]:

@@ -41,7 +41,8 @@ def any_plan(problem: Problem, seed: int) -> Plan | None:
                 resident.remove(value)
                 steps.append(Free(value))
         always = graph.op_always[op]
-        if any(v not in resident for v in graph.op_inputs[op]) or any(v in resident for v in always):
+        gone = {v for v in graph.consumes if graph.users[v][-1] < done}
+        if any(v not in resident or v in gone for v in graph.op_inputs[op]) or any(v in resident for v in always):
             continue
         optional = [v for v in graph.op_values[op] if v not in always and v not in resident and rng.random() < 0.7]
         made = tuple(sorted((*always, *optional)))

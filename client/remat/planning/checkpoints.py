@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from remat_ir import Graph, InvalidData, Plan, plan_of
-from remat_ir.plan import without_unread
+from remat_ir.plan import permitted, without_unread
 from remat_ir.working_set import pinned_ops
 
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
@@ -66,7 +66,7 @@ def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:
                 sequence += rerun[name]
                 waiting = {other: its for other, its in waiting.items() if its != name}
         sequence.append(op)
-    return plan_of(graph, without_unread(graph, sequence))
+    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
 
 
 def _block(name: str) -> str:

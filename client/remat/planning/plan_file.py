@@ -164,7 +164,7 @@ def difference(here: Graph, other: Graph) -> str | None:
         longer, where = (here, "here") if here.ops > other.ops else (other, "in the file")
         first = longer.op_label(min(here.ops, other.ops))
         return f"it has {here.ops} ops and the file's {other.ops}; the first that is only {where} is {first}"
-    for name in ("optional", "once", "keep"):
+    for name in ("optional", "once", "keep", "consumes"):
         mine, theirs = set(getattr(here, name)), set(getattr(other, name))
         if mine != theirs:
             number = min(mine ^ theirs)

@@ -45,4 +45,5 @@ def plan_of_another_size(problem: Problem, known: Sequence[Planned]) -> Answer |
 
 
 def _structure(graph: Graph) -> tuple[object, ...]:
-    return (graph.op_inputs, graph.value_op, graph.optional, graph.once, graph.keep, graph.backward_from)
+    sets = (graph.optional, graph.once, graph.keep, graph.consumes)
+    return (graph.op_inputs, graph.value_op, *sets, graph.backward_from)

@@ -105,7 +105,7 @@ def _cost_difference(mine: Subject, other: Subject) -> str:
 def _structure_difference(mine: Subject, other: Subject) -> str:
     if not isinstance(mine, Graph) or not isinstance(other, Graph):
         return "another kind of problem."
-    for name in ("op_inputs", "value_op", "value_bytes", "op_workspace_bytes", "optional", "once", "keep"):
+    for name in ("op_inputs", "value_op", "value_bytes", "op_workspace_bytes", "optional", "once", "keep", "consumes"):
         a, b = getattr(mine, name), getattr(other, name)
         if a != b:
             place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -9,7 +9,7 @@ from ..graph import Graph
 from ..plan import Plan, plain_plan, plan_of
 from ..problem import plain_peak
 from ..replay import replay
-from ..working_set import pinned_ops, working_set
+from ..working_set import working_set
 from .prune import without_needless
 from .walk import walk
 
@@ -114,12 +114,11 @@ def checkpointed(graph: Graph) -> Plan:
     boundary = graph.backward_from
     if boundary is None:
         return plain_plan(graph)
-    pinned = pinned_ops(graph)
     again: set[int] = set()
     stack = [v for op in range(boundary, graph.ops) for v in graph.op_inputs[op]]
     while stack:
         maker = graph.value_op[stack.pop()]
-        if maker < boundary and maker not in pinned and maker not in again:
+        if maker < boundary < graph.last_stage[maker] and maker not in again:
             again.add(maker)
             stack.extend(graph.op_inputs[maker])
     return plan_of(graph, (*range(boundary + 1), *sorted(again), *range(boundary + 1, graph.ops)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from ..graph import Graph
-from ..working_set import pinned_ops
 
 _NEVER = 1 << 60
 _DEPTH = 64
@@ -26,8 +26,8 @@ def walk(graph: Graph, limit_bytes: int, weight: float) -> list[int] | None:
 
 
 class _Walk:
-    """A value is resident, or missing and recoverable, or lost: made by a pinned op, or by one that reads a lost
-    value, and of no further use. Values of pinned and of `frozen` ops (which read a lost value) are never evicted.
+    """A value is resident, or missing and recoverable, or lost: made by an op that may not run again, or by one that
+    reads a lost value, and of no further use. Values of `frozen` ops, which are these, are never evicted.
 
     The heap holds one valid entry per evictable value. Its score may be too low, since the cost of recomputing rises
     as ancestors go and the next use comes nearer; it is brought up to date before the value is chosen.
@@ -43,8 +43,11 @@ class _Walk:
         self.keep = frozenset(graph.keep)
         self.optional = frozenset(graph.optional)
         self.frozen = bytearray(graph.ops)
-        for op in pinned_ops(graph):
-            self.frozen[op] = 1
+        self.ending: dict[int, list[int]] = {}  # the last stage of ops that may run again until then
+        for op, last in enumerate(graph.last_stage):
+            self.frozen[op] = last == op
+            if op < last < graph.ops:
+                self.ending.setdefault(last, []).append(op)
         self.cursor = [0] * graph.values  # first entry of a value's users at or after `now`
         self.over = bytearray(graph.values)  # missing, and no longer read, not even to recompute what is missing
         self.next_use = [_NEVER] * graph.values
@@ -57,7 +60,7 @@ class _Walk:
         """The ops in the order in which they run, or None where the limit could not be held."""
         for op in range(self.graph.ops):
             self.now = op
-            if not self._compute(op):
+            if not (all(self._end(again) for again in self.ending.get(op, ())) and self._compute(op)):
                 return None
             self.now = op + 1
             for value in self.graph.op_inputs[op]:
@@ -99,22 +102,33 @@ class _Walk:
             self._drop(value)
             self.over[value] = 1
             if self.frozen[self.graph.value_op[value]]:
-                self._lose(value)
+                self._freeze(self.graph.users[value])
         elif due != self.next_use[value]:
             self.next_use[value] = due
             self._queue(value)
 
-    def _lose(self, value: int) -> None:
-        """A value that can never be made again is gone: who reads it can't run again either."""
-        stack = [value]
+    def _end(self, op: int) -> bool:
+        """Make what is missing of an op's values and due, as it may not run after this stage; False where that fails.
+
+        The op is computed where one of them is missing, as long as it is not frozen for what it reads.
+        """
+        missing = (v for v in self.graph.op_values[op] if not (self.resident[v] or self.over[v]))
+        if not self.frozen[op] and any(self._due(v) != _NEVER for v in missing) and not self._compute(op):
+            return False
+        self._freeze([op])
+        return True
+
+    def _freeze(self, ops: Iterable[int]) -> None:
+        """Ops can't run again: nor can those that read what is missing of their values."""
+        stack = list(ops)
         while stack:
-            for user in self.graph.users[stack.pop()]:
-                if not self.frozen[user]:
-                    self.frozen[user] = 1
-                    for made in self.graph.op_values[user]:
-                        self.evictable[made] = 0
-                        if not self.resident[made]:
-                            stack.append(made)
+            op = stack.pop()
+            if not self.frozen[op]:
+                self.frozen[op] = 1
+                for made in self.graph.op_values[op]:
+                    self.evictable[made] = 0
+                    if not self.resident[made]:
+                        stack += self.graph.users[made]
 
     def _drop(self, value: int) -> None:
         self.resident[value] = self.evictable[value] = 0

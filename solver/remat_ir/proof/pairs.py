@@ -23,7 +23,6 @@ class PairCheck:
         self.graph, self.capacity, self.proof = graph, capacity, proof
         self.never = frozenset(proof.pairs)
         self._optional, self._keep = frozenset(graph.optional), frozenset(graph.keep)
-        self._pinned = frozenset(graph.once) | {graph.value_op[value] for value in self._keep}
         made = (sum(graph.value_bytes[v] for v in values if v in self._keep) for values in graph.op_values)
         self._kept_before = (0, *accumulate(made))
         self._steps = 0
@@ -56,13 +55,14 @@ class PairCheck:
         return need
 
     def need_of_first(self, op: int) -> int:
-        """Bytes while an op is first computed, with kept values and those that cannot be made again."""
+        """Bytes while an op is first computed, with kept values and those that cannot be made after it."""
         graph = self.graph
         need = self._own(op) + self._kept_before[op]
         for value in range(graph.values):
             maker = graph.value_op[value]
-            if maker < op and maker in self._pinned and value not in self._keep and value not in graph.op_inputs[op]:
-                need += graph.value_bytes[value] if max(graph.users[value], default=-1) > op else 0
+            stays = maker < op and graph.last_stage[maker] <= op and max(graph.users[value], default=-1) > op
+            if stays and value not in self._keep and value not in graph.op_inputs[op]:
+                need += graph.value_bytes[value]
         return need
 
     def _own(self, op: int) -> int:

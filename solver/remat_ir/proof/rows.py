@@ -63,29 +63,28 @@ class Relaxation:
         self._ends = {a: sorted({a, *(b for start, b in spans if start == a)}) for a in range(1, self.stages)}
         self._kept = frozenset(graph.keep)
         self._optional = frozenset(graph.optional)
-        self._pinned = frozenset(graph.once) | {graph.value_op[value] for value in graph.keep}
         self._reach()
         self._resident: dict[int, list[tuple[int, Quantity]]] = {}
         self._terms = 0
 
     def _reach(self) -> None:
         """The last stage that holding a value, or recomputing an op, can be of use for (P1)."""
-        graph = self.graph
+        graph, last = self.graph, self.graph.last_stage
         self._value_reach, self._op_reach = [-1] * graph.values, [-1] * graph.ops
         for op in range(graph.ops - 1, -1, -1):
             for value in graph.op_values[op]:
                 reach = -1
                 for reader in graph.users[value]:
-                    again = reader if reader in self._pinned else max(reader, self._op_reach[reader])
-                    reach = max(reach, again)
+                    reach = max(reach, reader, self._op_reach[reader])
                 self._value_reach[value] = graph.ops if value in self._kept else reach
                 self._op_reach[op] = max(self._op_reach[op], self._value_reach[value])
+            self._op_reach[op] = min(self._op_reach[op], last[op])
 
     def run(self, a: int, b: int, op: int) -> Quantity:
-        """R, or 0 where the op cannot be of use or must not run twice."""
+        """R, or 0 where the op cannot be of use or must not run again."""
         if op >= self.first[a]:
             raise InvalidProof(f"op {op} is not computed before coarse stage {a}")
-        return 0 if op in self._pinned or self._op_reach[op] < self.first[a] else ("run", a, b, op)
+        return 0 if self._op_reach[op] < self.first[a] else ("run", a, b, op)
 
     def hold(self, c: int, value: int) -> Quantity:
         """S, or 0 or 1 where that is certain; c = K is the end of the step, where only kept values matter."""
@@ -94,7 +93,8 @@ class Relaxation:
         maker = self.graph.value_op[value]
         if maker >= self.first[c]:
             raise InvalidProof(f"value {value} is not made before coarse stage {c}")
-        if value in self._kept or (maker in self._pinned and max(self.graph.users[value], default=-1) >= self.first[c]):
+        read = max(self.graph.users[value], default=-1) >= self.first[c]
+        if value in self._kept or (read and self.graph.last_stage[maker] < self.first[c]):
             return 1
         return ("hold", c, value) if self._value_reach[value] >= self.first[c] else 0
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from remat_ir import Graph
+from remat_ir.plan import permitted
 from remat_ir.working_set import pinned_ops
 
 Retained: TypeAlias = Sequence[Sequence[tuple[int, int]]]
@@ -18,7 +19,7 @@ def computed(graph: Graph, retained: Retained) -> list[int]:
     Stage t computes op t for the first time, what its inputs lack, and what stage t + 1 retains that stage t does not
     have. Each row is a traversal from what is missing: O(|V| |E|) in all. Given S the result costs least, since each
     op in a row is demanded by S, by op t, or by another op of the row. Values of pinned ops count as always resident,
-    because nothing can make them again.
+    because nothing can make them again; what a consumed value keeps an op from making again stays where it was made.
     """
     pinned = pinned_ops(graph)
     arriving: list[list[int]] = [[] for _ in range(graph.ops + 1)]
@@ -39,7 +40,7 @@ def computed(graph: Graph, retained: Retained) -> list[int]:
         order.extend(_row(graph, stage, resident, arriving[stage + 1]))
         resident.difference_update(leaving[stage])
         resident.update(arriving[stage + 1])
-    return order
+    return list(permitted(graph, order))
 
 
 def _row(graph: Graph, stage: int, resident: set[int], demanded: Iterable[int]) -> list[int]:

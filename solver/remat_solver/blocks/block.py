@@ -55,6 +55,7 @@ def block_of(segments: Segments, segment: int) -> Block:
     inputs = [tuple(number[v] for v in graph.op_inputs[op]) for op in ops]
     inputs[0], inputs[turn] = (), joint
     own = [v for v in number if graph.value_op[v] in inner]
+    own_set = frozenset(own) - leaving
     return Block(
         Graph(
             op_cost_ns=tuple(0 if place in (0, turn) else graph.op_cost_ns[op] for place, op in enumerate(ops)),
@@ -67,6 +68,7 @@ def block_of(segments: Segments, segment: int) -> Block:
             optional=tuple(number[v] for v in own if v in optional and v not in leaving),
             once=tuple(sorted({0, turn, *(inner[op] for op in graph.once if op in inner)})),
             keep=tuple(sorted([number[v] for v in before] + [number[v] for v in leaving])),
+            consumes=tuple(number[v] for v in graph.consumes if v in own_set and graph.users[v][-1] in inner),
             backward_from=turn,
         ),
         turn,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from remat_ir import Graph, plan_of
-from remat_ir.plan import without_unread
-from remat_ir.working_set import pinned_ops
+from remat_ir.plan import permitted, without_unread
 
 from ..array_view import ArrayView, view_of
 from ..incumbent import Incumbent
@@ -77,11 +76,9 @@ def menus_of(blocks: Iterable[Block], *, stopped: Callable[[], bool] = lambda: F
 
 
 def sequence_of(segments: Segments, menus: list[Menu], items: list[Item]) -> list[int]:
-    """The ops in the order in which they run; recomputations that nothing reads, and those of pinned ops, left out."""
+    """The ops in the order in which they run; recomputations that nothing reads, and forbidden ones, left out."""
     graph = segments.graph
-    pinned = pinned_ops(graph)
     order: list[int] = []
-    done = 0
     for what, segment, number in items:
         forward = segments.forward(segment)
         if what == "reverse":
@@ -93,11 +90,8 @@ def sequence_of(segments: Segments, menus: list[Menu], items: list[Item]) -> lis
             )
         else:
             ops = forward
-        for op in ops:
-            if op >= done or op not in pinned:
-                order.append(op)
-                done = max(done, op + 1)
-    return list(without_unread(graph, order))
+        order += ops
+    return list(without_unread(graph, tuple(permitted(graph, order))))
 
 
 def _offer_best(incumbent: Incumbent, view: ArrayView, program: BlockTable, source: str) -> list[int] | None:

@@ -245,7 +245,9 @@ def _network(
 
 
 def _can_run_again(network: LinearNetwork) -> bool:
-    """Whether no op that may run again makes a value that is there still: it stays, and something reads it later.
+    """Whether no op that runs again makes a value that is there still, and all may: nothing consumes what they read.
+
+    A value is there still that stays and that something reads later.
 
     The last stage runs once in every persistent schedule, and nothing runs again before its backward part has ended.
     """
@@ -254,6 +256,7 @@ def _can_run_again(network: LinearNetwork) -> bool:
     held = {graph.value_op[v] for v in network.stays if v in keep or graph.users[v][-1] >= again}
     for stage in range(network.stages - 1):
         wanted = network.tapes[stage] | network.leads(stage)
-        if not held.isdisjoint(network.needed(stage, wanted, network.leads(stage - 1))):
+        needed, until = network.needed(stage, wanted, network.leads(stage - 1)), network.backward[stage].start
+        if not held.isdisjoint(needed) or any(graph.last_stage[op] < until for op in needed):
             return False
     return True

@@ -85,6 +85,7 @@ def any_order(problem: Problem) -> OrderFormulation:
     add_keeping_needs_computing(builder, columns, view)
     add_exclusive(builder, columns, view)
     add_each_runs(builder, columns, pinned)
+    add_consumed(builder, columns, graph)
     add_staying(builder, columns, kept)
     memory = add_memory(builder, columns, view, stage_of, held)
     program = builder.program()
@@ -109,6 +110,16 @@ def add_each_runs(builder: Builder, columns: Columns, pinned: Booleans) -> None:
     stages_, ops = columns.compute.shape
     row = np.broadcast_to(np.arange(ops), (stages_, ops))
     builder.add_rows(ops, [Term(row, columns.compute)], lower=np.ones(ops), upper=np.where(pinned, 1.0, INFINITY))
+
+
+def add_consumed(builder: Builder, columns: Columns, graph: Graph) -> None:
+    """R[s,j] + R[s′,c] over the stages s′ before s ≤ 1 for each reader j of what c consumes: c is behind j in a stage."""
+    for value in graph.consumes:
+        *readers, consumer = graph.users[value]
+        for reader in readers:
+            for stage in range(1, graph.ops):
+                terms = [Term(0, columns.compute[stage, [reader]]), Term(0, columns.compute[:stage, consumer])]
+                builder.add_rows(1, terms, upper=1.0)
 
 
 def add_staying(builder: Builder, columns: Columns, kept: Booleans) -> None:
@@ -143,6 +154,7 @@ def reordered(problem: Problem, sequence: Sequence[int]) -> tuple[Problem, Plan,
         optional=tuple(sorted(name[value] for value in graph.optional)),
         once=tuple(sorted(place[op] for op in graph.once)),
         keep=tuple(sorted(name[value] for value in graph.keep)),
+        consumes=tuple(sorted(name[value] for value in graph.consumes)),
         fixed_bytes=graph.fixed_bytes,
     )
     return Problem(other, problem.budget_bytes), plan_of(other, [place[op] for op in sequence]), order

@@ -132,12 +132,12 @@ def _retention(
 
 
 def recomputable(view: ArrayView, stage_of: Stages, allowed: Booleans | None = None) -> Booleans:
-    """[stages, ops] where an op may run: its first computation, or again before a later op's if it is not pinned.
+    """[stages, ops] where an op may run: its first computation, or again before a later op's up to its last stage.
 
     `allowed`: [stages, ops] where recomputing is allowed at all; everywhere if None.
     """
     op = np.arange(view.ops)
-    again = (op < stage_of.frontier[:, None]) & ~view.pinned
+    again = (op < stage_of.frontier[:, None]) & (stage_of.frontier[:, None] <= view.last_stage)
     if allowed is not None:
         again &= allowed
     return np.asarray(again | ((op == stage_of.frontier[:, None]) & stage_of.advances[:, None]))

@@ -35,7 +35,7 @@ class Reductions:
         collapse: no recomputation while everything that can still be of use fits.
         reach: nothing is retained or recomputed that no op still to come depends on.
         exclusive: no value is retained into a stage that computes its op again.
-        pinned: values of ops that run once stay until their last use.
+        pinned: values of ops that may not run any more stay until their last use.
         useful: what is retained or recomputed is used in the stage or retained by it. More rows for the same LP bound,
             at times a faster proof and at times a slower one: off.
         frontier: the memory at each first computation once more as one knapsack row, from which engines cut covers:
@@ -130,7 +130,8 @@ def _masks(
     `reach`: in the stage of frontier f, a value is of use only if it can serve the first computation of an op at or
     after f, for all ops before f have run.
 
-    `pinned`: a value of an op that runs once cannot be made again, so it stays until its last reader has first run.
+    `pinned`: a value whose op may not run any more cannot be made again, so it stays until its last reader has first
+    run.
     """
     frontier = stage_of.frontier[:, None]
     earlier = (view.maker < frontier) & ~view.kept
@@ -145,7 +146,8 @@ def _masks(
         earlier[0] = False
     retains = np.vstack((earlier, np.zeros((1, view.values), dtype=np.bool_)))
     keeps = runs[:, view.maker] & keeps_value
-    sure = view.pinned[view.maker] & (view.last_reader >= frontier) if reductions.pinned else np.zeros_like(earlier)
+    gone = (view.last_stage[view.maker] < frontier) & (view.last_reader >= frontier)
+    sure = gone if reductions.pinned else np.zeros_like(earlier)
     holds = retains & np.vstack((sure, np.zeros((1, view.values), dtype=np.bool_)))
     return retains, holds, keeps
 

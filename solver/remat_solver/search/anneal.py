@@ -1,4 +1,4 @@
-"""Simulated annealing over schedules, compiled."""
+"""Simulated annealing over schedules, in compiled code."""
 
 from __future__ import annotations
 

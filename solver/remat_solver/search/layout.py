@@ -13,7 +13,7 @@ n ops, v values, e readings and b blocks at most:
     place        what lies there                             columns of a row
     0            registers                                   N OVER COST BUDGET … BEST_COST
     12           the places below                            OPS_AT VALUES_AT … POOL_END
-    OPS_AT       n + 1 ops, OP apart                         READS MAKES OP_COST WORKSPACE PINNED STAGES RUNS ROOM
+    OPS_AT       n + 1 ops, OP apart                         READS MAKES OP_COST WORKSPACE LAST STAGES RUNS ROOM
     VALUES_AT    v + 1 values, VALUE apart                   USERS MAKER SIZE KIND
     ← READS      e values that ops read, op by op            value
     ← USERS      e ops that read values, value by value      op
@@ -28,7 +28,7 @@ n ops, v values, e readings and b blocks at most:
     POOL_END
 
 ← X says that column X of a row leads there: it holds an index into `m` itself. What an op reads ends where the next
-op's `READS` points, its values end before the next op's `MAKES`, and a value's readers where the next value's `USERS`
+op's `READS` points, its values end before the next op's `MAKES`, `LAST` is the last stage in which it may run, and a value's readers where the next value's `USERS`
 points: that is what the row behind the last op and the last value is for. So the i-th stage of an op is
 `m[m[o + STAGES] + STAGE * i]` with o = `m[OPS_AT] + op * OP`.
 """
@@ -58,7 +58,7 @@ N, OVER, COST, BUDGET, BLOCKS, FREE, EXTRAS, POOL, JOURNAL, RANDOM, BEST_LENGTH,
 OPS_AT, VALUES_AT, BLOCKS_AT, FREE_AT, EXTRAS_AT, JOURNAL_AT, BEST_AT, ROWS_AT, POOL_AT, POOL_END = range(12, 22)
 HEAD = 24
 # columns of an op; the row behind the last op ends its `READS` and `MAKES`
-READS, MAKES, OP_COST, WORKSPACE, PINNED, STAGES, RUNS, ROOM = range(8)
+READS, MAKES, OP_COST, WORKSPACE, LAST, STAGES, RUNS, ROOM = range(8)
 OP = 8
 # columns of a value; `USERS` likewise
 USERS, MAKER, SIZE, KIND = range(4)

@@ -20,6 +20,7 @@ from .layout import (
     EXTRAS_AT,
     JOURNAL,
     JOURNAL_AT,
+    LAST,
     LAZY,
     MAKER,
     MAKES,
@@ -27,7 +28,6 @@ from .layout import (
     OP_COST,
     OPS_AT,
     OVER,
-    PINNED,
     RANDOM,
     READS,
     ROW,
@@ -136,7 +136,7 @@ def _remake(m: Ints, stage: int, op: int, across: int, odds: float) -> None:
         for e in range(m[o + READS], m[o + OP + READS]):
             value = m[e]
             maker = m[m[VALUES_AT] + value * VALUE + MAKER]
-            if m[m[OPS_AT] + maker * OP + PINNED]:
+            if stage > m[m[OPS_AT] + maker * OP + LAST]:
                 continue
             i = stage_index(m, maker, stage)
             made = nth_stage(m, maker, i)
@@ -222,14 +222,14 @@ def _evict_across(m: Ints, across: int, tries: int, pool: int) -> None:
         v = m[VALUES_AT] + value * VALUE
         maker = m[v + MAKER]
         o = m[OPS_AT] + maker * OP
-        if m[o + PINNED]:
+        if stage > m[o + LAST]:
             continue
         i = stage_index(m, maker, stage if maker < op else stage - 1)
         use = first_use(m, value, across - 1, nth_stage(m, maker, i + 1))
         if use <= across:
             continue
         again = use // n
-        if again * n + maker <= across or runs_in(m, maker, again):
+        if again * n + maker <= across or again > m[o + LAST] or runs_in(m, maker, again):
             continue
         worth = m[v + SIZE] * (again - stage + 1.0) / (m[o + OP_COST] + 1.0)
         if worth > best:
@@ -261,7 +261,7 @@ def _shift(m: Ints, stage: int, op: int) -> None:
         to = stage + (1 if draw(m, 2) else -1) * (1 + draw(m, 3))
     else:
         to = low + draw(m, high - low + 1)
-    if to == stage or to < low or to >= n or runs_in(m, op, to):
+    if to == stage or to < low or to >= n or to > m[o + LAST] or runs_in(m, op, to):
         return
     start = m[JOURNAL]
     if not _try_remove(m, stage, op):
@@ -320,13 +320,13 @@ def _add_at_use(m: Ints) -> None:
     op = draw(m, n)
     o = m[OPS_AT] + op * OP
     outputs = m[o + OP + MAKES] - m[o + MAKES]
-    if m[o + PINNED] or outputs == 0:
+    if m[o + LAST] == op or outputs == 0:
         return
     i = draw(m, m[o + RUNS])
     made, end = nth_stage(m, op, i), nth_stage(m, op, i + 1)
     value = m[o + MAKES] + draw(m, outputs)
     use = last_use(m, value, made, end) if draw(m, 2) else first_use(m, value, made * n + op, end)
-    if use >= 0 and use // n > op and not runs_in(m, op, use // n):
+    if use >= 0 and op < use // n <= m[o + LAST] and not runs_in(m, op, use // n):
         _remake(m, use // n, op, made * n + op, 0.3)
 
 

@@ -151,7 +151,7 @@ def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sig
 
 @compiled
 def place(m: Ints, stage: int, op: int) -> None:
-    """Let the op run in the stage, where it does not; it must not be pinned, and stage > op."""
+    """Let the op run in the stage, where it does not; it must be allowed to, and stage > op."""
     n = m[N]
     key = stage * n + op
     index = stage_index(m, op, stage)

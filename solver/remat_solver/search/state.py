@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat_ir import Graph, Plan, plan_of
-from remat_ir.working_set import pinned_ops
 
 from .layout import (
     BEST_AT,
@@ -30,6 +29,7 @@ from .layout import (
     JOURNAL_AT,
     KEEP,
     KIND,
+    LAST,
     LAZY,
     MAKER,
     MAKES,
@@ -38,7 +38,6 @@ from .layout import (
     OPS_AT,
     OPTIONAL,
     OVER,
-    PINNED,
     POOL,
     POOL_AT,
     POOL_END,
@@ -126,7 +125,7 @@ def _fill_ops(graph: Graph, table: Ints, shift: int, reads_at: int) -> None:
     table[1:, MAKES] = np.cumsum([len(values) for values in graph.op_values])
     table[:n, OP_COST] = graph.op_cost_ns
     table[:n, WORKSPACE] = -(-np.array(graph.op_workspace_bytes, np.int64) >> shift)
-    table[sorted(pinned_ops(graph)), PINNED] = 1
+    table[:n, LAST] = graph.last_stage
 
 
 def _fill_values(graph: Graph, table: Ints, shift: int, users_at: int) -> None:

@@ -16,7 +16,7 @@ def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
 
     The relaxation does not say when inside a coarse stage an op runs. Each is placed in the earliest stage in which a
     first computation or another recomputation there reads it, or in the latest such stage where the solution also
-    holds all that is read of it at the coarse stage's begin. The sequence is complete and in order; whether it fits the
+    holds all that is read of it at the coarse stage's begin, or in the last stage in which it may. The sequence is complete and in order; whether it fits the
     memory is not promised.
     """
     graph = view.graph
@@ -36,7 +36,8 @@ def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
                 ]
                 all_held &= not uses or bool(held[value])
                 stages += uses
-            placed[op] = last if not stages else max(stages) if all_held else min(stages)
+            wanted = last if not stages else max(stages) if all_held else min(stages)
+            placed[op] = min(wanted, graph.last_stage[op])
             extra.append((placed[op], op))
     return in_order(view.ops, extra)
 

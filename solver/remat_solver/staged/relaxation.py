@@ -21,8 +21,8 @@ that point, so the program's optimum, and any bound on it, is a bound for the wh
         output of τ with S_{c,v} = 1 (there only because that computation kept it): together at most the capacity
 
 Fixed beforehand, all without loss: R = S = 0 where the op or value leads to no first computation in c or later (such a
-computation could be struck out of the plan); R = 0 for pinned ops; S = 1 for kept values and for values of pinned ops
-that a first computation in c or later reads, since they cannot be made again. Because the cuts only choose which
+computation could be struck out of the plan); R = 0 for ops that may not run in c any more; S = 1 for kept values and for
+values of such ops that a first computation in c or later reads, since they cannot be made again. Because the cuts only choose which
 stages are told apart, any choice is valid; a finer one is tighter.
 
 Coarse stage 0 has no variables: what it recomputes is not charged and what it holds at its end is free.
@@ -90,15 +90,14 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], builder: Builder, scale: Sc
     first = (0, *(cut + 1 for cut in cuts[:-1]))
     runs, holds = [np.full(view.ops, ZERO)], [np.full(view.values, ZERO)]
     ops, cost = np.arange(view.ops), scale.costs(view.cost)
-    sealed = view.pinned[view.maker]
     for start in first[1:]:
         run, hold = np.full(view.ops, ZERO), np.full(view.values, ZERO)
-        useful = (ops < start) & (view.op_reach >= start) & ~view.pinned
+        useful = (ops < start) & (view.op_reach >= start)
         c = len(runs)
         name = ("run", c, c, np.flatnonzero(useful))
         run[useful] = builder.variables(int(useful.sum()), cost=cost[useful], name=name)
         made = view.maker < start
-        certain = made & (view.kept | (sealed & (view.last_reader >= start)))
+        certain = made & (view.kept | ((view.last_stage[view.maker] < start) & (view.last_reader >= start)))
         free = made & ~certain & (view.value_reach >= start)
         hold[certain] = ONE
         hold[free] = builder.variables(int(free.sum()), name=("hold", c, np.flatnonzero(free)))

@@ -1,0 +1,207 @@
+"""Values that are consumed: every method and every bound against brute force, and mutants that forget the rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from remat_ir import Graph, InvalidPlan, Problem, Status, budget_at, plain_peak, verify
+from remat_ir.greedy import greedy_plan, least_memory, peak_of
+from remat_ir.proof import InvalidProof, prove
+from remat_ir.working_set import working_set
+from remat_solver import solve
+from remat_solver.least import least_budget
+from remat_solver.methods import METHODS
+from remat_solver.pairs import pair_need
+from solver.brute import optimum
+from solver.little import little_graph
+from solver.proof_rows import every_row, proof_of, random_covers, relaxation
+
+ON_GRAPHS = sorted(name for name, method in METHODS.items() if "graph" in method.takes)
+
+
+def released(seed: int, layers: int) -> Graph:
+    """A training step whose parameters are updated inside its backward pass, some before they are last wanted.
+
+    Per layer: the parameter as it was before its update, of no bytes; a forward op; a backward op that makes the
+    gradients of input and parameter; the update, which consumes parameter and gradient. Then an op needs room, and the
+    last one reads activations.
+    """
+    draw = random.Random(seed)
+    costs: list[int] = []
+    inputs: list[list[int]] = []
+    sizes: list[int] = []
+    value_op: list[int] = []
+    once: list[int] = []
+
+    def op(cost: int, reads: list[int], *made: int) -> list[int]:
+        costs.append(cost)
+        inputs.append(sorted(set(reads)))
+        new = list(range(len(sizes), len(sizes) + len(made)))
+        sizes.extend(made)
+        value_op.extend([len(costs) - 1] * len(made))
+        return new
+
+    before, acts, consumed = [], [], []
+    for layer in range(layers):
+        once.append(len(costs))
+        before += op(0, [], 0)
+        acts += op(draw.randint(1, 5), [before[-1], *acts[-1:]], draw.randint(2, 9))
+    spare = op(draw.randint(4, 9), [], draw.randint(5, 9))  # what may be made again at any time
+    split = len(costs)
+    above: list[int] = []
+    for layer in reversed(range(layers)):
+        read = [before[layer], *acts[max(0, layer - 1) : layer + 1], *above]
+        above, gradient = (lambda made: (made[:1], made[1]))(op(draw.randint(1, 5), read, draw.randint(1, 4), 3))
+        once.append(len(costs))
+        op(0, [before[layer], gradient])
+        consumed += [before[layer], gradient]
+    room = op(1, above, 1)
+    op(1, [*room, *spare, acts[draw.randrange(layers)]], 1)
+    return Graph(
+        tuple(costs),
+        tuple(map(tuple, inputs)),
+        tuple(value_op),
+        tuple(sizes),
+        (*[0] * (len(costs) - 2), 8, 0),
+        once=tuple(once),
+        consumes=tuple(sorted(consumed)),
+        backward_from=split,
+    )
+
+
+HELD = Graph(
+    op_cost_ns=(0, 1, 1, 0, 1, 1, 1),
+    op_inputs=((), (0,), (1,), (0, 2), (2,), (3,), (1, 4)),
+    value_op=(0, 1, 2, 4, 5),
+    value_bytes=(0, 10, 1, 10, 1),
+    once=(0, 3),
+    consumes=(0,),
+    backward_from=3,
+)
+"""Op 1 may not run again after op 3, so its value is there while op 4 runs: 21 bytes, and 12 without the rule."""
+
+SUBJECTS = [HELD] + [released(seed, 2 + seed % 2) for seed in range(5)] + [
+    graph for seed in range(60) if (graph := little_graph(seed, 6)).consumes and graph.values <= 11
+][:8]
+PROBLEMS = [
+    Problem(graph, budget)
+    for graph in SUBJECTS
+    for least in (working_set(replace(graph, consumes=())).least_bytes,)
+    for budget in sorted({least + (plain_peak(graph) - least) * k // 4 for k in range(4)})
+]
+
+
+@pytest.fixture(scope="module")
+def best() -> list[int | None]:
+    return [optimum(problem).cost_ns for problem in PROBLEMS]
+
+
+def test_the_rule_matters_on_these_problems(best: list[int | None]) -> None:
+    free = [optimum(Problem(replace(p.graph, consumes=()), p.budget_bytes)).cost_ns for p in PROBLEMS]
+    assert sum(a is None and b is not None for a, b in zip(best, free, strict=True)) >= 3
+    assert sum(a is not None and a != b for a, b in zip(best, free, strict=True)) >= 3
+    assert sum(cost is not None for cost in best) >= 15
+
+
+@pytest.mark.parametrize("method", ON_GRAPHS)
+def test_every_method_keeps_to_it(method: str, best: list[int | None]) -> None:
+    """No plan that the verifier refuses, none cheaper than brute force, no bound above it, no plan denied."""
+    engines = method in ("auto", "lp-rounding", "search", "staged") or method.startswith("milp")
+    for problem, least in list(zip(PROBLEMS, best, strict=True))[:: 3 if engines else 1]:
+        answer = solve(problem, method=method, time_limit_s=3, max_gap=0)
+        if answer.plan is not None:
+            assert least is not None
+            assert verify(problem, answer.plan).cost_ns >= least
+        if answer.bound_ns is not None and not answer.restricted_to:
+            assert least is None or answer.bound_ns <= least
+        if answer.claimed_bound_ns is not None and not answer.restricted_to:
+            assert least is None or answer.claimed_bound_ns <= least
+        if answer.status is Status.INFEASIBLE and not answer.restricted_to:
+            assert least is None
+
+
+def test_least_budgets_and_bounds_on_them(best: list[int | None]) -> None:
+    for problem, least in zip(PROBLEMS, best, strict=True):
+        graph = problem.graph
+        if least is not None:
+            assert max(working_set(graph).least_bytes, pair_need(graph).least_bytes) <= problem.budget_bytes
+        plan = least_memory(graph)
+        verify(Problem(graph, peak_of(graph, plan)), plan)
+    for graph in SUBJECTS[::3]:
+        found = least_budget(graph, time_limit_s=4)
+        assert found.least_budget_bytes is not None
+        assert found.least_budget_bound_bytes is not None
+        assert optimum(Problem(graph, found.least_budget_bytes)).cost_ns is not None
+        assert optimum(Problem(graph, found.least_budget_bound_bytes - 1)).cost_ns is None
+
+
+def test_what_cannot_be_made_again_is_held() -> None:
+    assert working_set(HELD).least_bytes == 21
+    assert working_set(replace(HELD, consumes=())).least_bytes == 12
+    assert greedy_plan(HELD, 20) is None
+    assert greedy_plan(replace(HELD, consumes=()), 20) is not None
+    answer = solve(Problem(HELD, 20), method="staged", time_limit_s=10)
+    assert answer.status is Status.INFEASIBLE
+    assert answer.proof is not None
+    assert prove(Problem(HELD, answer.least_budget_bound_bytes - 1), answer.proof).bound_ns is None  # type: ignore[operator]
+
+
+def forgetful(graph: Graph) -> tuple[int, ...]:
+    """`Graph.last_stage` as it would be without `consumes`."""
+    return replace(graph, consumes=()).last_stage
+
+
+def too_strict(graph: Graph) -> tuple[int, ...]:
+    """`Graph.last_stage` as if a reader could not run in the stage of the consumer itself."""
+    without = forgetful(graph)
+    return tuple(max(op, a - (a < b)) for op, (a, b) in enumerate(zip(LAST(graph), without, strict=True)))
+
+
+LAST: Callable[[Graph], tuple[int, ...]] = Graph.last_stage.func  # type: ignore[attr-defined]
+
+
+def mutated(monkeypatch: pytest.MonkeyPatch, last_stage: Callable[[Graph], tuple[int, ...]]) -> list[Problem]:
+    monkeypatch.setattr(Graph, "last_stage", property(last_stage))
+    return [Problem(replace(p.graph), p.budget_bytes) for p in PROBLEMS]
+
+
+@pytest.mark.parametrize("method", ["greedy", "search", "staged", "milp-tight"])
+def test_who_forgets_it_offers_plans_that_the_verifier_refuses(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    refused = 0
+    for problem in mutated(monkeypatch, forgetful)[8:16]:
+        options: dict[str, Any] = {"iterations": 20_000} if method == "search" else {}
+        try:
+            solve(problem, method=method, time_limit_s=10, max_gap=0, options=options)
+        except InvalidPlan as error:
+            assert "has consumed" in str(error)
+            refused += 1
+    assert refused
+
+
+def test_a_checker_that_is_too_strict_proves_too_much(monkeypatch: pytest.MonkeyPatch, best: list[int | None]) -> None:
+    """The rows of certificates with one stage less for readers are caught by brute force; as they are, never."""
+    for last_stage in (LAST, too_strict):
+        wrong = 0
+        for problem, least in zip(mutated(monkeypatch, last_stage), best, strict=True):
+            on = relaxation(problem, tuple(range(problem.graph.ops)), ())
+            proof = proof_of(problem, on, every_row(on, random_covers(on, random.Random(1))), 10)
+            try:
+                bound = prove(problem, proof).bound_ns
+            except InvalidProof:
+                continue
+            wrong += (bound is None and least is not None) or (bound is not None and least is not None and bound > least)
+        assert bool(wrong) == (last_stage is too_strict)
+
+
+def test_budgets_of_training_graphs_are_kept() -> None:
+    for seed in range(4):
+        graph = released(100 + seed, 12)
+        for share in (0.4, 0.6, 0.8):
+            plan = greedy_plan(graph, budget_at(graph, share))
+            if plan is not None:
+                verify(Problem(graph, budget_at(graph, share)), plan)
