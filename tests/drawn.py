@@ -25,8 +25,8 @@ def graphs(
     """A random graph.
 
     `whole` draws the whole model: up to `most_values` values per op (also none, also unread ones), optional, kept and
-    consumed values, once ops, workspaces, `backward_from`. Without it every op makes exactly one value and there is nothing
-    else: the papers' model. `fixed` draws fixed bytes too.
+    consumed values, once ops, workspaces, `backward_from`. Without it every op makes exactly one value and there is
+    nothing else: the papers' model. `fixed` draws fixed bytes too.
     """
     ops = draw(st.integers(least_ops, most_ops))
     cost = draw(st.lists(st.integers(0, most_cost), min_size=ops, max_size=ops))
@@ -96,7 +96,8 @@ def problems(draw: st.DrawFn, graph: st.SearchStrategy[Graph] | None = None) -> 
 def sequences(draw: st.DrawFn, graph: Graph) -> list[int]:
     """Ops in an order in which every input exists: first computations in op order, random recomputations between.
 
-    What makes a kept value, and `once` ops, are computed once, and what reads a consumed value not again; the least-memory plan of the sequence is valid.
+    What makes a kept value, and `once` ops, are computed once, and what reads a consumed value not again; the
+    least-memory plan of the sequence is valid.
     """
     pinned = set(graph.once) | {graph.value_op[value] for value in graph.keep}
     order: list[int] = []

@@ -15,7 +15,6 @@ from client.small_models import numbers
 from remat import _compat
 from remat.capture import updates
 from remat.capture.operations import Kind
-from remat.lowering.lower import lower
 from remat.profiling.measure import peak_memory
 from remat.training.enable import plans_of
 from remat_ir import InvalidData, InvalidPlan, Problem, plan_of, verify
@@ -154,27 +153,41 @@ def test_the_peak_is_as_predicted_and_below_all_gradients() -> None:
 
 
 def test_a_recomputation_from_an_updated_parameter_is_never_run() -> None:
-    """One that serves nothing is left out, and lowering refuses whatever else would read it."""
+    """The verifier refuses whatever reads a parameter after its update, and before it such a recomputation may run."""
     model = Net(layers=2)
     enabled(model, torch.optim.SGD(model.parameters(), lr=0.1), 1.0)
     plan = plans_of(model).plan_for((numbers(16, WIDTH),))
     assert plan is not None
     step, graph = plan.step, plan.step.graph
-    reader = next(i for i in range(graph.ops) if not graph.op_inputs[i] and step.operations.ops[i].kind is Kind.KERNELS)
-    late = plan_of(graph, (*range(graph.ops), reader))
-    verify(Problem(graph, graph.fixed_bytes + 2**30), late)
-    with pytest.raises(InvalidPlan, match="after its update"):
-        lower(step.operations, late, lambda position, gradient: None)
-    step.compile(late)
+    roomy = Problem(graph, graph.fixed_bytes + 2**30)
+    for update in (i for i, op in enumerate(step.operations.ops) if op.kind is Kind.UPDATE):
+        before = next(
+            v for v in graph.op_inputs[update] if step.operations.ops[graph.value_op[v]].kind is Kind.BEFORE_UPDATE
+        )
+        reader = next(i for i in graph.users[before][:-1] if graph.last_stage[i] == update)
+        for stage in (update, update + 1):
+            late = plan_of(graph, (*range(stage), reader, *range(stage, graph.ops)))
+            if stage == update:
+                verify(roomy, late)
+                step.compile(late)
+                continue
+            with pytest.raises(InvalidPlan, match=f"which op {update} has consumed"):
+                verify(roomy, late)
 
 
-@pytest.mark.parametrize("name", ["_last_makers", "_last_reach"])
-def test_where_an_update_stands_is_needed_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one half of the rule some step is refused, or reads a gradient that is not there."""
-    monkeypatch.setattr(updates, name, lambda *_: -1)
-    model = Crossed()
-    with pytest.raises((InvalidPlan, InvalidData)):
-        enabled(model, torch.optim.SGD(model.parameters(), lr=0.1), 1.0)(numbers(16, WIDTH))
+@pytest.mark.parametrize(("name", "found"), [("_last_makers", -1), ("_readers", [])])
+def test_where_an_update_stands_is_needed_as_a_whole(name: str, found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one half of the rule a step reads a gradient that is not there, or a parameter after its update."""
+    monkeypatch.setattr(updates, name, lambda *_: found)
+    plain = Crossed()
+    planned = copy.deepcopy(plain)
+    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), torch.optim.SGD(planned.parameters(), lr=0.1)
+    if name == "_last_makers":
+        with pytest.raises(InvalidData):
+            enabled(planned, optimizers[1], 1.0)(numbers(16, WIDTH))
+        return
+    enabled(planned, optimizers[1], 1.0)
+    assert not same(train(plain, optimizers[0]), train(planned, optimizers[1]))
 
 
 def test_parameters_that_cannot_be_released_are_left_to_the_step() -> None:

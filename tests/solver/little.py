@@ -15,8 +15,8 @@ from remat_ir.working_set import working_set
 def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
     """A forward pass with a skip now and then, and a backward pass that reads it in reverse.
 
-    `rich` adds second and third values, optional, kept and consumed ones, `once` ops, workspaces and fixed bytes; without
-    it each op makes one value, as in the papers.
+    `rich` adds second and third values, optional, kept and consumed ones, `once` ops, workspaces and fixed bytes;
+    without it each op makes one value, as in the papers.
     """
     draw = random.Random(seed)
     forward = min((ops + 1) // 2, ops - 1)

@@ -30,6 +30,7 @@ class Kind(Enum):
     TURN = "turn"
     ACCUMULATE = "accumulate"
     UPDATE = "update"
+    BEFORE_UPDATE = "before_update"
 
 
 class Measured(NamedTuple):
@@ -50,12 +51,14 @@ class Op:
         TURN: the end of the forward pass: new buffers are copied back, the incoming tangents arrive.
         ACCUMULATE: a new gradient that autograd has to copy, since its layout is not its parameter's.
         UPDATE: a gradient is used up by an update of its parameter (`nodes[0]`): see `updates`.
+        BEFORE_UPDATE: parameters as they are before their updates, of no bytes.
     """
 
     kind: Kind
     nodes: tuple[fx.Node, ...]
     reads: tuple[int, ...] = ()
     makes: tuple[int, ...] = ()
+    consumes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +150,7 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
         value_bytes=tuple(step.sizes[s] for s in storages),
         once=tuple(i for i, op in enumerate(step.ops) if op.kind is not Kind.KERNELS or _runs_once(step, i)),
         keep=tuple(sorted(number[s] for s in step.keep if s in number)),
+        consumes=tuple(sorted(number[s] for op in step.ops for s in op.consumes)),
         backward_from=step.turn,
         fixed_bytes=fixed_bytes,
         op_names=tuple(op_name(op) for op in step.ops),
@@ -187,8 +191,8 @@ def custom_name(node: fx.Node) -> str:
 
 def op_name(op: Op) -> str:
     """What to call an op: the module path of its first kernel, and the operators that it runs."""
-    if op.kind is Kind.TURN:
-        return "turn"
+    if op.kind in (Kind.TURN, Kind.BEFORE_UPDATE):
+        return op.kind.value
     what = "+".join(_operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
     where = _compat.module_path(op.nodes[0])
     return f"{where}:{what}" if where else what
@@ -328,14 +332,10 @@ def _owns(flow: Dataflow, result: fx.Node) -> bool:
 def _runs_once(step: Operations, index: int) -> bool:
     """Kernels that may not run again, and those that nothing but the update of an input reads."""
     turn, op = step.ops[step.turn], step.ops[index]
-    return (
-        (bool(step.updates) and index > step.turn)
-        or any(n in step.once for n in op.nodes)
-        or (
-            bool(op.makes)
-            and set(op.makes) <= set(turn.reads)
-            and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)
-        )
+    return any(n in step.once for n in op.nodes) or (
+        bool(op.makes)
+        and set(op.makes) <= set(turn.reads)
+        and not any(set(op.makes) & set(other.reads) for other in step.ops if other is not turn)
     )
 
 

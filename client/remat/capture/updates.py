@@ -1,9 +1,8 @@
 """Gradients that are used up where they are complete: by an update of their parameter inside the backward pass.
 
-A parameter that has been updated must not be read again, or what is computed from it is silently another step's. So an
-update stands behind every op that reads the parameter for the first time, and behind every op that computing one of
-them again can lead to; a later recomputation of a reader serves nothing, and is never run. Ops of the backward pass run
-once: else each gradient could lead to all that come after it.
+A parameter that has been updated must not be read again, or what is computed from it is silently another step's. So
+each parameter as it was before its update is a value of no bytes: every op that reads the parameter reads that value,
+and the update consumes it, as it consumes the gradient.
 """
 
 from __future__ import annotations
@@ -34,20 +33,32 @@ def with_updates(step: Operations, workspace: Mapping[fx.Node, int]) -> Operatio
     returned = [r for r in flow.backward_results if isinstance(r, fx.Node) and r not in chosen.values()]
     left = {s for result in returned for s in _of(flow, result)}
     keep = step.keep - gone - {s for r in chosen.values() for s in _of(flow, r)} | (left & step.keep)
-    places: dict[int, list[Op]] = {}
-    taken: dict[fx.Node, int] = {}
-    reach = _reach(ops, step.turn, keep)
+    updates: dict[int, list[Op]] = {}
+    before: dict[int, list[int]] = {}  # op → the parameters as they were before, which it is the first to read
+    sizes, taken = list(step.sizes), dict[fx.Node, int]()
     for primal, result in chosen.items():
         own = frozenset(_of(flow, result))
-        at = max(_last_makers(ops, own), _last_reach(flow, ops, reach, primal))
-        places.setdefault(at, []).append(Op(Kind.UPDATE, (primal,), tuple(sorted(own))))
+        readers = _readers(flow, ops, primal)
         alone = not own & left and sum(bool(own & set(op.reads)) for op in ops) == 0
         alone = alone and sum(bool(own & set(_of(flow, r))) for r in chosen.values()) == 1
         copied = not alone or not same_layout(result.meta["val"], primal.meta["val"])
         value = result.meta["val"]
         taken[primal] = workspace[primal] + (value.numel() * value.element_size() if copied else 0)
-    placed = [op for at, own in enumerate(ops) for op in (own, *places.get(at, ()))]
-    return replace(step, ops=tuple(placed), keep=frozenset(keep), updates=taken)
+        consumed = sorted(own) if alone else []
+        if readers:
+            consumed.append(len(sizes))
+            before.setdefault(readers[0], []).append(len(sizes))
+            sizes.append(0)
+            for reader in readers:
+                ops[reader] = replace(ops[reader], reads=(*ops[reader].reads, consumed[-1]))
+        update = Op(Kind.UPDATE, (primal,), tuple(sorted({*own, *consumed})), consumes=tuple(consumed))
+        updates.setdefault(max([_last_makers(ops, own), *readers[-1:]]), []).append(update)
+    placed: list[Op] = []
+    for at, op in enumerate(ops):
+        placed += [Op(Kind.BEFORE_UPDATE, (), (), tuple(before[at]))] if at in before else []
+        placed += [op, *updates.get(at, ())]
+    turn = next(at for at, op in enumerate(placed) if op.kind is Kind.TURN)
+    return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep), updates=taken)
 
 
 def _of(flow: Dataflow, node: fx.Node) -> tuple[int, ...]:
@@ -67,26 +78,11 @@ def _can_be_released(flow: Dataflow, primal: fx.Node, result: object) -> bool:
     return bool(_of(flow, result)) and all(flow.owner[s] in late for s in _of(flow, result))
 
 
-def _reach(ops: Sequence[Op], turn: int, keep: frozenset[int] | set[int]) -> list[int]:
-    """[ops] the last op whose first computation can depend on computing the op again; −1 where it runs once."""
-    users: dict[int, list[int]] = {}
-    for index, op in enumerate(ops):
-        for storage in op.reads:
-            users.setdefault(storage, []).append(index)
-    found = [-1] * len(ops)
-    for index in range(turn - 1, -1, -1):
-        op = ops[index]
-        if op.kind is Kind.KERNELS and not keep & set(op.makes):
-            found[index] = max((max(u, found[u]) for s in op.makes for u in users.get(s, ())), default=-1)
-    return found
-
-
 def _last_makers(ops: Sequence[Op], storages: frozenset[int]) -> int:
     return max(index for index, op in enumerate(ops) if storages & set(op.makes))
 
 
-def _last_reach(flow: Dataflow, ops: Sequence[Op], reach: Sequence[int], primal: fx.Node) -> int:
-    """The last op that reads a parameter, or that computing a reader again can lead to."""
+def _readers(flow: Dataflow, ops: Sequence[Op], primal: fx.Node) -> list[int]:
+    """The ops that read a parameter, ascending."""
     own = frozenset(_of(flow, primal))
-    readers = [i for i, op in enumerate(ops) if any(own & set(flow.reads[n]) for n in op.nodes if n in flow.reads)]
-    return max((max(i, reach[i]) for i in readers), default=-1)
+    return [i for i, op in enumerate(ops) if any(own & set(flow.reads[n]) for n in op.nodes if n in flow.reads)]

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from remat_ir import Compute, Free, InvalidPlan, Plan
+from remat_ir import Compute, Free, Plan
 
 from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless, tensors
@@ -41,9 +41,6 @@ def lower(step: Operations, plan: Plan, update: Update | None = None) -> Lowered
 
     Args:
         update: takes the position of a parameter among the primals, and its gradient, which is then gone.
-
-    Raises:
-        InvalidPlan: it computes from a parameter after its update.
     """
     return _Lowering(step, plan, update).run()
 
@@ -76,7 +73,6 @@ def replay(state: torch.Tensor, device: str, target: Callable[..., Any], /, *arg
 class _Lowering:
     def __init__(self, step: Operations, plan: Plan, update: Update | None) -> None:
         self.step, self.flow, self.update = step, step.flow, update
-        self.updated: dict[int, str] = {}
         self.computes = [s for s in plan.steps if isinstance(s, Compute)]
         assert all(isinstance(s, Compute | Free) for s in plan.steps)
         self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
@@ -166,7 +162,6 @@ class _Lowering:
         result = self.flow.backward_results[position]
         made = into.call(self.update, (position, self._get(into, result)), {}, primal.name + "_update")
         into.pinned.add(made)
-        self.updated.update(dict.fromkeys(self.flow.storages_of[primal], primal.name))
 
     def _replayed(self, node: fx.Node) -> bool:
         return self.times[self._op_of(node)] > 1
@@ -182,9 +177,6 @@ class _Lowering:
         into.states[node] = state
 
     def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:
-        late = [self.updated[s] for s in self.flow.reads[node] if s in self.updated]
-        if late:
-            raise InvalidPlan(f"{node.name} reads {late[0]} after its update")
         into.forget(self.flow.makes[node])
         variant = stateless(node) if again and into is self.backward else None
         taken = [node.args[i] for i in variant[1]] if variant else node.args

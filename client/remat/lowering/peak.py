@@ -123,7 +123,7 @@ def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) ->
         seen.add(index)
         if op.kind is Kind.KERNELS:
             found += [_kernel(step, op, node, again, position > turn, measured[node]) for node in op.nodes]
-        else:
+        elif op.kind is not Kind.BEFORE_UPDATE:
             needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE)
             takes = step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
             found.append(_Run(op.reads, op.makes, needed, takes, turn=op.kind is Kind.TURN))

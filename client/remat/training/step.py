@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from remat_ir import Graph, Plan, plan_of
-from remat_ir.plan import without_unread
+from remat_ir import Graph, Plan
 
 from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow, tensors
@@ -53,8 +52,6 @@ class TrainingStep:
         """The step by a plan, which must have passed the verifier on `graph`."""
         made: list[Lowered] = []
         release = self.release if self.operations.updates else None
-        if release is not None:  # what serves nothing may come after the update of what it reads
-            plan = plan_of(self.graph, without_unread(self.graph, plan.computes))
 
         def partition(joint: Any, inputs: Any, *, num_fwd_outputs: int, **_: Any) -> tuple[Any, Any]:
             made.append(lower(self.operations, plan, None if release is None else release.update))

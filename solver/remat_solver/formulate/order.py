@@ -113,7 +113,7 @@ def add_each_runs(builder: Builder, columns: Columns, pinned: Booleans) -> None:
 
 
 def add_consumed(builder: Builder, columns: Columns, graph: Graph) -> None:
-    """R[s,j] + R[s′,c] over the stages s′ before s ≤ 1 for each reader j of what c consumes: c is behind j in a stage."""
+    """R[s,j] + R[s′,c] over the stages s′ before s ≤ 1 for readers j of what c consumes: c is behind j in a stage."""
     for value in graph.consumes:
         *readers, consumer = graph.users[value]
         for reader in readers:

@@ -28,9 +28,9 @@ n ops, v values, e readings and b blocks at most:
     POOL_END
 
 ← X says that column X of a row leads there: it holds an index into `m` itself. What an op reads ends where the next
-op's `READS` points, its values end before the next op's `MAKES`, `LAST` is the last stage in which it may run, and a value's readers where the next value's `USERS`
-points: that is what the row behind the last op and the last value is for. So the i-th stage of an op is
-`m[m[o + STAGES] + STAGE * i]` with o = `m[OPS_AT] + op * OP`.
+op's `READS` points, its values end before the next op's `MAKES`, and a value's readers where the next value's `USERS`
+points: that is what the row behind the last op and the last value is for. `LAST` is the last stage in which an op may
+run. So the i-th stage of an op is `m[m[o + STAGES] + STAGE * i]` with o = `m[OPS_AT] + op * OP`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:
 
     The relaxation does not say when inside a coarse stage an op runs. Each is placed in the earliest stage in which a
     first computation or another recomputation there reads it, or in the latest such stage where the solution also
-    holds all that is read of it at the coarse stage's begin, or in the last stage in which it may. The sequence is complete and in order; whether it fits the
-    memory is not promised.
+    holds all that is read of it at the coarse stage's begin, but no later than it may. The sequence is complete and in
+    order; whether it fits the memory is not promised.
     """
     graph = view.graph
     extra: list[tuple[int, int]] = []

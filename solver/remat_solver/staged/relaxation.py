@@ -21,9 +21,9 @@ that point, so the program's optimum, and any bound on it, is a bound for the wh
         output of τ with S_{c,v} = 1 (there only because that computation kept it): together at most the capacity
 
 Fixed beforehand, all without loss: R = S = 0 where the op or value leads to no first computation in c or later (such a
-computation could be struck out of the plan); R = 0 for ops that may not run in c any more; S = 1 for kept values and for
-values of such ops that a first computation in c or later reads, since they cannot be made again. Because the cuts only choose which
-stages are told apart, any choice is valid; a finer one is tighter.
+computation could be struck out of the plan); R = 0 for ops that may not run in c any more; S = 1 for kept values and
+for values of such ops that a first computation in c or later reads, since they cannot be made again. Because the cuts
+only choose which stages are told apart, any choice is valid; a finer one is tighter.
 
 Coarse stage 0 has no variables: what it recomputes is not charged and what it holds at its end is free.
 The fine program, with one coarse stage per stage, is Checkmate's, equations 1 to 8, without its memory inside stages.
