@@ -192,7 +192,7 @@ def custom_name(node: fx.Node) -> str:
 def op_name(op: Op) -> str:
     """What to call an op: the module path of its first kernel, and the operators that it runs."""
     if op.kind in (Kind.TURN, Kind.BEFORE_UPDATE):
-        return op.kind.value
+        return str(op.kind.value)
     what = "+".join(_operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
     where = _compat.module_path(op.nodes[0])
     return f"{where}:{what}" if where else what
