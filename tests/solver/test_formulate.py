@@ -149,7 +149,7 @@ def test_collapse_keeps_all_that_is_of_use_not_what_is_live() -> None:
 def test_matrices_hold_any_set_of_recomputations(seed: int, ops: int, extra: list[tuple[int, int]]) -> None:
     graph = little_graph(seed, ops)
     view, stage_of = view_of(Problem(graph, 0)), stages(graph.ops)
-    chosen = {(stage, op) for stage, op in extra if op < stage < ops and not view.pinned[op]}
+    chosen = {(stage, op) for stage, op in extra if op < stage < ops and stage <= view.last_stage[op]}
     sequence = [op for stage in range(ops) for op in range(stage + 1) if op == stage or (stage, op) in chosen]
     lean = without_unread(graph, sequence)
     matrices = matrices_of(view, stage_of, sequence)

@@ -37,7 +37,7 @@ def _walk(graph: Graph, budget: int, moves: int, every: int, seed: int) -> None:
     free = [op for op in range(graph.ops - 1) if op not in pinned_ops(graph)]
     for number in range(moves if free else 0):
         op = rng.choice(free)
-        stage = rng.randrange(op + 1, graph.ops)
+        stage = rng.randint(op + 1, min(graph.ops - 1, graph.last_stage[op]))
         if runs_in(profile, op, stage):
             remove(profile, stage, op)
         elif len(current(profile)[0]) < 4 * graph.ops + 500:
