@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +108,23 @@ def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> N
     text = str(found)
     assert text.startswith("Net on a small one, batch 512")
     assert "a roofline of a small one" in text
+
+
+def test_gradients_that_are_released_need_less(table: Path) -> None:
+    options: dict[str, Any] = {"release_gradients": True, "planner": "greedy", "time_limit_s": 1}
+    found = remat.fit(make_model, str(table), optimizer="adamw", **options)
+    released = found.released
+    assert released is not None
+    assert released.plain_bytes < found.plain_bytes
+    assert released.least_bytes < found.least_bytes
+    assert released.step.update_peak_bytes < found.step.update_peak_bytes
+    assert released.largest_plain is not None
+    assert found.largest_plain is not None
+    assert released.largest_plain > found.largest_plain
+    assert all(row[1] in str(found) for row in released.rows)
+    assert "with gradients released as they are made" in str(found)
+    with pytest.raises(InvalidData, match="needs optimizer="):
+        remat.fit(make_model, str(table), **options)
 
 
 def test_what_cannot_fit_says_so(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_r_is_optimal_for_s(graph: Graph, data: st.DataObject) -> None:
         return {
             v
             for v, op in enumerate(graph.value_op)
-            if op < stage and (op in pinned or any(a <= stage <= b for a, b in retained[v]))
+            if op < stage and (op in pinned or any(a <= stage <= b and a < graph.ops for a, b in retained[v]))
         }
 
     for stage, row in enumerate(rows):

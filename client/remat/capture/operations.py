@@ -159,6 +159,14 @@ def to_graph(step: Operations, measured: Mapping[fx.Node, Measured], fixed_bytes
     return graph, tuple(storages)
 
 
+def returned_gradients(step: Operations) -> frozenset[int]:
+    """The storages of all gradients that a step returns."""
+    flow = step.flow
+    storages = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
+    storages |= {s for op in step.ops if op.kind is Kind.ACCUMULATE for s in op.makes}
+    return step.keep & storages
+
+
 def check_functional(names: Collection[str]) -> None:
     """Refuse names of operators, as "namespace::name", that torch does not know.
 

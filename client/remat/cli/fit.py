@@ -58,6 +58,9 @@ def fit(
     ],
     batch: BatchOption = None,
     optimizer: OptimizerOption = None,
+    release_gradients: Annotated[
+        bool, typer.Option("--release-gradients", help="Say also what it is with gradients released as they are made.")
+    ] = False,
     max_overhead: Annotated[
         float, typer.Option("--max-overhead", metavar="F", help="The most that the largest batch's plan may cost more.")
     ] = 1 / 3,
@@ -84,6 +87,7 @@ def fit(
         target("build").load(model),
         target("devices").target_of(device),
         optimizer=optimizer,
+        release_gradients=release_gradients,
         batch=batch,
         max_overhead=max_overhead,
         planner=asked_planner(base_url, local),
@@ -91,7 +95,9 @@ def fit(
         phase=phase,
     )
     if png is not None:
-        curve_picture(png, found.curve, found.plain_bytes, title=f"{found.step.name} on {found.step.target.name}")
+        others = () if found.released is None else (("gradients released", found.released.curve),)
+        title = f"{found.step.name} on {found.step.target.name}"
+        curve_picture(png, found.curve, found.plain_bytes, title=title, others=others)
     if as_json:
         print(json.dumps(_figures(found), allow_nan=False))
     else:
@@ -121,6 +127,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "largest_planned_batch": None if planned is None else planned.size,
         "largest_planned_overhead": None if planned is None else planned.overhead,
         "seconds": found.seconds,
+        "released": None if found.released is None else _figures(found.released),
     }
 
 

@@ -73,8 +73,15 @@ def memory_picture(
     _save(figure, axes, path)
 
 
-def curve_picture(path: Path, answers: Sequence[Answer], plain_bytes: int, *, title: str = "") -> None:
-    """Overhead over budget as a picture: plans, proved bounds, and the zone where no plan fits.
+def curve_picture(
+    path: Path,
+    answers: Sequence[Answer],
+    plain_bytes: int,
+    *,
+    title: str = "",
+    others: Sequence[tuple[str, Sequence[Answer]]] = (),
+) -> None:
+    """Overhead over budget as a picture: plans, proved bounds, the zone where no plan fits, other curves by name.
 
     Raises:
         InvalidData: matplotlib is not installed, or the file cannot be written.
@@ -87,6 +94,9 @@ def curve_picture(path: Path, answers: Sequence[Answer], plain_bytes: int, *, ti
         100 * ((answer.bound_ns or 0) / (answer.cost_ns or 1) * (1 + (answer.overhead or 0)) - 1) for answer in solved
     ]
     axes.plot(at, bounds, "_", color="gray", label="proved bound", markersize=10)
+    for name, curve in others:
+        known = sorted((a.budget_bytes / 2**20, 100 * a.overhead) for a in curve if a.overhead is not None)
+        axes.plot([size for size, _ in known], [overhead for _, overhead in known], "s--", label=name)
     bad = [answer.budget_bytes / 2**20 for answer in answers if answer.status.value == "infeasible"]
     if bad:
         axes.axvspan(0, max(bad), color="crimson", alpha=0.12, label="no plan fits")

@@ -56,6 +56,7 @@ class Fit:
         curve: plans at budgets from the least one to plain training.
         largest_plain, largest_planned: None where the batch of the function cannot be chosen.
         max_overhead: the most that the plan of the largest batch may cost more.
+        released: the same with gradients released as they are made, where that was asked for.
     """
 
     step: TargetStep
@@ -72,6 +73,7 @@ class Fit:
     largest_planned: Batch | None
     max_overhead: float
     seconds: float
+    released: Fit | None = None
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -109,8 +111,13 @@ class Fit:
         head = f"{self.step.name} on {device}"
         head += "" if self.batch is None else f", batch {self.batch}"
         head += "" if self.optimizer is None else f", {self.optimizer}"
-        wide = [max(len(row[i]) for row in self.rows) for i in range(2)]
-        lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {note}".rstrip() for name, value, note in self.rows]
+        rows = list(self.rows)
+        if self.released is not None:
+            there = {row[:2] for row in rows}
+            rows += [("with gradients released as they are made:", "", "")]
+            rows += [row for row in self.released.rows if row[2] != "there throughout" or row[:2] not in there]
+        wide = [max(len(row[i]) for row in rows if row[1]) for i in range(2)]
+        lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {note}".rstrip() for name, value, note in rows]
         return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s"])
 
 
@@ -119,6 +126,7 @@ def fit(
     device: str | Target,
     *,
     optimizer: str | None = None,
+    release_gradients: bool = False,
     batch: int | None = None,
     max_overhead: float = 1 / 3,
     planner: Planner | str | None = None,
@@ -133,6 +141,7 @@ def fit(
         make_model: returns `(model, args)` or `(model, args, kwargs)`; if it takes `batch`, the largest is looked for.
         device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
+        release_gradients: say also what it is with `release_gradients=True`, which needs an optimizer.
         batch: given to the function; None is its own default.
         max_overhead: the most that the plan of the largest batch may cost, as a share of plain training's time.
         planner: as for `remat.optimize`.
@@ -142,7 +151,8 @@ def fit(
         The figures; as text it is a table.
 
     Raises:
-        InvalidData: the device or the optimizer is not known, or the function does not give a model.
+        InvalidData: the device or the optimizer is not known, the function does not give a model, or its gradients
+            cannot be released.
         CaptureError: the step cannot be captured as one graph.
 
     Example:
@@ -157,11 +167,34 @@ def fit(
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005)
-    start = time.perf_counter()
+    given = {"optimizer": optimizer, "table": asked.profiles, "phase": phase}
 
-    def at(size: int | None) -> TargetStep:
-        return target_step(make_model, target, batch=size, optimizer=optimizer, table=asked.profiles, phase=phase)
+    def with_(release: bool) -> Fit:
+        def at(size: int | None) -> TargetStep:
+            return target_step(make_model, target, batch=size, release_gradients=release, **given)
 
+        return _fit(make_model, at, target, optimizer, batch, max_overhead, asked, options, phase)
+
+    found = with_(False)
+    if not release_gradients:
+        return found
+    phase("the same with gradients released")
+    released = with_(True)
+    return replace(found, released=released, seconds=found.seconds + released.seconds)
+
+
+def _fit(
+    make_model: Callable[..., Any],
+    at: Callable[[int | None], TargetStep],
+    target: Target,
+    optimizer: str | None,
+    batch: int | None,
+    max_overhead: float,
+    asked: Any,
+    options: SolveOptions,
+    phase: Callable[[str], None],
+) -> Fit:
+    start, time_limit_s = time.perf_counter(), options.time_limit_s
     first = at(batch)
     graph, memory = first.graph, target.usable_bytes
     phase("looking for the least budget")

@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from remat_ir import Graph, InvalidData, Plan, plain_plan, recomputed
 
+from ..capture.operations import returned_gradients
 from ..device import NAMED, here
 from ..planning.profiles import ProfileTable
 from ..profiling.optimizers import UpdateMemory
@@ -85,6 +86,7 @@ def target_step(
     *,
     batch: int | None = None,
     optimizer: str | None = None,
+    release_gradients: bool = False,
     table: ProfileTable | None = None,
     phase: Callable[[str], None] = lambda _: None,
 ) -> TargetStep:
@@ -95,11 +97,13 @@ def target_step(
         device: the device that the step is for; None: this machine's accelerator if there is one, else its CPU, and
             kernels are measured there, one by one.
         optimizer: the name of a class of `torch.optim`, in any case; its state counts as fixed bytes.
+        release_gradients: each parameter is updated inside the backward pass, and its gradient freed.
         table: of measured costs.
         phase: called with what is done from now on.
 
     Raises:
-        InvalidData: the device is not known, or the function does not give a model and a call of it.
+        InvalidData: the device is not known, or the function does not give a model and a call of it, or its gradients
+            cannot be released.
         CaptureError: the step cannot be captured as one graph.
     """
     target = None if device is None else target_of(device)
@@ -110,7 +114,7 @@ def target_step(
         start = time.perf_counter()
         built: Built = build(make_model, place, batch)
         seconds["build"] = time.perf_counter() - start
-        job = Job(optimizer_of(built.model, optimizer))
+        job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
         return _captured(built, target, job, table, phase, seconds)
 
 
@@ -160,8 +164,11 @@ def _captured(
 
     pricing = modelled if target else None
     extra = job.fixed(built.model)
-    step = training_step(built.model, built.args, built.kwargs, table=table, extra=extra, price=pricing, phase=phase)
+    how: dict[str, Any] = {"table": table, "extra": extra, "price": pricing, "phase": phase, "release": job.release}
+    step = training_step(built.model, built.args, built.kwargs, **how)
     update = job.update()
+    if job.releases and not returned_gradients(step.operations):
+        update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
     seconds["price"] = step.profiled.seconds
     seconds["capture"] = time.perf_counter() - start - seconds["price"]
     if target is None:

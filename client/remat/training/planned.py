@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import fx
-
 from remat_ir import Answer
 
 from ..capture.guards import Holders
-from ..capture.operations import Kind
+from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
 from ..planning.coordinator import Pending
 from .job import Job
@@ -67,10 +65,7 @@ class Planned:
     def gradient_bytes(self) -> int:
         """Of all gradients that the step returns."""
         operations = self.step.operations
-        flow = operations.flow
-        storages = {s for n in flow.backward_results if isinstance(n, fx.Node) for s in flow.storages_of[n]}
-        storages |= {s for op in operations.ops if op.kind is Kind.ACCUMULATE for s in op.makes}
-        return sum(operations.sizes[s] for s in storages & operations.keep)
+        return sum(operations.sizes[s] for s in returned_gradients(operations))
 
     @property
     def update_peak_bytes(self) -> int:
