@@ -167,7 +167,7 @@ def fit(
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005)
-    given = {"optimizer": optimizer, "table": asked.profiles, "phase": phase}
+    given: dict[str, Any] = {"optimizer": optimizer, "table": asked.profiles, "phase": phase}
 
     def with_(release: bool) -> Fit:
         def at(size: int | None) -> TargetStep:
