@@ -112,7 +112,7 @@ def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> N
 
 def test_gradients_that_are_released_need_less(table: Path) -> None:
     options: dict[str, Any] = {"release_gradients": True, "planner": "greedy", "time_limit_s": 1}
-    found = remat.fit(make_model, str(table), optimizer="adamw", **options)
+    found = remat.fit(make_model, str(table), optimizer="adamw", batch=4, **options)  # gradients are the peak
     released = found.released
     assert released is not None
     assert released.plain_bytes < found.plain_bytes
@@ -120,7 +120,7 @@ def test_gradients_that_are_released_need_less(table: Path) -> None:
     assert released.step.update_peak_bytes < found.step.update_peak_bytes
     assert released.largest_plain is not None
     assert found.largest_plain is not None
-    assert released.largest_plain > found.largest_plain
+    assert released.largest_plain >= found.largest_plain
     assert all(row[1] in str(found) for row in released.rows)
     assert "with gradients released as they are made" in str(found)
     with pytest.raises(InvalidData, match="needs optimizer="):
