@@ -13,7 +13,7 @@ from .compare import Finding
 TITLES = {
     "modules": (
         "Modules",
-        "every module of torch's own `module_db`, in train mode, by inputs spread over those that torch has for it",
+        "modules, all of torch's own `module_db`, in train mode, by inputs spread over those that torch has for it",
     ),
     "operators": (
         "Operators",
