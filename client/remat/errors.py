@@ -48,6 +48,16 @@ class CaptureError(RematError):
     Attributes:
         stages_may_do: whether the same modules, run as they are stage by stage, may train by a chain plan.
         raised_by_the_code: whether the module's own code raises for these inputs.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> try:
+        ...     with torch.no_grad():
+        ...         remat.optimize(model, x, budget="1GiB", planner="greedy")
+        ... except CaptureError as error:
+        ...     print(error)
+        gradients are disabled: capture a training step outside of torch.no_grad()
     """
 
     def __init__(self, message: str, *, stages_may_do: bool = False, raised_by_the_code: bool = False) -> None:
@@ -56,11 +66,34 @@ class CaptureError(RematError):
 
 
 class PlanMismatch(RematError):
-    """A plan file holds no plan for the step at hand: another graph, or other fixed bytes than the budget allows."""
+    """A plan file holds no plan for the step at hand: another graph, or other fixed bytes than the budget allows.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/plan.json"
+        >>> remat.save_plans(remat.optimize(model, x, budget="100%", planner="greedy"), path)
+        >>> try:
+        ...     remat.optimize(torch.nn.Linear(8, 8), x, plan=path)
+        ... except PlanMismatch:
+        ...     print("planned for another step")
+        planned for another step
+    """
 
 
 class PlanningError(RematError):
-    """There is no plan to run; `answer` says how the solve ended."""
+    """There is no plan to run; `answer` says how the solve ended.
+
+    Example:
+        >>> from remat_ir import Status
+        >>> from remat.planning.planner import plan_or_raise
+        >>> try:
+        ...     plan_or_raise(Answer(Status.NOTHING_FOUND, "auto", 100, least_budget_bytes=120))
+        ... except PlanningError as error:
+        ...     print(error.answer.least_budget_bytes)
+        120
+    """
 
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message)
@@ -68,15 +101,47 @@ class PlanningError(RematError):
 
 
 class BudgetTooSmall(PlanningError):
-    """No plan fits the budget, and that is proved."""
+    """No plan fits the budget, and that is proved.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 120)
+        >>> from remat.planning.planner import plan_or_raise, planner_for
+        >>> try:
+        ...     plan_or_raise(planner_for("greedy").plan(problem))
+        ... except BudgetTooSmall as error:
+        ...     print(error.answer.least_budget_bytes)
+        150
+    """
 
 
 class NothingFound(PlanningError):
-    """No plan was found in the time given, and none was proved impossible."""
+    """No plan was found in the time given, and none was proved impossible.
+
+    Example:
+        >>> from remat_ir import Status
+        >>> from remat.planning.planner import plan_or_raise
+        >>> try:
+        ...     plan_or_raise(Answer(Status.NOTHING_FOUND, "auto", 100, limit="time"))
+        ... except NothingFound as error:
+        ...     print(error.answer.limit)
+        time
+    """
 
 
 class ServiceError(RematError):
-    """The service did not give a usable answer."""
+    """The service did not give a usable answer.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
+        >>> import remat
+        >>> try:
+        ...     remat.ServicePlanner("http://127.0.0.1:9").plan(problem)
+        ... except ServiceError as error:
+        ...     print(type(error).__name__)
+        Unreachable
+    """
 
     def __init__(self, message: str, *, request_id: str | None = None) -> None:
         super().__init__(message if request_id is None else f"{message} (request {request_id})")

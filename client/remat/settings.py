@@ -24,7 +24,12 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 
 @dataclass(frozen=True)
 class Settings:
-    """What the client needs to know of its surroundings; the key never shows in a repr."""
+    """What the client needs to know of its surroundings; the key never shows in a repr.
+
+    Example:
+        >>> Settings("http://127.0.0.1:8750", Path("cache"), offline=True).service_url is None
+        True
+    """
 
     base_url: str | None
     cache_dir: Path

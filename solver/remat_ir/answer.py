@@ -129,6 +129,13 @@ class Answer:
         claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who.
         chain_cost_ns: the cost of the best persistent chain schedule found (RR-9302), where `auto` has planned a graph
             whose network is linear and one fits: a baseline for the plan; None elsewhere.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of, plain_plan
+        >>> problem = Problem(graph_of([1, 2], [4, 8], [[], [0]]), 12)
+        >>> answer = Answer.of_plan(problem, plain_plan(problem.graph), method="greedy")
+        >>> answer.ending, answer.overhead, answer.peak_bytes
+        ('optimal', 0.0, 12)
     """
 
     status: Status

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 
 class RematError(Exception):
-    """Something that remat refuses, in one line that says what and where."""
+    """Something that remat refuses, in one line that says what and where.
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> try:
+        ...     graph_of([-1], [4], [[]])
+        ... except RematError as error:
+        ...     print(error)
+        op 0: cost_ns must not be negative
+    """
 
 
 class InvalidData(RematError, ValueError):

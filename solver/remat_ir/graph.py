@@ -73,6 +73,11 @@ class Graph:
 
     Raises:
         InvalidData: naming the op or value index that is wrong.
+
+    Example:
+        >>> graph = graph_of([1, 2], [4, 8], [[], [0]])
+        >>> graph.ops, graph.total_cost_ns
+        (2, 3)
     """
 
     op_cost_ns: tuple[int, ...]

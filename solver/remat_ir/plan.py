@@ -79,7 +79,13 @@ _NAMES: dict[type, str] = {verb: name for name, verb in _VERBS.items()}
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one training step, in order (`remat-plan/1`)."""
+    """The steps of one training step, in order (`remat-plan/1`).
+
+    Example:
+        >>> from remat_ir import graph_of, plain_plan
+        >>> plain_plan(graph_of([1, 2], [4, 8], [[], [0]])).computes
+        (0, 1)
+    """
 
     steps: tuple[Step, ...]
 

@@ -32,6 +32,11 @@ class Problem:
 
     Raises:
         InvalidData: the budget is not an integer from 0 to 2^53.
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> Problem(graph_of([1, 2], [4, 8], [[], [0]]), 12).budget_bytes
+        12
     """
 
     subject: Subject

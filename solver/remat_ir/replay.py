@@ -37,6 +37,12 @@ def replay(graph: Graph, plan: Plan) -> Iterator[Moment]:
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
+
+    Example:
+        >>> from remat_ir import graph_of, plain_plan
+        >>> graph = graph_of([1, 2], [4, 8], [[], [0]])
+        >>> [moment.peak_bytes for moment in replay(graph, plain_plan(graph)) if moment.op is not None]
+        [4, 12]
     """
     state = _State(graph)
     for i, step in enumerate(plan.steps):

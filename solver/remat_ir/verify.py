@@ -24,6 +24,12 @@ def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
+
+    Example:
+        >>> from remat_ir import graph_of, plain_plan
+        >>> graph = graph_of([1, 2], [4, 8], [[], [0]])
+        >>> verify(Problem(graph, 12), plain_plan(graph))
+        Verdict(cost_ns=3, peak_bytes=12)
     """
     subject, limit = problem.subject, problem.capacity_bytes
     cost, peak = 0, subject.fixed_bytes

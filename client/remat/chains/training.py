@@ -121,6 +121,13 @@ def checkpoint_sequential(
 
     Raises:
         ValueError: neither a budget nor segments, or options without a budget.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8, requires_grad=True)
+        >>> checkpoint_sequential(model, 2, x).sum().backward()
+        >>> x.grad.shape
+        torch.Size([4, 8])
     """
     asking = solve_options(checkpoint_sequential, PlanFields, options, fields)
     if budget is None and asking != DEFAULT:

@@ -27,7 +27,12 @@ U = TypeVar("U")
 
 
 class RanksDiffer(RematError):
-    """The ranks of a job do not train the same step: their graphs or budgets are not equal."""
+    """The ranks of a job do not train the same step: their graphs or budgets are not equal.
+
+    Example:
+        >>> str(RanksDiffer("rank 1 trains another graph"))
+        'rank 1 trains another graph'
+    """
 
 
 class RankPlanner(CoordinatedPlanner):

@@ -58,6 +58,10 @@ class UnitBytes:
 
     Raises:
         InvalidData: not sizes.
+
+    Example:
+        >>> UnitBytes(peak="1GiB", held="100MiB").held
+        '100MiB'
     """
 
     peak: int | str

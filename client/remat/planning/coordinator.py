@@ -37,6 +37,11 @@ class Coordinator(Protocol):
     """What is agreed on among the processes of a job: costs, numbers, answers, and when a better plan takes over.
 
     Every process makes the same calls in the same order. With one process nothing is said: see `OneProcess`.
+
+    Example:
+        >>> alone: Coordinator = OneProcess()
+        >>> alone.in_step, alone.most([3, 1])
+        (False, [3, 1])
     """
 
     @property
@@ -100,7 +105,12 @@ class Coordinator(Protocol):
 
 
 class OneProcess:
-    """The coordinator of a job that is one process, or whose processes plan each for itself."""
+    """The coordinator of a job that is one process, or whose processes plan each for itself.
+
+    Example:
+        >>> OneProcess().least([3, 1])
+        [3, 1]
+    """
 
     in_step = False
 

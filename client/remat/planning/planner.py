@@ -33,7 +33,12 @@ log = logging.getLogger("remat")
 
 @runtime_checkable
 class Planner(Protocol):
-    """Anybody who answers problems."""
+    """Anybody who answers problems.
+
+    Example:
+        >>> isinstance(GreedyPlanner(), Planner)
+        True
+    """
 
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
@@ -112,6 +117,14 @@ class CoordinatedPlanner:
     Attributes:
         asked: who is asked, in one of the processes and without a word to the others.
         profiles: the table that all processes see.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
+        >>> from remat.planning.profiles import DiskProfiles
+        >>> from pathlib import Path
+        >>> CoordinatedPlanner(GreedyPlanner(), DiskProfiles(Path("profiles"))).plan(problem).cost_ns
+        2
     """
 
     def __init__(self, asked: Planner, profiles: ProfileTable, coordinator: Coordinator | None = None) -> None:
@@ -164,6 +177,12 @@ def planner_for(
 
     Raises:
         InvalidData: neither a planner nor one of these words, or "local" without a solver.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
+        >>> planner_for("greedy").plan(problem).ending
+        'optimal'
     """
     if isinstance(planner, CoordinatedPlanner):
         return planner if profiles is None else CoordinatedPlanner(planner.asked, profiles, planner.coordinator)

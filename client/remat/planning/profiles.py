@@ -24,14 +24,26 @@ log = logging.getLogger("remat")
 
 
 class Profile(NamedTuple):
-    """What one op costs: its time in ns, and the bytes that live only while it runs."""
+    """What one op costs: its time in ns, and the bytes that live only while it runs.
+
+    Example:
+        >>> Profile(cost_ns=1000, workspace_bytes=0).cost_ns
+        1000
+    """
 
     cost_ns: int
     workspace_bytes: int
 
 
 class ProfileTable(Protocol):
-    """Profiles by device (kind and library versions) and op signature."""
+    """Profiles by device (kind and library versions) and op signature.
+
+    Example:
+        >>> import tempfile
+        >>> table: ProfileTable = DiskProfiles(Path(tempfile.mkdtemp()))
+        >>> table.put("cpu", {"mm 8x8": Profile(1000, 0)})["mm 8x8"].cost_ns
+        1000
+    """
 
     def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
         """Those of the signatures that are known on the device."""

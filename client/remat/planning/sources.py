@@ -33,7 +33,14 @@ OnProgress = Callable[[Progress], None]
 
 
 class GreedyPlanner:
-    """The client's own greedy plan: always there, fast, nothing proved."""
+    """The client's own greedy plan: always there, fast, nothing proved.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
+        >>> GreedyPlanner().plan(problem).cost_ns
+        2
+    """
 
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
@@ -48,6 +55,12 @@ class LocalPlanner:
 
     Raises:
         InvalidData: none is installed, or it cannot be loaded.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
+        >>> LocalPlanner().plan(problem).ending
+        'optimal'
     """
 
     def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
@@ -91,6 +104,10 @@ class ServicePlanner:
     Args:
         transport: what carries the requests; tests plug the real application in here, in-process.
         patience_s: seconds beyond the time limit for which it is waited for.
+
+    Example:
+        >>> ServicePlanner("http://127.0.0.1:8750", api_key="secret")
+        ServicePlanner('http://127.0.0.1:8750')
     """
 
     def __init__(

@@ -123,7 +123,14 @@ def install(model: nn.Module, make_plan: MakePlan, **settings: Any) -> Remateria
 
 
 def disable(model: M) -> M:
-    """Undo `enable`; the module trains without plans again."""
+    """Undo `enable`; the module trains without plans again.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> disable(remat.enable(model, budget="100%", planner="greedy")) is model
+        True
+    """
     forward = model.__dict__.get("forward")
     if isinstance(forward, PlannedForward):
         del model.__dict__["forward"]

@@ -59,6 +59,14 @@ class Rematerialized(nn.Module):
         self_check: whether the first step of each plan measures its peak: see `remat.training.selfcheck`.
         most_plans: how many kinds of calls keep their plan; beyond, the one used least lately is planned anew.
         run: what of the module is planned: all of it, or its forward without the hooks around it.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> trained = remat.optimize(model, x, budget="100%", planner="greedy")
+        >>> trained(x).sum().backward()
+        >>> len(trained.plans), model[0].weight.grad is not None
+        (1, True)
     """
 
     original: nn.Module

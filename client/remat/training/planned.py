@@ -32,6 +32,13 @@ class Planned:
             none that is better.
         job: what is there next to the step, and steps the parameters.
         gradients: whether gradients were there when it was planned, where its budget holds for such calls only.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> planned = remat.optimize(model, x, budget="100%", planner="greedy").plan_for((x,))
+        >>> planned.answer.overhead, planned.predicted_bytes <= planned.answer.budget_bytes
+        (0.0, True)
     """
 
     step: TrainingStep
