@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ import remat
 from client.small_models import Mlp, numbers
 from remat import _compat
 from remat.capture.dataflow import dataflow, tensors
+from remat.capture.operations import Measured
 from remat.capture.trace import capture
+from remat.planning.profiles import DiskProfiles, Profile
 from remat.profiling import profile
 from remat.training.step import training_step
 
@@ -133,3 +136,28 @@ def test_what_is_measured_where_inputs_are_not_as_the_metadata_say(name: str, ca
             step = training_step(module, (x,), {})
     assert "native_batch_norm_backward.default) refuses made-up inputs" in caplog.text
     assert not step.profiled.neighbours
+
+
+def test_costs_that_no_device_has_are_measured_here(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A table that says that kernels are free is not believed; what is measured stands from then on."""
+    captured = capture(Mlp(16), (numbers(8, 16),), {})
+    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    table, device = DiskProfiles(tmp_path), profile.device_kind(kernels)
+    table.put(device, {profile.signature(node): Profile(0, 0) for node in kernels})
+    measured = profile.profile_kernels(kernels, table)
+    assert measured.shared == 0
+    assert all(kernel.cost_ns >= profile.CALL_NS for kernel in measured.kernels.values())
+    assert "less than any device needs" in caplog.text
+    again = profile.profile_kernels(kernels, table)
+    assert again.shared == again.signatures
+    assert again.kernels == measured.kernels
+
+
+def test_no_memory_is_written_so_fast() -> None:
+    """The floor of a kernel's cost grows with what it makes."""
+    captured = capture(Mlp(16), (numbers(8, 16),), {})
+    node = dataflow(captured.joint, captured.forward_outputs).kernels[0]
+    node.meta["val"] = torch.empty(2**31, device="meta")
+    least = profile.CALL_NS + 2**33 // profile.MOST_BYTES_PER_NS
+    told = {"less": Measured(least - 1, 0), "enough": Measured(least, 0)}
+    assert list(profile.believed(told, {key: [node] for key in told})) == ["enough"]

@@ -125,3 +125,17 @@ def test_each_planner_has_its_table(tmp_path: Path) -> None:
     assert isinstance(planner_for("greedy", given=here).profiles, DiskProfiles)
     assert isinstance(planner_for("http://127.0.0.1:9", given=here).profiles, SharedProfiles)
     assert isinstance(planner_for(ServicePlanner("http://127.0.0.1:9"), given=here).profiles, SharedProfiles)
+
+
+def test_a_profile_of_the_service_is_held_against_what_is_measured_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten times more or less than here is another device; beyond that ours counts, on disk too, where it was before."""
+    rows = {"free": [0, 0], "late": [10**12, 0], "small": [2_000, 0], "fine": [9_000, 2**20]}
+    measured = dict.fromkeys(rows, Profile(2_000, 0)) | {"small": Profile(2_000, 2**30)}
+    with lying(table_of(rows)) as server:
+        table = shared(server.url, tmp_path)
+        assert table.get("cpu", ["free"]) == {"free": Profile(0, 0)}
+        assert table.put("cpu", measured) == measured | {"fine": Profile(9_000, 2**20)}
+    assert "of 3 such kernels our own count" in caplog.text
+    assert DiskProfiles(tmp_path).get("cpu", ["free", "late"]) == {"free": Profile(2_000, 0), "late": Profile(2_000, 0)}

@@ -12,20 +12,21 @@ import pytest
 from sqlalchemy import select, true, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
-from remat_service.errors import Conflict
 from remat_service.requests import cancel, completion, housekeeping, submit
 from remat_service.solving import claim
 from remat_service.solving.monitor import Monitor
 from remat_service.solving.record import SolveRecord
+from remat_service.storage.cache_key import Keys
 from remat_service.storage.snapshot import SnapshotReader
 from remat_service.storage.tables import requests, solves
 from remat_service.storage.verifier import Verifier
 from service.simulation.invariants import Broken
 from service.simulation.machine import simulate
 from service.simulation.problems import problems
+from service.simulation.scenarios import scene
 from service.simulation.world import World
 
-_QUICK, _MANY = 5, 10_000
+_QUICK, _MANY, _SCENES = 5, 10_000, 10
 _LIMIT_S = float(os.environ.get("REMAT_SIMULATION_S", "240"))
 
 
@@ -96,20 +97,16 @@ async def _no_heartbeat(self: Monitor) -> None:
         await self._review()
 
 
-async def _split_join(self: Any, looked: Any, start_plan_id: str | None) -> str:
+async def _split_join(self: submit.Submission, keys: Keys) -> str | None:
     """The join in one transaction, the request in the next."""
-    row = self._keyed_row(looked.keys)
+    row = self._keyed_row(keys)
     async with self.context.database.write() as connection:
-        solve_id = await self._join(connection, looked.keys)
+        solve_id = await self._join(connection, keys)
+    if solve_id is None:
+        return None
     async with self.context.database.write() as connection:
-        if solve_id is None:
-            await self._check_capacity(connection)
-            await self.context.store.put_graph(connection, looked.keys, looked.net)
-            solve_id = await self._new_solve(connection, looked, start_plan_id)
-            if solve_id is None:
-                raise Conflict("another came first")
-        await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "miss"}))
-    self.context.notifier.notify("queue")
+        await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "joined"}))
+    self.context.notifier.notify(solve_id)
     return str(row["id"])
 
 
@@ -145,33 +142,40 @@ def _spent_nothing(self: SolveRecord) -> float:
     return 0.0
 
 
+def _leaves_all(m: pytest.MonkeyPatch) -> None:
+    for module in (cancel, completion, housekeeping):
+        m.setattr(module, "end_if_unwanted", _end_for_all)
+
+
 _Break = Callable[[pytest.MonkeyPatch], None]
-MUTANTS: dict[str, _Break] = {
-    "fence off": lambda m: m.setattr(SolveRecord, "write", _unfenced),
-    "lease not renewed": lambda m: m.setattr(Monitor, "watch", _no_heartbeat),
-    "join not atomic": lambda m: m.setattr(submit.Submission, "_queue", _split_join),
-    "quota unchecked": lambda m: m.setattr(submit, "check_quota", _no_quota),
-    "live workers taken for dead": lambda m: m.setattr(claim, "silent", lambda context: true()),
-    "one who leaves ends it for all": lambda m: (
-        [m.setattr(module, "end_if_unwanted", _end_for_all) for module in (cancel, completion, housekeeping)] and None
-    ),
-    "plans believed": lambda m: m.setattr(Verifier, "verify", _believe),
-    "retries forgotten": lambda m: m.setattr(submit.Submission, "_earlier", _no_retry),
-    "answers for any tenant": lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant),
-    "time not counted": lambda m: m.setattr(SolveRecord, "end", _spent_nothing),
-}
+_STOLEN = "which works on it"
+MUTANTS: dict[str, tuple[_Break, str, str]] = {
+    "fence off": (lambda m: m.setattr(SolveRecord, "write", _unfenced), "takeover", "written past the fence"),
+    "lease not renewed": (lambda m: m.setattr(Monitor, "watch", _no_heartbeat), "leases", _STOLEN),
+    "live workers taken for dead": (lambda m: m.setattr(claim, "silent", lambda context: true()), "leases", _STOLEN),
+    "join not atomic": (
+        lambda m: m.setattr(submit.Submission, "_join_flight", _split_join), "joins", "clients wait"),
+    "quota unchecked": (lambda m: m.setattr(submit, "check_quota", _no_quota), "quotas", "queued of 2"),
+    "one who leaves ends it for all": (_leaves_all, "leaving", "1 clients wait"),
+    "plans believed": (lambda m: m.setattr(Verifier, "verify", _believe), "lies", "first computed before"),
+    "retries forgotten": (lambda m: m.setattr(submit.Submission, "_earlier", _no_retry), "retries", "1 clients wait"),
+    "answers for any tenant": (
+        lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant), "tenants", "reads another's answer"),
+    "time not counted": (lambda m: m.setattr(SolveRecord, "end", _spent_nothing), "effort", "time was unspent"),
+}  # fmt: skip
+"""What is broken, the scene that leads there, and the invariant that must say so."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)
+def _play(name: str) -> None:
+    for number in range(_SCENES):
+        scene(number, name)
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_what_is_broken_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each mutant of the service breaks an invariant within a few seeds."""
-    MUTANTS[name](monkeypatch)
-    with pytest.raises((Broken, InvalidPlan)):
-        _some(60)
-
-
-def _some(seeds: int) -> None:
-    for number in range(seeds):
-        simulate(number, shrink=False)
+    """Each mutant of the service breaks the invariant that it is about, in a scene that holds without it."""
+    apply, which, what = MUTANTS[name]
+    scene(0, which)
+    apply(monkeypatch)
+    with pytest.raises((Broken, InvalidPlan), match=what):
+        _play(which)

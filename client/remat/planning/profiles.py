@@ -22,6 +22,9 @@ FORMAT = "remat-profile/1"
 
 log = logging.getLogger("remat")
 
+_APART, _NOISE_NS, _NOISE_BYTES = 10, 100, 2**20
+"""What stands is believed up to ten times more or less than what was measured here, and whatever is below the noise."""
+
 
 class Profile(NamedTuple):
     """What one op costs: its time in ns, and the bytes that live only while it runs.
@@ -70,15 +73,18 @@ class DiskProfiles(ProfileTable):
         return {signature: profile for signature, profile in found.items() if profile is not None}
 
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-        """Write what is new; what now stands. A folder that cannot be written leaves the caller's own standing."""
+        """Write what is new, or `apart` from what stands; what now stands.
+
+        A folder that cannot be written leaves the caller's own standing.
+        """
         stands: dict[str, Profile] = {}
         for signature, offered in sorted(profiles.items()):
             profile = Profile(*offered)
             known = self._read(device, signature)
-            if known is None:
-                self._write(device, signature, profile)
+            if known is None or apart(known, profile):
+                self._write(device, signature, profile, replace_existing=known is not None)
                 known = self._read(device, signature)
-            stands[signature] = known or profile
+            stands[signature] = profile if known is None or apart(known, profile) else known
         return stands
 
     def _path(self, device: str, signature: str) -> Path:
@@ -100,18 +106,20 @@ class DiskProfiles(ProfileTable):
             return None
         return profile
 
-    def _write(self, device: str, signature: str, profile: Profile) -> None:
+    def _write(self, device: str, signature: str, profile: Profile, replace_existing: bool) -> None:
         path = self._path(device, signature)
         text = json.dumps({"format": FORMAT, "device": device, "signature": signature, **profile._asdict()})
         with suppress(OSError):
-            if not write_whole(path, text.encode(), replace_existing=False) and self._read(device, signature) is None:
+            written = write_whole(path, text.encode(), replace_existing=replace_existing)
+            if not written and self._read(device, signature) is None:
                 write_whole(path, text.encode())
 
 
 class SharedProfiles(ProfileTable):
     """The service's table, with the disk behind it for when the service is away.
 
-    Where both know a signature the service's profile counts: that is the one other jobs have.
+    Where both know a signature the service's profile counts: that is the one other jobs have. Where a kernel has been
+    measured here and the service's profile is `apart` from that, it is not believed: ours counts, and the log warns.
     """
 
     def __init__(self, http: Http, disk: DiskProfiles) -> None:
@@ -145,7 +153,28 @@ class SharedProfiles(ProfileTable):
         except ServiceError as error:
             log.warning("the profile table is out of reach, this machine's own is used: %s", error)
             return self.disk.put(device, profiles)
-        return {signature: stands.get(signature) or Profile(*offered) for signature, offered in profiles.items()}
+        own = {signature: Profile(*offered) for signature, offered in profiles.items()}
+        doubted = sorted(signature for signature, stood in stands.items() if apart(stood, own[signature]))
+        if doubted:
+            first = doubted[0]
+            log.warning(
+                "the profile table says %s of kernel %s, which measures %s here; of %d such kernels our own count",
+                tuple(stands[first]),
+                first,
+                tuple(own[first]),
+                len(doubted),
+            )
+        return {**own, **{signature: stood for signature, stood in stands.items() if signature not in doubted}}
+
+
+def apart(stands: Profile, measured: Profile) -> bool:
+    """Whether a profile cannot be that of a kernel that measures so here.
+
+    >>> apart(Profile(0, 0), Profile(2_000, 0)), apart(Profile(1_000, 0), Profile(2_000, 0))
+    (True, False)
+    """
+    pairs = zip(stands, measured, (_NOISE_NS, _NOISE_BYTES), strict=True)
+    return any(max(one, other) > _APART * min(one, other) + noise for one, other, noise in pairs)
 
 
 def valid(profile: Profile) -> bool:

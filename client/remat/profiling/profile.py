@@ -34,6 +34,9 @@ Make: TypeAlias = Callable[[], Callable[[], Any]]
 
 Given: TypeAlias = Mapping[fx.Node, torch.Tensor]
 
+CALL_NS, MOST_BYTES_PER_NS = 100, 50_000
+"""No call of a kernel takes less, and no memory is written faster: 50 TB/s is twice what caches of accelerators do."""
+
 
 class Table(Protocol):
     """Where measured kernels are shared: see `remat.planning.profiles`."""
@@ -109,8 +112,8 @@ def profile_kernels(
     known = {s: modelled_collective(n) for s, n in by_signature.items() if _compat.is_collective(n.target)}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
-        found = table.get(device, sorted(by_signature))
-        known |= _as_measured({s: m for s, m in found.items() if s in by_signature})
+        found = _as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
+        known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
     shared = sum(s in known for s in by_signature)
     fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
     unknown = {s: n for s, n in by_signature.items() if s not in known}
@@ -132,6 +135,26 @@ def profile_kernels(
         frozenset(n for n, s in signature_of.items() if s in fitted),
         frozenset(n for n, s in signature_of.items() if s in refused),
     )
+
+
+def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node]]) -> dict[str, Measured]:
+    """The profiles of a table that some device could have: a call takes its time, and so does writing what it makes.
+
+    The rest is measured here as if it were unknown, and the log warns.
+    """
+    fine = {s: m for s, m in found.items() if m.cost_ns >= _least_ns(nodes[s])}
+    if len(fine) < len(found):
+        log.warning(
+            "%d of %d costs in the profile table are less than any device needs; these kernels are measured here",
+            len(found) - len(fine),
+            len(found),
+        )
+    return fine
+
+
+def _least_ns(nodes: Sequence[fx.Node]) -> int:
+    made = [t for node in nodes for t in tensors(node.meta.get("val"))]
+    return CALL_NS + sum(t.numel() * t.element_size() for t in made) // MOST_BYTES_PER_NS
 
 
 def _as_measured(profiles: Mapping[str, Any]) -> dict[str, Measured]:

@@ -100,4 +100,8 @@ class Dispatcher:
 
     def _ended(self, solve_id: str, task: asyncio.Task[bool]) -> None:
         self._running.pop(solve_id, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # the database is in trouble: the next look is soon enough
+            log.error("a solve could not be claimed; trying again", solve=solve_id, error=str(error))
+            return
         self._context.notifier.notify("queue")

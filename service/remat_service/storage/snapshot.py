@@ -7,6 +7,7 @@ should the file be locked all the same, the pool is asked.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -199,16 +200,19 @@ _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 _NAMED = sqlite.dialect(paramstyle="named")
 
 
+@functools.cache
+def _text(query: Select[Any]) -> tuple[str, Mapping[str, object]]:
+    """A query and its constants, as SQLite's own reader takes them."""
+    statement = query.compile(dialect=_NAMED)
+    return str(statement), statement.params
+
+
 class SnapshotReader:
     """Looks; never writes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._own: sqlite3.Connection | None = None
-        compiled = [
-            (query, query.compile(dialect=_NAMED)) for query in (_SNAPSHOT, _ENDED_REQUEST, _IDEMPOTENCY_KEY, _GRAPH)
-        ]
-        self._texts = {query: (str(statement), statement.params) for query, statement in compiled}
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
@@ -239,7 +243,7 @@ class SnapshotReader:
                 if self._own is None:
                     path = self._database.engine.url.database or ":memory:"
                     self._own = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=0.0)
-                statement, constants = self._texts[query]
+                statement, constants = _text(query)
                 return self._own.execute(statement, {**constants, **named}).fetchone()
             except sqlite3.Error:
                 self.close()

@@ -24,6 +24,7 @@ class Children(Supervisor):
 
     Attributes:
         manners: of the next children, in order; after them, they work.
+        work_s: how long a child works, in seconds, by lot.
         alive: those that run.
     """
 
@@ -31,6 +32,7 @@ class Children(Supervisor):
         super().__init__(settings)
         self._dice = dice
         self.manners: list[str] = []
+        self.work_s: tuple[float, ...] = (0.05, 0.5, 2.0, 9.0)
         self.alive: list[SimulatedChild] = []
         self.misbehaved = 0
 
@@ -42,7 +44,7 @@ class Children(Supervisor):
         await asyncio.sleep(self._dice.uniform(0.0, 0.05))
         manner = self.manners.pop(0) if self.manners else "works"
         self.misbehaved += manner != "works"
-        child = SimulatedChild(manner, self._dice.choice((0.05, 0.5, 2.0, 9.0)), self.alive.remove)
+        child = SimulatedChild(manner, self._dice.choice(self.work_s), self.alive.remove)
         self.alive.append(child)
         return child
 

@@ -41,6 +41,18 @@ class Simulation(RuleBasedStateMachine):
         self.world.ask(tenant, problems()[which], method=method, time_limit_s=seconds, max_gap=gap, **limits)
         self._pass(0.01)
 
+    @rule(
+        tenant=st.sampled_from(TENANTS), which=st.integers(0, 6), method=st.sampled_from(METHODS),
+        several=st.integers(2, 6), seconds=st.sampled_from((0.5, 3.0)),
+    )  # fmt: skip
+    def crowd(self, tenant: str, which: int, method: str, several: int, seconds: float) -> None:
+        """Clients ask the same within some seconds: they join a solve at any moment of it, its end too."""
+        for _ in range(several):
+            after_s = self.world.dice.uniform(0.0, seconds)
+            limits = {"method": method, "time_limit_s": 3.0, "max_gap": 0.0}
+            self.world.ask(tenant, problems()[which], after_s, **limits)
+        self._pass(seconds)
+
     @rule(seconds=st.sampled_from((0.01, 0.1, 1.0, 6.0)))
     def wait(self, seconds: float) -> None:
         """Time passes."""

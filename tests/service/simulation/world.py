@@ -60,6 +60,7 @@ class Process:
         database = Database(
             settings.database_url.get_secret_value(), self.clock, partial(self.line.connect, world.path)
         )
+        database.engine.sync_engine.update_execution_options(compiled_cache=_COMPILED)
         self.children = Children(settings, world.dice)
         self.context: Context = build_context(settings, database, self.children)
         self.context.name = name
@@ -162,18 +163,17 @@ class World:
             if limits.get(name) is not None:
                 held[tenant_id] = int(limits[name] or 0)
 
-    def ask(self, tenant: str, known: Known, **limits: Any) -> None:
+    def ask(self, tenant: str, known: Known, after_s: float = 0.0, **limits: Any) -> None:
         """A client asks, and asks again where a server does not answer, until it has its answer."""
         self._keys += 1
         body = hashlib.sha256(repr((known.problem, sorted(limits.items()))).encode()).digest()
         ask = Ask(known.problem, body=body, **limits)
         retry = Retry(f"key-{self._keys}", body.hex())
-        self._client(self._asks(tenant, known, ask, retry))
+        self._client(self._asks(tenant, known, ask, retry, after_s))
 
     def cancel(self, request_id: str) -> None:
         """A client gives a request up."""
-        tenant = self.accepted[request_id][0]
-        self._client(self._reach(lambda context: cancel(context, self.callers[tenant], request_id)))
+        self._client(self._cancels(self.callers[self.accepted[request_id][0]], request_id))
 
     def peek(self, request_id: str) -> None:
         """The other tenant asks for it."""
@@ -187,7 +187,7 @@ class World:
                 for _ in range(self.dice.choice((0, 1, 1, 1, 1, 2))):
                     self.loop.call_later(self.dice.uniform(0.0, 0.05), process.context.notifier.notify_here, *keys)
 
-    async def settle(self) -> None:
+    async def settle(self, longest_s: float = _LONGEST_S) -> None:
         """Faults are over, and there is a server: everything ends, and every answer is right."""
         for process in self.processes:
             process.line.faults.clear()
@@ -195,7 +195,7 @@ class World:
             process.children.manners.clear()
         if not self.processes:
             await self.start()
-        until = self.loop.time() + _LONGEST_S
+        until = self.loop.time() + longest_s
         while self.loop.time() < until and self.eye.broken is None:
             await asyncio.sleep(1.0)
             if all(task.done() for task in self._clients) and self._all_ended():
@@ -263,8 +263,9 @@ class World:
                     pass
             await asyncio.sleep(0.5)
 
-    async def _asks(self, tenant: str, known: Known, ask: Ask, retry: Retry) -> None:
+    async def _asks(self, tenant: str, known: Known, ask: Ask, retry: Retry, after_s: float) -> None:
         caller = self.callers[tenant]
+        await asyncio.sleep(after_s)
         try:
             request_id, text = await self._reach(lambda context: _post(context, caller, ask, retry))
         except (RateLimited, Conflict):
@@ -275,6 +276,13 @@ class World:
         while text is None:
             text = await self._reach(lambda context: _get(context, caller, request_id))
         self._judge(request_id, json.loads(text))
+
+    async def _cancels(self, caller: Caller, request_id: str) -> None:
+        try:
+            await self._reach(lambda context: cancel(context, caller, request_id))
+        except NotFound as error:  # a crash may lose the row of an answer from memory, which its client has
+            if request_id not in self.given:
+                raise Broken(f"the accepted request {request_id} is not found") from error
 
     async def _peeks(self, caller: Caller, request_id: str) -> None:
         with contextlib.suppress(NotFound):
@@ -329,6 +337,18 @@ def _memory() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
+class _Compiled(dict[Any, Any]):
+    """Compiled statements, for the engines of all processes: of the key the dialect, each engine's own, is left out."""
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:
+        """The compiled statement."""
+        return super().get(key[1:], default)
+
+    def __setitem__(self, key: tuple[Any, ...], compiled: Any) -> None:
+        super().__setitem__(key[1:], compiled)
+
+
+_COMPILED = _Compiled()
 _MADE: dict[str, Any] = {}
 
 

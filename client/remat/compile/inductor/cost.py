@@ -17,7 +17,7 @@ from ..._compat import inductor
 from ...capture.dataflow import Dataflow, tensors
 from ...capture.operations import Kind, Measured, Op, Operations, getitems
 from ...profiling.inputs import materialize
-from ...profiling.profile import Table, device_kind, device_of_values, profile_kernels
+from ...profiling.profile import Table, believed, device_kind, device_of_values, profile_kernels
 from ...profiling.timing import times
 from .layout import RUN
 from .regions import fused
@@ -42,7 +42,11 @@ def region_costs(step: Operations, table: Table | None, functional: Collection[s
     known: dict[str, Measured] = {}
     if table is not None and signatures:
         found = table.get(device, sorted(set(signatures.values())))
-        known = {s: Measured(int(m[0]), int(m[1])) for s, m in found.items()}
+        written = {
+            signatures[op]: [n for n in op.nodes if set(step.flow.storages_of.get(n, ())) & set(op.makes)]
+            for op in graphs
+        }
+        known = believed({s: Measured(int(m[0]), int(m[1])) for s, m in found.items()}, written)
     unknown = {text: op for op, text in signatures.items() if text not in known}
     took = _times({text: graphs[op] for text, op in unknown.items()})
     fresh = {
