@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from remat import generators
-from remat.chains.transfer import UnderWay, bandwidth
 from remat.device import Host, of, storage_bytes
 from remat.device_flags import (
     ATOMICS,
@@ -22,6 +21,7 @@ from remat.device_flags import (
     power_limit,
     risks,
 )
+from remat.lowering.link import UnderWay, bandwidth
 from remat.profiling.measure import Outcome, differences
 
 

@@ -19,9 +19,9 @@ from torch import nn
 import remat
 from gpu.subjects import Subject
 from remat import device_flags
-from remat.chains import transfer
 from remat.device import of
 from remat.lowering import lower
+from remat.lowering.link import StreamLink, UnderWay
 from remat.profiling import measure
 from remat_ir import Answer
 from remat_ir.greedy.plans import checkpointed
@@ -213,7 +213,7 @@ def transfers(device: torch.device, elements: int, side: int) -> Samples:
 
     def journey() -> list[str]:
         there: Any = of(device)
-        link: Any = transfer.StreamLink(there)
+        link: Any = StreamLink(there)
         busy = torch.randn(side, side, device=device)
         torch.manual_seed(2)
         values = [torch.randn(elements, device=device) for _ in range(4)]
@@ -238,12 +238,12 @@ def transfers(device: torch.device, elements: int, side: int) -> Samples:
     torch.manual_seed(2)
     sent = [digest(torch.randn(elements, device=device)) for _ in range(4)]
     back = journey()
-    kept = transfer.StreamLink.wait, transfer.UnderWay.__del__
-    transfer.StreamLink.wait, transfer.UnderWay.__del__ = lambda *_: None, lambda *_: None  # type: ignore[assignment,method-assign]
+    kept = StreamLink.wait, UnderWay.__del__
+    StreamLink.wait, UnderWay.__del__ = lambda *_: None, lambda *_: None  # type: ignore[assignment,method-assign]
     try:
         broken = journey()
     finally:
-        transfer.StreamLink.wait, transfer.UnderWay.__del__ = kept  # type: ignore[method-assign]
+        StreamLink.wait, UnderWay.__del__ = kept  # type: ignore[method-assign]
     return {"sent": sent, "back": back, "broken": broken}
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from client.small_models import numbers
 from client.test_chain_training import MeanSquare, convolutions
-from remat.chains import transfer
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain
+from remat.lowering.link import StreamLink, UnderWay, link_of
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
@@ -65,14 +65,14 @@ def test_transfers_leave_plain_bits_however_late_they_run(lazy: bool, offloading
 
 def test_a_link_that_never_waits_is_seen(offloading: Offloading, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = offloading.outcome(False)
-    monkeypatch.setattr(transfer.StreamLink, "wait", lambda self, token: None)
-    monkeypatch.setattr(transfer.UnderWay, "__del__", lambda self: None)
+    monkeypatch.setattr(StreamLink, "wait", lambda self, token: None)
+    monkeypatch.setattr(UnderWay, "__del__", lambda self: None)
     assert measure.differences(plain, offloading.outcome(True))
 
 
 def test_an_error_between_transfer_and_wait_frees_nothing_under_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that a copy still writes is not given to who asks next; without the token's care it is."""
-    link = transfer.link_of(DEVICE)
+    link = link_of(DEVICE)
 
     def fails() -> torch.Tensor:
         copies, token = link.out([torch.full((1000,), 1.0, device=DEVICE).untyped_storage()])
@@ -87,5 +87,5 @@ def test_an_error_between_transfer_and_wait_frees_nothing_under_a_copy(monkeypat
         return next_one
 
     assert bool((fails() == 2.0).all())
-    monkeypatch.setattr(transfer.UnderWay, "__del__", lambda self: None)
+    monkeypatch.setattr(UnderWay, "__del__", lambda self: None)
     assert not bool((fails() == 2.0).all())

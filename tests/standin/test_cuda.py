@@ -12,8 +12,8 @@ from client.small_models import CASES, numbers
 from remat.chains import saved_state
 from remat.chains.profile import chain_of
 from remat.chains.training import carry_out_chain, segments_plan
-from remat.chains.transfer import link_of, storable
 from remat.device import of
+from remat.lowering.link import link_of, storable
 from remat.profiling import measure, timing
 from remat.profiling.optimizers import update_memory
 from remat_ir import Answer, Problem

@@ -5,11 +5,14 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
 from .autograd import (
+    OpaqueBase,
     backward_node,
     boxed,
     boxed_gradients,
     has_gradient_hooks,
     is_used_up,
+    keeps_graph,
+    register_opaque,
     used_up,
     version_counter,
 )
@@ -91,6 +94,7 @@ __all__ = [
     "HigherOrderOperator",
     "OnMeta",
     "OpOverload",
+    "OpaqueBase",
     "SideEffects",
     "TorchDispatchMode",
     "active_ddp",
@@ -117,6 +121,7 @@ __all__ = [
     "is_tangent",
     "is_used_up",
     "joint_graph",
+    "keeps_graph",
     "mark",
     "module_path",
     "modules_of",
@@ -128,6 +133,7 @@ __all__ = [
     "raised_by_the_code",
     "raw_call",
     "recording",
+    "register_opaque",
     "replaced",
     "run_watched",
     "saved_unchecked",

@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch._library.opaque_object import register_opaque_type
+from torch._opaque_base import OpaqueBase
 
 __all__ = [
+    "OpaqueBase",
     "backward_node",
     "boxed",
     "boxed_gradients",
     "has_gradient_hooks",
     "is_used_up",
+    "keeps_graph",
+    "register_opaque",
     "used_up",
     "version_counter",
 ]
@@ -24,6 +29,16 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function as one that takes its arguments in a list, which it empties."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+def register_opaque(kind: type[OpaqueBase]) -> None:
+    """Let AOTAutograd hand objects of a class from the forward to the backward pass."""
+    register_opaque_type(kind, typ="reference")
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that runs in this thread leaves autograd's graph for another one."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def boxed_gradients(function: F) -> F:

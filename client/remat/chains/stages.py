@@ -20,10 +20,10 @@ from torch import nn
 from .._compat import boxed_gradients, version_counter
 from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
+from ..lowering.link import Copies, Link, link_of
 from .saved_state import SavedState
 from .shared import SharedGradients, shared_parameters
 from .tape import Held, Packing, Tape, record
-from .transfer import Copies, Link, link_of
 
 
 class Action(Enum):

@@ -10,32 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from .._compat import version_counter
-
-
-class Place(NamedTuple):
-    """How a tensor lies in its storage."""
-
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Place:
-        """Where a tensor lies."""
-        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-
-    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The tensor that lies there in a storage."""
-        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)
+from ..lowering.link import Place
 
 
 @dataclass(eq=False)

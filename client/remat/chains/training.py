@@ -13,6 +13,7 @@ from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidData, InvalidPlan, 
 from remat_ir.chain_plan import ChainStep, Verb
 
 from ..errors import CaptureError
+from ..lowering.link import bandwidth, storable
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
@@ -21,7 +22,6 @@ from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from .chained import ChainedModule
 from .profile import ProfiledChain, chain_of
-from .transfer import bandwidth, storable
 
 
 def optimize_chain(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
-from remat_ir import Compute, Free, Plan
+from remat_ir import Compute, Free, Plan, Step
 
 from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 from ..device import of
+from .transfers import Crossing, Transfers
 
 Update: TypeAlias = Callable[[int, torch.Tensor], None]
 
@@ -74,7 +75,7 @@ class _Lowering:
     def __init__(self, step: Operations, plan: Plan, update: Update | None) -> None:
         self.step, self.flow, self.update = step, step.flow, update
         self.computes = [s for s in plan.steps if isinstance(s, Compute)]
-        assert all(isinstance(s, Compute | Free) for s in plan.steps)
+        self.steps = plan.steps
         self.turn = next(i for i, s in enumerate(self.computes) if s.op == step.turn)
         self.times = Counter(s.op for s in self.computes)
         self.forward = _Pass(self.flow.joint)
@@ -84,21 +85,21 @@ class _Lowering:
         self.done: set[int] = set()
         self.reread: set[fx.Node] = set()
         self.late_originals = self._originals_read_late()
+        self.transfers = Transfers(step, self._present, self._carry)
 
     def run(self) -> Lowered:
         forward, backward = self.forward, self.backward
         for primal in self.flow.primals:
             forward.env[primal] = forward.placeholder(str(primal.target), primal)
-        for compute in self.computes[: self.turn]:
-            self._emit(forward, self.step.ops[compute.op], compute.op)
+        turn = next(i for i, s in enumerate(self.steps) if isinstance(s, Compute) and s.op == self.step.turn)
+        self._emit_all(self.steps[:turn], (forward,))
         results = [self._get(forward, r) if isinstance(r, fx.Node) else r for r in self.flow.forward_results]
         backward.missing = self._save
         tangents = []
         for tangent in self.flow.tangents:
             tangents.append((str(tangent.target), tangent))
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
-        for compute in self.computes[self.turn + 1 :]:
-            self._emit(backward, self.step.ops[compute.op], compute.op)
+        self._emit_all(self.steps[turn + 1 :], (forward, backward))
         used_up = [self.flow.primals[i] in self.step.updates for i in range(len(self.flow.primals))]
         gradients = [
             self._get(backward, r) if isinstance(r, fx.Node) and not (i < len(used_up) and used_up[i]) else None
@@ -116,11 +117,10 @@ class _Lowering:
             if not kept.users:
                 backward.erase_node(kept)
                 del self.saved_as[source]
-        checked = [(k, s) for k, s in pairs if not _compat.saved_unchecked(k)]
-        unchecked = [(k, s) for k, s in pairs if _compat.saved_unchecked(k)]
+        pairs.sort(key=lambda pair: (pair[1].target is Crossing, _compat.saved_unchecked(pair[0])))
         tangents = [n for n in backward.nodes if n.op == "placeholder" and n not in {k for k, _ in pairs}]
-        _reorder_placeholders(backward, [k for k, _ in checked + unchecked] + tangents)
-        saved = [source for _, source in checked + unchecked]
+        _reorder_placeholders(backward, [k for k, _ in pairs] + tangents)
+        saved = [source for _, source in pairs]
         forward = self.forward.close([*results, *saved], descriptors[:first] + [None] * len(saved))
         joint = self.flow.joint
         return Lowered(
@@ -131,6 +131,24 @@ class _Lowering:
         """Copies of overwritten inputs that the backward pass reads; the forward pass reads the input itself."""
         originals = frozenset(self.step.originals.values())
         return frozenset(s for c in self.computes[self.turn :] for s in self.step.ops[c.op].reads if s in originals)
+
+    def _emit_all(self, steps: Sequence[Step], passes: tuple[_Pass, ...]) -> None:
+        """Emit steps of the plan into the last of the passes that have begun."""
+        for step in steps:
+            if isinstance(step, Compute):
+                self._emit(passes[-1], self.step.ops[step.op], step.op)
+            elif isinstance(step, Free):
+                self.transfers.free(step.value)
+            else:
+                self.transfers.emit(step, passes[-1], passes)
+
+    def _present(self, into: _Pass, table: str, key: fx.Node) -> fx.Node | None:
+        """The node that stands for a key of a pass's table now; None: the lowered step has no such tensor."""
+        if table == "env":
+            return self._get(into, key)
+        if table == "states":
+            return self._state(into, key) if key in self.forward.states or key in into.states else None
+        return self._get(into, key) if self.step.originals[key] in self.late_originals else None
 
     def _emit(self, into: _Pass, op: Op, index: int) -> None:
         again = index in self.done

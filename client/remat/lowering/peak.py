@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import fx
 
-from remat_ir import Compute, Plan
+from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Step
 
 from ..capture.dataflow import is_check, is_random
 from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Measured, Op, Operations
@@ -80,10 +80,11 @@ def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) 
     live, last = _liveness(runs, step.keep)
     dying: dict[int, list[Instance]] = {}
     for instance, position in last.items():
-        dying.setdefault(position, []).append(instance)
+        if instance[0] >= 0:
+            dying.setdefault(position, []).append(instance)
     return [
         Moment(
-            tuple((storage, position) for storage in runs[position].makes),
+            tuple((storage, position) for storage in runs[position].makes if storage >= 0),
             runs[position].workspace,
             tuple(dying.get(position, ())),
             runs[position].turn,
@@ -114,20 +115,46 @@ def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[t
 
 
 def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[_Run]:
-    computes = [s.op for s in plan.steps if isinstance(s, Compute)]
-    turn = computes.index(step.turn)
+    transfers = _Transfers(step)
     found: list[_Run] = []
     seen: set[int] = set()
-    for position, index in enumerate(computes):
-        op, again = step.ops[index], index in seen
-        seen.add(index)
+    for part in plan.steps:
+        if not isinstance(part, Compute):
+            found += transfers.runs(part)
+            continue
+        op, again = step.ops[part.op], part.op in seen
+        seen.add(part.op)
         if op.kind is Kind.KERNELS:
-            found += [_kernel(step, op, node, again, position > turn, measured[node]) for node in op.nodes]
+            late = step.turn in seen
+            found += [_kernel(step, op, node, again, late, measured[node]) for node in op.nodes]
         elif op.kind is not Kind.BEFORE_UPDATE:
             needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE)
             takes = step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
             found.append(_Run(op.reads, op.makes, needed, takes, turn=op.kind is Kind.TURN))
     return found
+
+
+class _Transfers:
+    """Transfers as runs: a copy on the host of storage s is a storage ~s of its own, which the device does not hold."""
+
+    def __init__(self, step: Operations) -> None:
+        self._storages = [storage for op in step.ops for storage in op.makes]
+        self._leaving: set[int] = set()
+
+    def runs(self, step: Step) -> list[_Run]:
+        """What a step that computes nothing runs: a copy out is needed if the copy back is, and that if it is read."""
+        if isinstance(step, Compute | Free | Drop):
+            return []
+        storage = self._storages[step.value]
+        if isinstance(step, Offload):
+            self._leaving.add(storage)
+            return [_Run((storage,), (~storage,), False)]
+        if isinstance(step, Prefetch):
+            return [_Run((~storage,), (storage,), False)]
+        if storage in self._leaving:
+            self._leaving.remove(storage)
+            return [_Run((storage, ~storage), (~storage,), False)]
+        return []
 
 
 def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, measured: Measured) -> _Run:

@@ -12,6 +12,25 @@ from ..device import Accelerator, of
 from ..profiling.timing import rounded
 
 
+class Place(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Place:
+        """Where a tensor lies."""
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """The tensor that lies there in a storage."""
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.size, self.stride)
+
+
 class Copies(NamedTuple):
     """Copies on the host of some storages, in order, and the bytes that the host gives for them."""
 
