@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from remat_ir import Answer, Graph, Plan, Problem, verify
+from remat_ir import Answer, Graph, Link, Plan, Problem, verify
 
 if TYPE_CHECKING:
     from .batch.buckets import Buckets
@@ -102,6 +102,7 @@ __all__ = [
     "Graph",
     "GreedyPlanner",
     "LargestBatch",
+    "Link",
     "LocalPlanner",
     "NothingFound",
     "OneProcess",

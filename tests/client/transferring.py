@@ -5,8 +5,26 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.sources import OnProgress
 from remat.training.step import TrainingStep
-from remat_ir import Compute, Drop, Free, InvalidPlan, Link, Offload, Plan, Prefetch, Problem, Step, Wait, verify
+from remat_ir import (
+    Answer,
+    Compute,
+    Drop,
+    Free,
+    Graph,
+    InvalidPlan,
+    Link,
+    Offload,
+    Plan,
+    Prefetch,
+    Problem,
+    Step,
+    Wait,
+    plain_plan,
+    verify,
+)
 
 LINK = Link(10**9, 2 * 10**9, latency_ns=1000)
 
@@ -16,13 +34,13 @@ def linked(step: TrainingStep, link: Link = LINK) -> TrainingStep:
     return replace(step, graph=replace(step.graph, link=link))
 
 
-def with_transfers(step: TrainingStep, plan: Plan, seed: int, share: float = 0.7) -> Plan:
-    """The plan with values moved out between two uses, at random moments, as far as the verifier agrees.
+def with_transfers(graph: Graph, plan: Plan, seed: int, share: float = 0.7) -> Plan:
+    """The plan of a graph with a link, with values moved out between two uses, at random moments.
 
-    `step` must have a link.
+    Which of those the verifier refuses stay where they are.
     """
-    draw, graph = random.Random(seed), step.graph
-    for value, first, last in draw.sample(gaps(step, plan), k=len(gaps(step, plan))):
+    draw, found = random.Random(seed), gaps(graph, plan)
+    for value, first, last in draw.sample(found, k=len(found)):
         if draw.random() > share:
             continue
         at = sorted(draw.randint(first, last) for _ in range(5))
@@ -36,9 +54,9 @@ def with_transfers(step: TrainingStep, plan: Plan, seed: int, share: float = 0.7
     return plan
 
 
-def gaps(step: TrainingStep, plan: Plan) -> list[tuple[int, int, int]]:
+def gaps(graph: Graph, plan: Plan) -> list[tuple[int, int, int]]:
     """Values that lie resident and unread between two steps: the positions before which transfers may be inserted."""
-    graph, keep = step.graph, frozenset(step.graph.keep)
+    keep = frozenset(graph.keep)
     since: dict[int, int] = {}
     found = []
     for position, part in enumerate(plan.steps):
@@ -52,6 +70,20 @@ def gaps(step: TrainingStep, plan: Plan) -> list[tuple[int, int, int]]:
         elif isinstance(part, Free):
             since.pop(part.value, None)
     return found
+
+
+class Mover:
+    """A planner whose plans compute nothing again and move all that waits for its next use, at random moments."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def plan(
+        self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
+    ) -> Answer:
+        """Such a plan, if it fits."""
+        plan = with_transfers(problem.graph, plain_plan(problem.graph), self.seed, share=1.0)
+        return Answer.of_plan(problem, plan, method="mover")
 
 
 def inserted(plan: Plan, steps: list[tuple[int, Step]]) -> Plan:

@@ -38,7 +38,7 @@ def drawn(case: Case, profiles: DiskProfiles) -> tuple[TrainingStep, list[Plan]]
     """The step of a case, and plans of it with transfers."""
     step = linked(training_step(case.module, case.args, case.kwargs, table=profiles))
     bases = (plain_plan(step.graph), everything_again(step), random_plan(step, 1))
-    return step, [with_transfers(step, base, seed, share=1.0) for seed, base in enumerate(bases)]
+    return step, [with_transfers(step.graph, base, seed, share=1.0) for seed, base in enumerate(bases)]
 
 
 @pytest.mark.parametrize("lazy", [False, True])

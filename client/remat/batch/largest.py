@@ -104,6 +104,8 @@ def max_batch(
     asking = solve_options(max_batch, StepFields, options, fields, default=EACH)
     _check(budget, max_overhead, multiple_of, limit, precision, most_tries)
     check_functional(asking.functional_ops)
+    if asking.link is not None:
+        raise InvalidData("max_batch looks for plans that move nothing to the host: leave link= out")
     asked = planner_for(planner)
     model = make_model()
     search = BatchSearch(

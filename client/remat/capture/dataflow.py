@@ -83,6 +83,11 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
+def device_of(flow: Dataflow) -> torch.device:
+    """The device of a step's first parameter or input."""
+    return next((t.device for p in flow.primals for t in tensors(p.meta.get("val"))), torch.device("cpu"))
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator: attention with a dropout of 0 does not."""
     target = node.target

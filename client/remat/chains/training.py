@@ -13,7 +13,8 @@ from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidData, InvalidPlan, 
 from remat_ir.chain_plan import ChainStep, Verb
 
 from ..errors import CaptureError
-from ..lowering.link import bandwidth, storable
+from ..lowering.link import storable
+from ..lowering.link_profile import bandwidth
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options

@@ -15,10 +15,13 @@ from remat_ir import (
     AnyPlan,
     Chain,
     Compute,
+    Drop,
+    Free,
     Graph,
     InvalidData,
     InvalidPlan,
     Plan,
+    Prefetch,
     Subject,
     lifted_plan,
     overhead_of,
@@ -30,6 +33,7 @@ from remat_ir import (
 
 from ..planning.budget import readable
 from ..planning.curves import memory_curve, plain_curve
+from ..planning.transfers import journeys, journeys_text, moved
 from .app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
 from .plot import check_picture, memory_chart, memory_picture
@@ -102,6 +106,9 @@ def explain(
         highlight=False,
     )
     console.print(_rows("resident at the peak", ("value of", "bytes"), found["resident"][:top], readable))
+    if isinstance(plan, Plan) and found["moved"]:
+        console.print(journeys_text(graph, plan, top), highlight=False, soft_wrap=True)
+        console.print(f"{moved(graph, plan)}", highlight=False)
     if found["recomputed"]:
         rows = [(f"{row['op']} ×{row['times']}", row["cost_ns"]) for row in found["recomputed"]]
         console.print(_rows("computed again", ("op", "extra cost"), rows[:top], duration))
@@ -140,6 +147,11 @@ def explained(graph: Graph, plan: Plan | None, name: str = "the plan") -> dict[s
         "peak_op": graph.op_label(peak.op or 0),
         "resident": sorted(resident.items(), key=lambda item: (-item[1], item[0])),
         "recomputed": sorted(ops, key=lambda row: (-int(str(row["cost_ns"])), str(row["op"]))),
+        "moved": [
+            {"value": j.value, "op": graph.op_label(graph.value_op[j.value]), "out_ns": j.out_ns, "back_ns": j.back_ns}
+            for j in journeys(graph, chosen)
+        ],
+        "host_peak_bytes": max(moment.host_bytes for moment in moments),
         "overhead": overhead_of(moments[-1].cost_ns, graph.total_cost_ns),
     }
 
@@ -150,7 +162,9 @@ def _resident_during(graph: Graph, plan: Plan, last: int) -> Counter[str]:
     for step in plan.steps[:last]:
         if isinstance(step, Compute):
             alive.update(graph.op_always[step.op] if step.kept is None else step.kept)
-        else:
+        elif isinstance(step, Prefetch):
+            alive.add(step.value)
+        elif isinstance(step, Free | Drop):
             alive.discard(step.value)
     found: Counter[str] = Counter()
     if graph.fixed_bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+from remat_ir import InvalidData
+
 from ..capture.operations import check_functional
 from ..planning.budget import Budget, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
@@ -43,6 +45,8 @@ def backend(
     asking = solve_options(backend, StepFields, options, fields)
     check_functional(asking.functional_ops)
     budget = read_budget(budget)
+    if inner == "inductor" and asking.link is not None:
+        raise InvalidData("link= goes with inner='eager': plans under Inductor move nothing to the host")
     if inner == "inductor":
         from .inductor.backend import InductorBackend
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -11,13 +12,14 @@ from torch import fx
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 from .. import _compat
-from ..capture.dataflow import Dataflow, dataflow
+from ..capture.dataflow import Dataflow, dataflow, device_of
 from ..capture.group import groups
 from ..capture.operations import notes, operations, to_graph
 from ..capture.trace import refuse
 from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
+from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
 from ..planning.budget import Budget, budget_bytes
 from ..planning.options import SolveOptions
@@ -89,6 +91,8 @@ class Backend:
         with _compat.only_real_tensors():
             profiled = profile_kernels(flow.kernels, self.planner.profiles, functional=functional)
             graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
+            link = link_for(self.asking, device_of(flow), self.planner.coordinator)
+            graph = graph if link is None else replace(graph, link=link)
             problem = Problem(graph, budget_bytes(self.budget, graph, self.asking.slack))
             answer = plan_or_raise(self.planner.plan(problem, self.asking, on_progress=self.on_progress))
         if not isinstance(answer.plan, Plan):

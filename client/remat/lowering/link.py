@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..device import Accelerator, of
-from ..profiling.timing import rounded
 
 
 class Place(NamedTuple):
@@ -163,30 +161,3 @@ def storable(device: torch.device, host_bytes: int | None) -> int | None:
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """A storage as a tensor of bytes, which shares it."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def bandwidth(device: torch.device, sizes: Sequence[int] = (2**20, 2**24, 2**26)) -> int:
-    """Bytes per second that a link carries out and back, the slower of both, at the best of a few sizes.
-
-    Rounded as times are, so that jobs on equal machines ask about equal problems.
-    """
-    link, best, there = link_of(device), 0.0, of(device)
-
-    def now() -> int:
-        there.synchronize()
-        return time.perf_counter_ns()
-
-    for size in sizes:
-        storage = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
-        slower = 0.0
-        copies: Copies | None = None
-        for _ in range(4):
-            start = now()
-            copies, token = link.out([storage])
-            link.wait(token)
-            middle = now()
-            _, token = link.back(copies)
-            link.wait(token)
-            slower = max(slower, min(size / max(1, middle - start), size / max(1, now() - middle)))
-        best = max(best, slower)
-    return max(1, rounded(best * 1e9))

@@ -198,6 +198,8 @@ class Transfers:
     def _keys(self, storage: int) -> list[tuple[str, fx.Node]]:
         """Under which keys of which tables of a pass the tensors of a storage are found."""
         op, flow = self._makers[storage], self._flow
+        if op.kind is Kind.BEFORE_UPDATE:
+            return []
         if op.kind is Kind.ORIGINAL:
             return [("originals", op.nodes[0])]
         if op.kind is Kind.RANDOM_STATE:

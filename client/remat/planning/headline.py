@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from remat_ir import Answer, Subject, overhead_of, plain_peak
 
+from .transfers import moved
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -44,7 +46,8 @@ def headline(
     else:
         close = "optimal" if answer.gap == 0 else f"within {100 * answer.gap:.2g} % of optimal"
         best = f", {close}{within} ({f'claimed by {answer.claimed_by}' if rests_on_claim(answer) else 'certified'})"
-    return f"{sizes} ({share}), {more:+.1f} % time{best}, {took}"
+    away = moved(subject, answer.plan)
+    return f"{sizes} ({share}){away and ', '}{away}, {more:+.1f} % time{best}, {took}"
 
 
 def rests_on_claim(answer: Answer) -> bool:

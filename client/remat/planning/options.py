@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, Link
+
+from .transfers import read_link
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 Mode: TypeAlias = Literal["auto", "graph", "chain"]
@@ -32,8 +34,8 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), accumulate=1, \
-clip_grad_norm=False, release_gradients=False)
+on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), link=None, \
+host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False)
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -55,6 +57,10 @@ clip_grad_norm=False, release_gradients=False)
             goes on until the gap or the time limit.
         functional_ops: names of custom operators, as "namespace::name", that a plan may run again: the same inputs give
             the same outputs, and nothing else changes. Any other custom operator runs once in a step.
+        link: over which values may move to the host and back: "measured", that of the step's device, measured once in a
+            process; "pcie4", "pcie5" or "nvlink-c2c", whose numbers are declared; or a `remat.Link` with its own.
+            Without one nothing moves.
+        host_bytes: what the host may hold at most, as a size such as "64GiB"; None without a limit.
         accumulate: how many backward passes there are to a step of the optimizer, at least 1; beyond 1 gradients that
             stay are counted from the first call on. Without it a budget in bytes is planned for anew where gradients
             are found.
@@ -77,6 +83,8 @@ clip_grad_norm=False, release_gradients=False)
     most_plans: int = 64
     steps: int | None = 10_000
     functional_ops: tuple[str, ...] = ()
+    link: str | Link | None = None
+    host_bytes: int | str | None = None
     accumulate: int = 1
     clip_grad_norm: bool = False
     release_gradients: bool = False
@@ -104,6 +112,7 @@ clip_grad_norm=False, release_gradients=False)
         for name, with_it in (("accumulate", self.accumulate > 1), ("clip_grad_norm", self.clip_grad_norm)):
             if self.release_gradients and with_it:
                 raise InvalidData(f"release_gradients does not go with {name}, which needs all gradients at once")
+        read_link(self.link, self.host_bytes)
         ops = self.functional_ops
         named = isinstance(ops, tuple) and all(isinstance(o, str) and re.fullmatch(r"\w+::[\w.]+", o) for o in ops)
         _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
@@ -128,6 +137,8 @@ class StepFields(PlanFields, total=False):
     """The fields of `SolveOptions` that concern the graph of a captured step and its plan."""
 
     functional_ops: tuple[str, ...]
+    link: str | Link | None
+    host_bytes: int | str | None
 
 
 class TrainingFields(StepFields, total=False):

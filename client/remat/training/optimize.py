@@ -34,7 +34,7 @@ from ..profiling.optimizers import check_optimizer
 from .job import Job
 from .module import MakePlan, Rematerialized
 from .planned import Planned
-from .reserved import ATTEMPTS, Room, room_for
+from .reserved import ATTEMPTS, Room, linked, room_for
 from .sizes import plan_of_another_size
 from .step import running_peak, training_step
 
@@ -135,6 +135,8 @@ def planning(
     job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
     if job.release is not None and options.mode == "chain":
         raise InvalidData("release_gradients=True needs a captured step, which mode='chain' has not")
+    if options.link is not None and options.mode == "chain":
+        raise InvalidData("link= is for a captured step: stages with a link are remat.optimize_chain(offload=True)")
     file = None if plan is None else PlanFile(plan)
     if budget is None and file is None:
         raise InvalidData("a budget is needed: budget='12GiB', budget='50%', or plan= with a plan file")
@@ -179,7 +181,7 @@ def planning(
         try:
             return graph(call, known)
         except CaptureError as error:
-            if options.mode == "graph" or not _is_chain(call) or not error.stages_may_do:
+            if options.mode == "graph" or options.link is not None or not _is_chain(call) or not error.stages_may_do:
                 raise
             log.info("the stages run as a chain: %s", error)
             if not options.wait:
@@ -235,6 +237,7 @@ def plan_step(
             functional=options.functional_ops,
             phase=phases.begin,
         )
+    step = linked(step, options, planner.coordinator)
     settled = step.fixed["gradients"] >= job.gradients(call.module, True)
     gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
     absent = step.fixed["gradients"] - existing_gradients(call.module)

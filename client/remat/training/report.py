@@ -8,7 +8,18 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from remat_ir import Graph, InvalidData, Plan, overhead_of, plain_peak, recomputed
+from remat_ir import (
+    Compute,
+    Drop,
+    Free,
+    Graph,
+    InvalidData,
+    Plan,
+    Prefetch,
+    overhead_of,
+    plain_peak,
+    recomputed,
+)
 from remat_ir.chain_plan import Verb
 from remat_ir.restrictions import best_of
 
@@ -19,6 +30,7 @@ from ..planning.budget import Budget, readable
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
+from ..planning.transfers import journeys_text, moved
 from .explanation import Explanation
 from .module import Rematerialized
 from .optimize import optimize
@@ -126,6 +138,7 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         *_job_lines(planned),
         f"peak {readable(planned.predicted_bytes)} predicted; plain training needs {readable(plain)}",
         *_on_the_device(planned),
+        *_on_the_host(graph, answer.plan),
         f"cost {_ms(cost)}, {overhead:.1f} % over plain ({_ms(graph.total_cost_ns)}){gap}: {answer.ending}"
         + ("; on the meta device times say nothing" if device_of_step(planned.step).device.type == "meta" else ""),
         f"{graph.ops} ops, {graph.values} values; {profiled.signatures} kinds of kernels profiled, "
@@ -138,6 +151,8 @@ def explain_plan(planned: Planned, depth: int = 3, rows: int = 12) -> str:
         "",
         _table("computed again", "times", "ms", _again(planned, depth), rows, str),
     ]
+    if graph.link is not None:
+        lines += ["", journeys_text(graph, answer.plan, rows) or "nothing moves to the host"]
     return "\n".join(lines)
 
 
@@ -175,6 +190,17 @@ def _on_the_device(planned: Planned) -> list[str]:
     return ["on the device, with all of this process: " + ", ".join(f"{readable(n)} {what}" for what, n in said)]
 
 
+def _on_the_host(graph: Graph, plan: Plan) -> list[str]:
+    link, away = graph.link, moved(graph, plan)
+    if link is None:
+        return []
+    limit = "" if link.host_bytes is None else f", which may hold {readable(link.host_bytes)}"
+    speeds = f"{link.to_host_bytes_per_s / 1e9:.1f} GB/s out, {link.to_device_bytes_per_s / 1e9:.1f} GB/s back"
+    return [
+        f"{away or 'nothing offloaded'}; the link to the host{limit}: {speeds}, {link.latency_ns / 1e3:.0f} µs a copy"
+    ]
+
+
 def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
     """By module: bytes that its forward ops make, and those of them that are resident when the backward pass begins."""
     graph = planned.step.graph
@@ -203,14 +229,14 @@ def _again(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
 def _resident_at_turn(graph: Graph, plan: Plan) -> frozenset[int]:
     resident: set[int] = set()
     for step in plan.steps:
-        op = getattr(step, "op", None)
-        if op is not None and op == graph.backward_from:
-            break
-        if op is None:
-            resident.discard(step.value)  # type: ignore[union-attr]
-        else:
-            kept = step.kept  # type: ignore[union-attr]
-            resident.update(graph.op_always[op] if kept is None else kept)
+        if isinstance(step, Compute):
+            if step.op == graph.backward_from:
+                break
+            resident.update(graph.op_always[step.op] if step.kept is None else step.kept)
+        elif isinstance(step, Free | Drop):
+            resident.discard(step.value)
+        elif isinstance(step, Prefetch):
+            resident.add(step.value)
     return frozenset(resident)
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat_ir import Plan, Problem
 
-from ..capture.dataflow import tensors
+from ..capture.dataflow import device_of
 from ..capture.operations import Kind
 from ..device import Accelerator, Device, of, storage_bytes
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
+from ..lowering.link_profile import link_for
 from ..lowering.peak import Instance, moments
 from ..planning.budget import UnitBytes
 from ..planning.coordinator import Coordinator
 from ..planning.greedy import greedy_answer
+from ..planning.options import SolveOptions
 from ..profiling.fixed import here
 from .job import Job
 from .step import TrainingStep
@@ -32,8 +33,13 @@ ATTEMPTS = 3
 
 def device_of_step(step: TrainingStep) -> Device:
     """Where a step's memory is counted: the device of its first parameter or input."""
-    primals = step.operations.flow.primals
-    return of(next((t.device for p in primals for t in tensors(p.meta.get("val"))), torch.device("cpu")))
+    return of(device_of(step.operations.flow))
+
+
+def linked(step: TrainingStep, options: SolveOptions, coordinator: Coordinator) -> TrainingStep:
+    """The step with the link that options mean for its device, if they mean one."""
+    link = link_for(options, device_of(step.operations.flow), coordinator)
+    return step if link is None else replace(step, graph=replace(step.graph, link=link))
 
 
 class Room:

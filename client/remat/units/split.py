@@ -36,6 +36,7 @@ from ..planning.planner import CoordinatedPlanner
 from ..training.enable import disable, install, refuse_enabled
 from ..training.optimize import BUSY, carry_out, plan_step
 from ..training.planned import Planned
+from ..training.reserved import linked
 from ..training.step import TrainingStep, training_step
 from .allot import Option, Place, allot, least_budget, peak_of
 from .curve import curve_problems
@@ -121,6 +122,7 @@ class Unit:
                 run=call.run,
                 functional=self._asking.functional_ops,
             )
+        self.step = linked(self.step, self._asking, self._planner.coordinator)
         self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         return self.first
 

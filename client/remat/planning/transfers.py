@@ -1,0 +1,130 @@
+"""The link to the host as callers name it, and what a plan moves over it, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from remat_ir import Graph, InvalidData, Link, Offload, Plan, Prefetch, Subject, host_peak, replay
+
+from .budget import bytes_of, readable
+
+MEASURED = "measured"
+
+LINKS: Mapping[str, Link] = {
+    "pcie4": Link(25_000_000_000, 25_000_000_000, 10_000),
+    "pcie5": Link(50_000_000_000, 50_000_000_000, 10_000),
+    "nvlink-c2c": Link(300_000_000_000, 300_000_000_000, 10_000),
+}
+"""Each way, in bytes a second: about 80 % of the data sheets' 31.5 and 63 GB/s of 16 lanes, and two thirds of 450 GB/s.
+
+Declared, not measured: what pinned copies are reported to reach, rounded, and the time to launch one.
+"""
+
+
+def read_link(link: object, host_bytes: int | str | None = None) -> Link | None:
+    """The link that an option means; None where it is to be measured, or where there is none.
+
+    Example:
+        >>> read_link("pcie4", "64GiB").host_bytes
+        68719476736
+
+    Args:
+        link: None, "measured", a name of `LINKS`, or a `remat_ir.Link`.
+        host_bytes: what the host may hold, in place of the link's own limit.
+
+    Raises:
+        InvalidData: it is none, or not a size; the message says what is one.
+    """
+    if link is not None and not isinstance(link, Link) and link != MEASURED and link not in LINKS:
+        names = ", ".join(map(repr, LINKS))
+        raise InvalidData(f"link is {MEASURED!r}, one of {names}, or a remat_ir.Link, not {link!r}", "/link")
+    limit = None if host_bytes is None else bytes_of(host_bytes)
+    if link is None and limit is not None:
+        raise InvalidData("host_bytes says what a link's host may hold: give link= as well", "/host_bytes")
+    if link is None or link == MEASURED:
+        return None
+    found = link if isinstance(link, Link) else LINKS[str(link)]
+    return found if limit is None else replace(found, host_bytes=limit)
+
+
+class Move(NamedTuple):
+    """A copy of a value over the link: when it begins and ends, in ns from the start of the step."""
+
+    value: int
+    out: bool
+    begin_ns: int
+    end_ns: int
+
+
+def moves(graph: Graph, plan: Plan) -> list[Move]:
+    """The copies that a plan starts, in the order of its steps."""
+    found = []
+    for moment in replay(graph, plan):
+        step = plan.steps[moment.step]
+        if isinstance(step, Offload | Prefetch):
+            assert moment.copy_ns is not None
+            found.append(Move(step.value, isinstance(step, Offload), *moment.copy_ns))
+    return found
+
+
+def moved(subject: Subject, plan: object) -> str:
+    """What a plan keeps on the host, in words; empty where it moves nothing.
+
+    >>> from remat_ir import graph_of, plain_plan
+    >>> moved(graph_of([1], [1], [[]]), plain_plan(graph_of([1], [1], [[]])))
+    ''
+    """
+    if not isinstance(subject, Graph) or not isinstance(plan, Plan) or subject.link is None:
+        return ""
+    values = [step.value for step in plan.steps if isinstance(step, Offload)]
+    if not values:
+        return ""
+    size = sum(subject.value_bytes[value] for value in values)
+    return f"{readable(size)} offloaded, {readable(host_peak(subject, plan))} on the host"
+
+
+class Journey(NamedTuple):
+    """A value's stay on the host: when it is copied out, and back; None where it is not."""
+
+    value: int
+    out_ns: tuple[int, int]
+    back_ns: tuple[int, int] | None
+
+
+def journeys(graph: Graph, plan: Plan) -> list[Journey]:
+    """The stays on the host of a plan's values, in the order in which they begin."""
+    found: list[Journey] = []
+    latest: dict[int, int] = {}
+    for move in moves(graph, plan):
+        span = (move.begin_ns, move.end_ns)
+        if move.out:
+            latest[move.value] = len(found)
+            found.append(Journey(move.value, span, None))
+        else:
+            found[latest[move.value]] = found[latest[move.value]]._replace(back_ns=span)
+    return found
+
+
+def journeys_text(graph: Graph, plan: Plan, rows: int = 12) -> str:
+    """What moves and when, the first `rows` stays on the host, a line each; empty where nothing moves."""
+    found = journeys(graph, plan)
+    if not found:
+        return ""
+    lines = [("moved to the host", "size", "out, ms", "back, ms")]
+    for value, out, back in found[:rows]:
+        made = graph.op_label(graph.value_op[value])
+        lines.append((made, readable(graph.value_bytes[value]), _span(out), "" if back is None else _span(back)))
+    if len(found) > rows:
+        rest = sum(graph.value_bytes[journey.value] for journey in found[rows:])
+        lines.append((f"{len(found) - rows} more", readable(rest), "", ""))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    )
+
+
+def _span(span: tuple[int, int]) -> str:
+    return f"{span[0] / 1e6:.2f} to {span[1] / 1e6:.2f}"
