@@ -12,11 +12,11 @@ from remat_ir import Graph, Problem, plain_peak
 from remat_ir.working_set import working_set
 
 
-def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
+def little_graph(seed: int, ops: int, *, rich: bool = True, consumes: bool = True) -> Graph:
     """A forward pass with a skip now and then, and a backward pass that reads it in reverse.
 
     `rich` adds second and third values, optional, kept and consumed ones, `once` ops, workspaces and fixed bytes;
-    without it each op makes one value, as in the papers.
+    without it each op makes one value, as in the papers. `consumes` may be switched off.
     """
     draw = random.Random(seed)
     forward = min((ops + 1) // 2, ops - 1)
@@ -66,7 +66,7 @@ def little_graph(seed: int, ops: int, *, rich: bool = True) -> Graph:
         backward_from=draw.choice((None, forward, draw.randrange(ops))),
         fixed_bytes=draw.choice((0, 0, 3)),
     )
-    return consuming(graph, draw, draw.choice((0.0, 0.0, 0.3)))
+    return consuming(graph, draw, draw.choice((0.0, 0.0, 0.3))) if consumes else graph
 
 
 def consuming(graph: Graph, draw: random.Random, chance: float) -> Graph:

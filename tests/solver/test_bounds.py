@@ -216,7 +216,7 @@ def test_dual_bound_with_columns_that_have_no_upper_bound() -> None:
 @pytest.mark.parametrize(("seed", "budget", "best"), [(230, 22, 16), (271, 15, 33)])
 def test_lp_rounding_names_the_space_of_its_bound(seed: int, budget: int, best: int) -> None:
     """Instances without a rounding that fits, on which the bound is above the optimum of the whole space."""
-    problem = Problem(little_graph(seed, 6), budget)
+    problem = Problem(little_graph(seed, 6, consumes=False), budget)
     assert optimum(problem).cost_ns == best
     answer = solve(problem, method="lp-rounding", max_gap=0)
     assert answer.bound_ns is not None
