@@ -24,6 +24,7 @@ from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
 from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
+from .transfers import TransferOptions, transfers
 
 KINDS = ("graph", "chain", "join")
 
@@ -38,7 +39,8 @@ class Method:
     """A named way to solve.
 
     `run(incumbent, options)` offers plans and raises bounds until done or `incumbent.stopped()`; it returns nothing.
-    `options` is a frozen dataclass whose defaults are the method's; `restriction` is the space it is confined to.
+    `options` is a frozen dataclass whose defaults are the method's; `restriction` is the space it is confined to;
+    `linked` says that it makes use of a graph's link: the others plan such a graph without transfers.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Method:
     options: type[Any] = NoOptions
     takes: tuple[str, ...] = ("graph",)
     restriction: tuple[str, ...] = ()
+    linked: bool = False
 
     def read_options(self, given: Mapping[str, object] | None) -> Any:
         """The options dataclass from a mapping.
@@ -68,7 +71,7 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("auto", "a plan at once, then search and proof side by side", run_auto, AutoOptions, takes=KINDS),
+        Method("auto", "a plan at once, then search and proof side by side", run_auto, AutoOptions, KINDS, linked=True),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
         Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),
@@ -96,6 +99,13 @@ METHODS: dict[str, Method] = {
         Method("pofo", "keep, recompute or offload, on chains with a link", pofo, PofoOptions, ("chain",)),
         Method("offload-all", "every saved value to the host, overlapped", offload_all, takes=("chain",)),
         Method("save-on-cpu", "every saved value to the host, waited for", save_on_cpu, takes=("chain",)),
+        Method(
+            "transfers",
+            "keep, recompute or offload, on graphs with a link",
+            transfers,
+            TransferOptions,
+            linked=True,
+        ),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
         Method("milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)),
@@ -145,7 +155,7 @@ def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], No
     Raises:
         InvalidData: the method takes no such problem.
     """
-    linked = problem.kind == "graph" and problem.graph.link is not None
+    linked = problem.kind == "graph" and problem.graph.link is not None and not method.linked
     if problem.kind in method.takes and not linked:
         return method.run
     if (problem.kind == "chain" or linked) and "graph" in method.takes:

@@ -19,6 +19,7 @@ from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
 from ..search import Search, await_compiled, compiling, is_compiled, smallest_budget
 from ..staged.prove import Proof
+from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
 from .staged import polished
 from .structured import AT_ONCE, offer_chain, run_structured
@@ -59,6 +60,10 @@ def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
         run_structured(incumbent, lambda lifted: run_auto(lifted, options))
         return
     if _keep_everything(incumbent):
+        return
+    if incumbent.problem.graph.link is not None:
+        linked = TransferOptions(proof=options.proof, seed=options.seed)
+        keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, options))
         return
     brief = options.search and is_compiled()
     _combine(incumbent, options, brief)

@@ -1,0 +1,140 @@
+"""A lower bound on the makespan of every plan of a graph with a link, and what its relaxation would move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_ir import Graph
+
+from ..array_view import ArrayView, view_of
+from ..backends import Engine
+from ..deadline import Deadline
+from ..incumbent import Incumbent
+from ..program import Floats, Program
+from ..staged.scale import balance_of, balanced
+from .relaxation import Columns, ample_ns, excess, relax
+
+_CUTS = (1, 2, 3, 4, 6, 8, 12, 16)
+_ROUNDS = 4
+"""Linear programs at most for one set of cuts: each adds the rows (h) that the one before broke."""
+_MOST_COLUMNS = 60_000
+SOURCE = "transfer-bound"
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxed:
+    """A solved relaxation.
+
+    Attributes:
+        bound_ns: what it proves.
+        moved: [values] the most of a value that is on the host when a coarse stage begins, 0 to 1.
+        again: [ops] how often an op is recomputed.
+    """
+
+    program: Program
+    columns: Columns
+    bound_ns: int
+    moved: Floats
+    again: Floats
+
+
+def cuts_of(view: ArrayView, count: int) -> tuple[int, ...]:
+    """Ops that end coarse stages: where keeping everything takes most memory, and others spread over what is too full.
+
+    Ends with the last op; without any op at which memory is short, it is alone.
+    """
+    born = np.bincount(view.maker, view.size, minlength=view.ops)
+    gone = np.zeros(view.ops + 1)
+    ends = np.maximum(view.last_reader, view.maker)
+    leaves = ~view.kept
+    np.add.at(gone, ends[leaves] + 1, view.size[leaves])
+    held = np.cumsum(born - gone[: view.ops]) + view.workspace
+    over = np.flatnonzero(held > view.capacity)
+    if not len(over):
+        return (view.ops - 1,)
+    chosen = {int(np.argmax(held))}
+    chosen |= {int(over[(2 * i + 1) * len(over) // (2 * count)]) for i in range(count - 1)}
+    return tuple(sorted(chosen | {view.ops - 1}))
+
+
+def solved(
+    engine: Engine, view: ArrayView, cuts: tuple[int, ...], deadline: Deadline, *, charge: bool = True
+) -> Relaxed | None:
+    """The linear relaxation for some cuts, with the rows (h) that its solutions break; None if time is up before."""
+    graph: Graph = view.graph
+    assert graph.link is not None
+    charged: dict[int, set[int]] = {}
+    best: Relaxed | None = None
+    for _ in range(_ROUNDS if charge else 1):
+        program, columns = relax(view, graph.link, cuts, charged)
+        if program.columns > _MOST_COLUMNS:
+            break
+        found = engine.lp(balanced(program), deadline=deadline)
+        if found.x is None or found.row_dual is None:
+            break
+        bound = proved_ns(view, program, found.row_dual)
+        best = Relaxed(program, columns, max(bound, best.bound_ns if best else 0), *_read(view, columns, found.x))
+        more = excess(view, columns, found.x) if charge else {}
+        fresh = {c: ops - charged.get(c, set()) for c, ops in more.items()}
+        if not any(fresh.values()) or deadline.passed():
+            break
+        for c, ops in fresh.items():
+            charged.setdefault(c, set()).update(ops)
+    return best
+
+
+def proved_ns(view: ArrayView, program: Program, row_dual: Floats) -> int:
+    """What the duals of the balanced program prove in ns, by weak duality whatever they are."""
+    return _whole_ns(view, balanced(program).dual_bound(row_dual) / balance_of(program), 1e-9)
+
+
+def _whole_ns(view: ArrayView, added_ns: float, tolerance: float) -> int:
+    """A bound in whole ns from one on what is added to each op once; above `ample_ns` nothing is proved."""
+    assert view.graph.link is not None
+    total = int(view.cost.sum())
+    if not math.isfinite(added_ns):
+        return total
+    bound = total + max(0, math.ceil(added_ns - tolerance * (1.0 + abs(added_ns))))
+    return min(bound, ample_ns(view, view.graph.link))
+
+
+def _read(view: ArrayView, columns: Columns, x: Floats) -> tuple[Floats, Floats]:
+    moved, again = np.zeros(view.values), np.zeros(view.ops)
+    for c in range(columns.stages):
+        for table, into in ((columns.hosts[c], moved), (columns.back[c], moved)):
+            there = table >= 0
+            into[there] = np.maximum(into[there], np.minimum(1.0, x[table[there]]))
+        there = columns.runs[c] >= 0
+        again[there] += x[columns.runs[c][there]]
+    return moved, again
+
+
+def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
+    """Raise the incumbent's bound by linear relaxations with ever more cuts; yields each."""
+    view = view_of(incumbent.problem)
+    with Engine("highs") as engine:
+        seen: set[tuple[int, ...]] = set()
+        for count in _CUTS:
+            cuts = cuts_of(view, count)
+            if cuts in seen or deadline.passed() or incumbent.stopped():
+                continue
+            seen.add(cuts)
+            relaxed = solved(engine, view, cuts, deadline)
+            if relaxed is None:
+                break
+            incumbent.raise_bound(relaxed.bound_ns, SOURCE)
+            yield relaxed
+
+
+def prove_whole(incumbent: Incumbent, relaxed: Relaxed, deadline: Deadline) -> None:
+    """Raise the bound by branch and bound on a relaxation: the engine's word, within its tolerances."""
+    view, scale = view_of(incumbent.problem), balance_of(relaxed.program)
+    gap = 0.0 if incumbent.cost_ns is None else incumbent.max_gap * incumbent.cost_ns * scale
+    with Engine("highs") as engine:
+        outcome = engine.run(balanced(relaxed.program), deadline=deadline, stopped=incumbent.stopped, absolute_gap=gap)
+    if math.isfinite(outcome.bound):
+        incumbent.raise_bound(_whole_ns(view, outcome.bound / scale, 1e-6), SOURCE)

@@ -1,0 +1,247 @@
+"""From ops in the order in which they run, and values that move, to a plan: each copy gets its place.
+
+A copy out starts as soon as the value is made and the link is free, and is waited for where its bytes are needed or, at
+no cost, once it has ended. A copy back starts as late as it can without making its reader wait, and earlier where
+memory is free only then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Offload, Plan, Prefetch, Step, Wait
+
+
+class Gap(NamedTuple):
+    """The time between two uses of a value, in positions of the sequence: it may be on the host in between.
+
+    `made` is the position that makes this instance, `last` that of the use before the gap (or `made`), `next` that of
+    the use after it.
+    """
+
+    value: int
+    made: int
+    last: int
+    next: int
+
+
+@dataclass
+class Timetable:
+    """A sequence of ops with what is resident while each runs.
+
+    Attributes:
+        order: ops in the order in which they run. begin: [positions + 1] when each starts if nothing is waited for.
+        load: [positions] bytes while each runs, everything resident from its making to its last use.
+        gaps: every stretch between two uses of a value.
+    """
+
+    graph: Graph
+    order: tuple[int, ...]
+    begin: list[int] = field(default_factory=list)
+    load: list[int] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    kept: list[tuple[int, ...]] = field(default_factory=list)
+    dying: list[list[int]] = field(default_factory=list)
+
+
+def timetable(graph: Graph, sequence: Sequence[int]) -> Timetable:
+    """What is resident when, as in `remat_ir.plan_of`: each use reads the latest instance of a value."""
+    order = tuple(sequence)
+    table = Timetable(graph, order, [0, *accumulate(graph.op_cost_ns[op] for op in order)])
+    made: dict[int, int] = {}
+    used: dict[tuple[int, int], list[int]] = {}
+    for position, op in enumerate(order):
+        for value in graph.op_inputs[op]:
+            if value in made:
+                used.setdefault((value, made[value]), []).append(position)
+        for value in graph.op_values[op]:
+            made[value] = position
+    keep = frozenset(graph.keep)
+    change = [0] * (len(order) + 1)
+    table.dying = [[] for _ in order]
+    for (value, start), uses in sorted(used.items()):
+        end = len(order) - 1 if value in keep else uses[-1]
+        change[start] += graph.value_bytes[value]
+        change[end + 1] -= graph.value_bytes[value]
+        if value not in keep:
+            table.dying[end].append(value)
+            events = [start, *uses]
+            table.gaps.extend(
+                Gap(value, start, before, after) for before, after in pairwise(events) if after > before + 1
+            )
+    held = 0
+    for position, op in enumerate(order):
+        table.kept.append(tuple(v for v in graph.op_values[op] if (v, position) in used or v in keep))
+        unread = [v for v in graph.op_values[op] if (v, position) not in used]
+        held += change[position]
+        # values that nothing reads: kept ones stay, others are there while their op runs
+        stay = sum(graph.value_bytes[v] for v in unread if v in keep)
+        brief = sum(graph.value_bytes[v] for v in unread if v not in keep and v in graph.op_always[op])
+        held += stay
+        table.load.append(graph.fixed_bytes + held + brief + graph.op_workspace_bytes[op])
+    return table
+
+
+def place(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Plan:
+    """The plan that keeps every value of the sequence resident but in the gaps that are moved.
+
+    Raises:
+        InvalidPlan: an op does not fit even with all of them on the host, at the step of the first such position.
+    """
+    graph, sizes = table.graph, table.graph.value_bytes
+    link = graph.link
+    if link is None:
+        raise InvalidPlan("this graph has no link to the host")
+    room = [budget_bytes - load for load in table.load]
+    for gap in moved:
+        for position in range(gap.last + 1, gap.next):
+            room[position] += sizes[gap.value]
+    short = next((p for p, free in enumerate(room) if free < 0), None)
+    if short is not None:
+        raise InvalidPlan(f"op {table.order[short]} lacks {-room[short]} bytes", short)
+    starts = _copies_back(table, room, moved)
+    return _run(table, room, moved, starts)
+
+
+def _copies_back(table: Timetable, room: list[int], moved: Collection[Gap]) -> dict[Gap, int]:
+    """The position before which each copy back starts; takes what it holds until its use from `room`."""
+    graph, begin = table.graph, table.begin
+    assert graph.link is not None
+    starts: dict[Gap, int] = {}
+    link_free = begin[-1]  # seen from the end: when the copies placed so far begin
+    for gap in sorted(moved, key=lambda gap: (-gap.next, gap.value)):
+        size = graph.value_bytes[gap.value]
+        latest = min(begin[gap.next], link_free) - graph.link.to_device_ns(size)
+        position = gap.next
+        wanted = max(gap.last + 1, bisect_right(begin, latest) - 1)
+        while position > wanted and room[position - 1] >= size:
+            position -= 1
+        for p in range(position, gap.next):
+            room[p] -= size
+        starts[gap] = position
+        link_free = min(link_free, max(latest, begin[position]))
+    return starts
+
+
+def _run(table: Timetable, room: list[int], moved: Collection[Gap], starts: dict[Gap, int]) -> Plan:
+    """Run through the sequence, copying out as the link is free and letting go where memory is needed."""
+    run = _Run(table, moved, starts)
+    for position, op in enumerate(table.order):
+        run.arrive(position)
+        run.copy_out(position)
+        run.make_room(position, room[position])
+        run.copy_back(position)
+        run.compute(position, op)
+    return Plan(tuple(run.steps))
+
+
+class _Run:
+    """The steps so far, the time, and where the values of the moved gaps are."""
+
+    def __init__(self, table: Timetable, moved: Collection[Gap], starts: dict[Gap, int]) -> None:
+        assert table.graph.link is not None
+        self.table, self.graph, self.link = table, table.graph, table.graph.link
+        positions = len(table.order) + 1
+        self.begins: list[list[Gap]] = [[] for _ in range(positions)]  # gaps by the position before which they begin
+        self.fresh: list[list[Gap]] = [[] for _ in range(positions)]  # by that before which their copy out can start
+        self.backs: list[list[Gap]] = [[] for _ in range(positions)]  # by that before which their copy back starts
+        for gap, fresh in _made_from(moved).items():
+            self.fresh[fresh].append(gap)
+            self.begins[gap.last + 1].append(gap)
+            self.backs[starts[gap]].append(gap)
+        self.steps: list[Step] = []
+        self.ready: list[Gap] = []  # to be copied out
+        self.leaving: list[tuple[int, Gap]] = []  # when the copy ends, in the order of the link
+        self.late: dict[Gap, int] = {}  # bytes of gaps that have begun, still on the device
+        self.stays: set[Gap] = set()  # gaps given up: the link was too slow for them
+        self.away: set[Gap] = set()
+        self.returning: dict[int, int] = {}  # value -> when its copy back ends
+        self.now = self.out_free = self.back_free = 0
+
+    def arrive(self, position: int) -> None:
+        """Take note of the gaps that begin here, and give up those that end before they have been of use."""
+        self.ready = sorted([*self.ready, *self.fresh[position]], key=lambda gap: (gap.last, gap.value))
+        for gap in self.begins[position]:
+            self.late[gap] = self.graph.value_bytes[gap.value]
+        for gap in self.backs[position]:
+            if gap in self.late:
+                del self.late[gap]
+                self.stays.add(gap)
+                if gap in self.ready:
+                    self.ready.remove(gap)
+
+    def copy_out(self, position: int) -> None:
+        """Start copies out as long as the link will be free before the next op ends; let go of what has left."""
+        cost = self.graph.op_cost_ns[self.table.order[position]]
+        while self.ready and self.out_free < self.now + max(1, cost):
+            self.start()
+        for end, gap in [pair for pair in self.leaving if pair[0] <= self.now]:
+            if gap in self.late or gap in self.stays:
+                self.let_go(end, gap)
+
+    def start(self) -> None:
+        """Start the next copy out."""
+        gap = self.ready.pop(0)
+        self.steps.append(Offload(gap.value))
+        self.out_free = max(self.now, self.out_free) + self.link.to_host_ns(self.graph.value_bytes[gap.value])
+        self.leaving.append((self.out_free, gap))
+
+    def let_go(self, end: int, gap: Gap) -> None:
+        """Wait for a copy out, and drop the value unless its gap was given up."""
+        self.leaving.remove((end, gap))
+        self.now = max(self.now, end)
+        self.steps.append(Wait(gap.value))
+        if gap in self.late:
+            self.steps.append(Drop(gap.value))
+            del self.late[gap]
+            self.away.add(gap)
+
+    def make_room(self, position: int, room: int) -> None:
+        """Wait for copies out until the next op fits."""
+        while sum(self.late.values()) > room:
+            first = next((pair for pair in self.leaving if pair[1] in self.late), None)
+            if first is not None:
+                self.let_go(*first)
+            elif self.ready:
+                self.start()
+            else:
+                op = self.table.order[position]
+                raise InvalidPlan(f"op {op} lacks {sum(self.late.values()) - room} bytes", position)
+
+    def copy_back(self, position: int) -> None:
+        """Start the copies back that have their place here."""
+        for gap in sorted(self.backs[position], key=lambda gap: (gap.next, gap.value)):
+            if gap in self.away:
+                self.away.remove(gap)
+                self.steps.append(Prefetch(gap.value))
+                time = self.link.to_device_ns(self.graph.value_bytes[gap.value])
+                self.back_free = self.returning[gap.value] = max(self.now, self.back_free) + time
+
+    def compute(self, position: int, op: int) -> None:
+        """Wait for what the op reads, run it, and free what dies."""
+        for value in self.graph.op_inputs[op]:
+            if value in self.returning:
+                self.now = max(self.now, self.returning.pop(value))
+                self.steps.append(Wait(value))
+        kept = self.table.kept[position]
+        self.steps.append(Compute(op, None if kept == self.graph.op_always[op] else kept))
+        self.now += self.graph.op_cost_ns[op]
+        dying = self.table.dying[position]
+        for end, gap in [pair for pair in self.leaving if pair[1].value in dying or pair[1].next == position]:
+            self.let_go(end, gap)
+        self.steps.extend(Free(value) for value in dying)
+
+
+def _made_from(moved: Collection[Gap]) -> dict[Gap, int]:
+    """The position before which each copy out can start: after the value was made, or after it came back before."""
+    found: dict[Gap, int] = {}
+    before: Gap | None = None
+    for gap in sorted(moved, key=lambda gap: (gap.value, gap.made, gap.last)):
+        same = before is not None and (before.value, before.made) == (gap.value, gap.made)
+        found[gap] = (before.next if same and before is not None else gap.made) + 1
+        before = gap
+    return found

@@ -1,0 +1,275 @@
+"""The coarse-stage relaxation of a graph with a link: what runs again, what is on the device, what is on the host.
+
+Coarse stages 0 … K − 1 and their cuts are those of `remat_solver.staged.relaxation`; c covers the stages f_c … τ_c.
+Time is counted too, so coarse stage 0 has variables as well. D_c is the time between the ends of the first computations
+of τ_{c−1} and of τ_c. For a plan, whose useless computations, holdings and copies are struck out, and whose copies
+start in the last moment at which they can without beginning later (`docs/formulation.md`, Transfers):
+
+    R_{c,i}           op i < f_c is computed in c
+    S_{c,v}           the bytes of v are charged on the device when c begins
+    H_{c,v}           v has a copy on the host then, complete or under way, that no copy back has been started of
+    X_{c,v}, P_{c,v}  how many copies of v out and back are started in c; v has bytes, for nothing else need be moved
+    W_c ≥ 0           D_c less the costs of first computations in c and of each R_{c,i} once: idle time, and what runs
+                      more than once in c or again in the coarse stage of its first computation
+    G_{c,d} ≥ 0       how long the copy in direction d that runs when c begins will still take: one at most
+
+The program minimises Σ C_i R_{c,i} + Σ W_c, which with Σ C_i is the makespan, subject to
+
+    (a) R_{c,j} ≤ R_{c,p(v)} + S_{c,v} + P_{c,v}        j < f_c reads v
+    (b) 1 ≤ R_{c,p(v)} + S_{c,v} + P_{c,v}              an op first computed in c reads v, made before
+    (c) S_{c+1,v} ≤ R_{c,p(v)} + S_{c,v} + P_{c,v}      v made before c
+    (a'), (b'), (c')  the same with H_{c,v} in place of P_{c,v}, and (c') of H_{c+1,v} too: v was somewhere, or is made
+    (d) memory while τ_{c−1} is first computed, as without a link; Σ M_v H_{c,v} ≤ host_bytes
+    (h) need(k) R_{c,k} + Σ M_v T_{c,v} ≤ capacity,     T_{c,v} ≥ S_{c+1,v} − R_{c,p(v)} − P_{c,v}
+    (i) H_{c+1,v} ≤ H_{c,v} + X_{c,v} − P_{c,v}
+    (j) Σ_v t_d(v) N_{c,v} + G_{c,d} − G_{c+1,d} ≤ D_c  N is X, t the time of a copy out; or P and of one back
+
+Rows (j) added up over any run of coarse stages are the row of that run: the copies of a direction that start in it take
+no longer than it lasts, but for what is left of one copy at its end. W, X and P have limits that only plans with a
+makespan of more than `ample_ns` exceed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat_ir import Link
+
+from ..array_view import ArrayView, Ids
+from ..program import Booleans, Builder, Floats, Program, Term
+
+ZERO = -1
+ONE = -2
+"""Marks in a table of columns: no variable, the quantity is 0 or 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Where the variables are: per coarse stage [ops] R, and [values] S, H, X, P; per coarse stage W; [c, d] G."""
+
+    cuts: tuple[int, ...]
+    first: tuple[int, ...]
+    runs: tuple[Ids, ...]
+    holds: tuple[Ids, ...]
+    hosts: tuple[Ids, ...]
+    out: tuple[Ids, ...]
+    back: tuple[Ids, ...]
+    idle: Ids
+    running: Ids
+
+    @property
+    def stages(self) -> int:
+        """The number of coarse stages."""
+        return len(self.cuts)
+
+
+def copy_times(view: ArrayView, link: Link) -> tuple[Ids, Ids]:
+    """[m] how long the copies of each value take, out and back, in ns."""
+    out = [link.to_host_ns(size) for size in view.graph.value_bytes]
+    back = [link.to_device_ns(size) for size in view.graph.value_bytes]
+    return np.array(out, np.int64), np.array(back, np.int64)
+
+
+def ample_ns(view: ArrayView, link: Link) -> int:
+    """A makespan that no plan worth having exceeds: eight times each op once and each value out and back, in turn."""
+    return 8 * (int(view.cost.sum()) + sum(int(time.sum()) for time in copy_times(view, link)))
+
+
+def relax(view: ArrayView, link: Link, cuts: tuple[int, ...], charged: dict[int, set[int]]) -> tuple[Program, Columns]:
+    """The program for some cuts, ascending and ending with n − 1.
+
+    `charged`: the recomputations of each coarse stage that have a row (h). Times are in ns, sizes in bytes.
+    """
+    builder = Builder()
+    times = copy_times(view, link)
+    columns = _columns(view, cuts, times, ample_ns(view, link), builder)
+    for c in range(columns.stages):
+        if c:
+            _presence(view, columns, c, builder)
+            _memory(view, link, columns, c, builder)
+            _reruns(view, columns, c, charged.get(c, set()), builder)
+        _copies(view, columns, c, builder)
+        _link_time(view, columns, c, times, builder)
+    return builder.program(), columns
+
+
+def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], ample: int, builder: Builder) -> Columns:
+    first = (0, *(cut + 1 for cut in cuts[:-1]))
+    ops = np.arange(view.ops)
+    runs: list[Ids] = []
+    holds: list[Ids] = []
+    hosts: list[Ids] = []
+    out: list[Ids] = []
+    back: list[Ids] = []
+    running = np.full((len(cuts) + 1, 2), ZERO)
+    for c, (start, cut) in enumerate(zip(first, cuts, strict=True)):
+        useful = (ops < start) & (view.op_reach >= start) & ~view.pinned
+        runs.append(_marked(view.ops, useful, builder.variables(int(useful.sum()), cost=view.cost[useful])))
+        moves = ~view.kept & (view.value_reach >= start)
+        before = moves & (view.maker < start)
+        hold = _marked(view.values, before, builder.variables(int(before.sum())))
+        hold[view.kept & (view.maker < start)] = ONE
+        holds.append(hold)
+        away = before & (view.size > 0)
+        hosts.append(_marked(view.values, away, builder.variables(int(away.sum()))))
+        moved = moves & (view.maker <= cut) & (view.size > 0)
+        for table, time in zip((out, back), times, strict=True):
+            most = ample // np.maximum(1, time[moved])
+            table.append(_marked(view.values, moved, builder.variables(int(moved.sum()), upper=most)))
+        if c and away.any():
+            running[c] = builder.variables(2, upper=[float(time[away].max()) for time in times], integer=False)
+    idle = builder.variables(len(cuts), cost=1.0, upper=float(ample), integer=False)
+    return Columns(cuts, first, tuple(runs), tuple(holds), tuple(hosts), tuple(out), tuple(back), idle, running)
+
+
+def _marked(count: int, chosen: Booleans, columns: Ids) -> Ids:
+    table = np.full(count, ZERO)
+    table[chosen] = columns
+    return table
+
+
+def _terms(rows: Ids, columns: Ids, sign: float) -> Term:
+    there = columns >= 0
+    return Term(rows[there], columns[there], sign)
+
+
+def _supply(view: ArrayView, columns: Columns, c: int, values: Ids, rows: Ids, sign: float) -> tuple[list[Term], ...]:
+    """The terms of R + S + P, and of R + S + H, one row for each value."""
+    both = [_terms(rows, columns.runs[c][view.maker[values]], sign), _terms(rows, columns.holds[c][values], sign)]
+    return (
+        [*both, _terms(rows, columns.back[c][values], sign)],
+        [*both, _terms(rows, columns.hosts[c][values], sign)],
+    )
+
+
+def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
+    """(a), (b), (c), and those of H."""
+    start, cut = columns.first[c], columns.cuts[c]
+    reader = columns.runs[c][view.edge_op]
+    edges = np.flatnonzero((reader >= 0) & (columns.holds[c][view.edge_value] != ONE))
+    rows = np.arange(len(edges))
+    for terms in _supply(view, columns, c, view.edge_value[edges], rows, -1.0):
+        builder.add_rows(len(edges), [Term(rows, reader[edges]), *terms], upper=0.0)
+    read = np.unique(view.edge_value[view.edge_start[start] : view.edge_start[cut + 1]])
+    read = read[(view.maker[read] < start) & (columns.holds[c][read] != ONE)]
+    for terms in _supply(view, columns, c, read, np.arange(len(read)), 1.0):
+        builder.add_rows(len(read), terms, lower=1.0)
+    # what no op makes again and an op from here on reads is somewhere
+    sealed = view.pinned[view.maker] & (view.last_reader >= start) & (columns.holds[c] >= 0)
+    values = np.flatnonzero(sealed)
+    rows = np.arange(len(values))
+    builder.add_rows(
+        len(values),
+        [_terms(rows, columns.holds[c][values], 1.0), _terms(rows, columns.hosts[c][values], 1.0)],
+        lower=1.0,
+    )
+    if c + 1 == columns.stages:
+        return
+    for after, which in ((columns.holds[c + 1], (0, 1)), (columns.hosts[c + 1], (1,))):
+        values = np.flatnonzero((after >= 0) & (view.maker < start))
+        rows = np.arange(len(values))
+        supply = _supply(view, columns, c, values, rows, -1.0)
+        for i in which:
+            builder.add_rows(len(values), [Term(rows, after[values]), *supply[i]], upper=0.0)
+
+
+def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Builder) -> None:
+    """(d), on the device and on the host."""
+    op, hold, host = columns.cuts[c - 1], columns.holds[c], columns.hosts[c]
+    counted = (view.maker < op) | ((view.maker == op) & view.optional)
+    counted[view.inputs(op)] = False
+    room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
+    values = np.flatnonzero(counted & (hold >= 0))
+    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(room))
+    if link.host_bytes is not None:
+        values = np.flatnonzero(host >= 0)
+        builder.add_rows(1, [Term(0, host[values], view.size[values])], upper=float(link.host_bytes))
+
+
+def _reruns(view: ArrayView, columns: Columns, c: int, charged: set[int], builder: Builder) -> None:
+    """(h)"""
+    if not charged:
+        return
+    need = needed_at_end(view, columns, c)
+    values = np.flatnonzero((need != ZERO) & (columns.holds[c] != ONE))
+    rows = np.arange(len(values))
+    column = np.full(view.values, ZERO)
+    column[values] = builder.variables(len(values), integer=False)
+    terms = [
+        _terms(rows, need[values], 1.0),
+        _terms(rows, columns.runs[c][view.maker[values]], -1.0),
+        _terms(rows, columns.back[c][values], -1.0),
+        Term(rows, column[values], -1.0),
+    ]
+    builder.add_rows(len(values), terms, upper=np.where(need[values] == ONE, -1.0, 0.0))
+    stays = (columns.holds[c] == ONE) & (view.maker < columns.first[c])
+    for op in sorted(charged):
+        if columns.runs[c][op] < 0:
+            continue
+        beside = np.ones(view.values, np.bool_)
+        beside[view.inputs(op)] = False
+        beside[view.value_start[op] : view.value_start[op + 1]] = False
+        others = np.flatnonzero(beside & (column >= 0))
+        terms = [Term(0, columns.runs[c][op], float(view.need[op])), Term(0, column[others], view.size[others])]
+        builder.add_rows(1, terms, upper=float(view.capacity - int(view.size[beside & stays].sum())))
+
+
+def needed_at_end(view: ArrayView, columns: Columns, c: int) -> Ids:
+    """[m] of the values made before c: ONE where τ_c reads it, else the column of S_{c+1}, or ZERO."""
+    after = columns.holds[c + 1].copy() if c + 1 < columns.stages else np.full(view.values, ZERO)
+    after[view.inputs(columns.cuts[c])] = ONE
+    after[view.value_start[columns.first[c]] :] = ZERO
+    return after
+
+
+def _copies(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None:
+    """(i); at the end of the plan with 0 on the left."""
+    values = np.flatnonzero(columns.back[c] >= 0)
+    rows = np.arange(len(values))
+    after = columns.hosts[c + 1][values] if c + 1 < columns.stages else np.full(len(values), ZERO)
+    terms = [
+        _terms(rows, after, 1.0),
+        _terms(rows, columns.hosts[c][values], -1.0),
+        _terms(rows, columns.out[c][values], -1.0),
+        _terms(rows, columns.back[c][values], 1.0),
+    ]
+    builder.add_rows(len(values), terms, upper=0.0)
+
+
+def _link_time(view: ArrayView, columns: Columns, c: int, times: tuple[Ids, Ids], builder: Builder) -> None:
+    """(j)"""
+    start, cut, run = columns.first[c], columns.cuts[c], columns.runs[c]
+    again = np.flatnonzero(run >= 0)
+    for d, (table, time) in enumerate(zip((columns.out, columns.back), times, strict=True)):
+        values = np.flatnonzero(table[c] >= 0)
+        terms = [
+            Term(0, table[c][values], time[values]),
+            Term(0, run[again], -view.cost[again]),
+            Term(0, columns.idle[c], -1.0),
+        ]
+        for column, sign in ((columns.running[c, d], 1.0), (columns.running[c + 1, d], -1.0)):
+            if column >= 0:
+                terms.append(Term(0, column, sign))
+        builder.add_rows(1, terms, upper=float(view.cost[start : cut + 1].sum()))
+
+
+def excess(view: ArrayView, columns: Columns, x: Floats) -> dict[int, set[int]]:
+    """Recomputations of a solution whose row (h) it breaks, for each coarse stage."""
+    found: dict[int, set[int]] = {}
+
+    def value_of(table: Ids) -> Floats:
+        return np.where(table >= 0, x[np.maximum(table, 0)], np.where(table == ONE, 1.0, 0.0))
+
+    for c in range(1, columns.stages):
+        run = value_of(columns.runs[c])
+        there = np.maximum(0.0, value_of(needed_at_end(view, columns, c)) - run[view.maker] - value_of(columns.back[c]))
+        there[(columns.holds[c] == ONE) & (view.maker < columns.first[c])] = 1.0
+        total = float(there @ view.size)
+        for op in np.flatnonzero(run > 1e-6).tolist():
+            own = np.concatenate((view.inputs(op), np.arange(view.value_start[op], view.value_start[op + 1])))
+            load = view.need[op] * run[op] + total - float(there[own] @ view.size[own])
+            if load > view.capacity * (1 + 1e-3):
+                found.setdefault(c, set()).add(op)
+    return found
