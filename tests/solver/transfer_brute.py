@@ -77,7 +77,11 @@ def _moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
     for v in state.resident - set(graph.keep):
         if v not in leaving:
             yield Free(v), 0, state._replace(resident=state.resident - {v}, copied=state.copied - {v})
-        if v not in leaving and v not in state.copied and (link.host_bytes is None or host + size[v] <= link.host_bytes):
+        if (
+            v not in leaving
+            and v not in state.copied
+            and (link.host_bytes is None or host + size[v] <= link.host_bytes)
+        ):
             end = state.out_free + link.to_host_ns(size[v])
             yield Offload(v), 0, state._replace(leaving=_with(leaving, v, end), out_free=end)
         if v in state.copied:
@@ -86,8 +90,10 @@ def _moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
     for v in state.away:
         if held + size[v] <= problem.budget_bytes:
             end = state.back_free + link.to_device_ns(size[v])
-            yield Prefetch(v), 0, state._replace(
-                away=state.away - {v}, returning=_with(returning, v, end), back_free=end
+            yield (
+                Prefetch(v),
+                0,
+                state._replace(away=state.away - {v}, returning=_with(returning, v, end), back_free=end),
             )
     for v, left in state.leaving:
         after = state._replace(leaving=_with(leaving, v), copied=state.copied | {v})

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 
 import numpy as np
 
-from remat_ir import InvalidPlan, Plan, Problem, verify
+from remat_ir import InvalidPlan, Problem
 
-from .place import Gap, Timetable, place
+from .place import Gap, Placed, Timetable, place, room_left
 
 
 def chosen_gaps(
@@ -52,26 +52,29 @@ def chosen_gaps(
         chosen.append(gaps[best])
 
 
-def placed(problem: Problem, table: Timetable, moved: Collection[Gap]) -> tuple[int, Plan] | None:
-    """The makespan of a choice of gaps and its plan, as verified; None where it does not fit."""
+def placed(problem: Problem, table: Timetable, moved: Collection[Gap]) -> Placed | None:
+    """The plan of a choice of gaps; None where it does not fit."""
     try:
-        plan = place(table, problem.budget_bytes, moved)
-        return verify(problem, plan).cost_ns, plan
+        return place(table, problem.budget_bytes, moved)
     except InvalidPlan:
         return None
 
 
 def pruned(
-    problem: Problem, table: Timetable, moved: Iterable[Gap], found: tuple[int, Plan], stop: Callable[[], bool]
-) -> tuple[tuple[int, Plan], list[Gap]]:
+    problem: Problem, table: Timetable, moved: Iterable[Gap], found: Placed, stop: Callable[[], bool]
+) -> tuple[Placed, list[Gap]]:
     """Fewer gaps where the makespan does not rise without one: the largest values are tried first."""
-    graph = table.graph
+    size = table.graph.value_bytes
     kept = list(moved)
-    for gap in sorted(kept, key=lambda gap: (-graph.value_bytes[gap.value], gap)):
+    room = room_left(table, problem.budget_bytes, kept)
+    for gap in sorted(kept, key=lambda gap: (-size[gap.value], gap)):
         if stop():
             break
+        if room[gap.last + 1 : gap.next].min() < size[gap.value]:
+            continue
         fewer = [other for other in kept if other != gap]
         better = placed(problem, table, fewer)
-        if better is not None and better[0] <= found[0]:
+        if better is not None and better.cost_ns <= found.cost_ns:
             found, kept = better, fewer
+            room[gap.last + 1 : gap.next] -= size[gap.value]
     return found, kept

@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Offload, Plan, Prefetch, Step, Wait
+
+from ..array_view import Ids
 
 
 class Gap(NamedTuple):
@@ -86,28 +90,38 @@ def timetable(graph: Graph, sequence: Sequence[int]) -> Timetable:
     return table
 
 
-def place(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Plan:
+class Placed(NamedTuple):
+    """A plan and its makespan, before anybody has verified them."""
+
+    cost_ns: int
+    plan: Plan
+
+
+def room_left(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Ids:
+    """[positions] the bytes that are free while each op runs, with the values of some gaps on the host."""
+    room = budget_bytes - np.array(table.load, np.int64)
+    for gap in moved:
+        room[gap.last + 1 : gap.next] += table.graph.value_bytes[gap.value]
+    return room
+
+
+def place(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Placed:
     """The plan that keeps every value of the sequence resident but in the gaps that are moved.
 
     Raises:
         InvalidPlan: an op does not fit even with all of them on the host, at the step of the first such position.
     """
-    graph, sizes = table.graph, table.graph.value_bytes
-    link = graph.link
-    if link is None:
+    if table.graph.link is None:
         raise InvalidPlan("this graph has no link to the host")
-    room = [budget_bytes - load for load in table.load]
-    for gap in moved:
-        for position in range(gap.last + 1, gap.next):
-            room[position] += sizes[gap.value]
-    short = next((p for p, free in enumerate(room) if free < 0), None)
-    if short is not None:
-        raise InvalidPlan(f"op {table.order[short]} lacks {-room[short]} bytes", short)
+    room = room_left(table, budget_bytes, moved)
+    short = int(np.argmin(room))
+    if room[short] < 0:
+        raise InvalidPlan(f"op {table.order[short]} lacks {-int(room[short])} bytes", short)
     starts = _copies_back(table, room, moved)
     return _run(table, room, moved, starts)
 
 
-def _copies_back(table: Timetable, room: list[int], moved: Collection[Gap]) -> dict[Gap, int]:
+def _copies_back(table: Timetable, room: Ids, moved: Collection[Gap]) -> dict[Gap, int]:
     """The position before which each copy back starts; takes what it holds until its use from `room`."""
     graph, begin = table.graph, table.begin
     assert graph.link is not None
@@ -120,23 +134,22 @@ def _copies_back(table: Timetable, room: list[int], moved: Collection[Gap]) -> d
         wanted = max(gap.last + 1, bisect_right(begin, latest) - 1)
         while position > wanted and room[position - 1] >= size:
             position -= 1
-        for p in range(position, gap.next):
-            room[p] -= size
+        room[position : gap.next] -= size
         starts[gap] = position
         link_free = min(link_free, max(latest, begin[position]))
     return starts
 
 
-def _run(table: Timetable, room: list[int], moved: Collection[Gap], starts: dict[Gap, int]) -> Plan:
+def _run(table: Timetable, room: Ids, moved: Collection[Gap], starts: dict[Gap, int]) -> Placed:
     """Run through the sequence, copying out as the link is free and letting go where memory is needed."""
     run = _Run(table, moved, starts)
-    for position, op in enumerate(table.order):
+    for position, (op, free) in enumerate(zip(table.order, room.tolist(), strict=True)):
         run.arrive(position)
         run.copy_out(position)
-        run.make_room(position, room[position])
+        run.make_room(position, free)
         run.copy_back(position)
         run.compute(position, op)
-    return Plan(tuple(run.steps))
+    return Placed(run.now, Plan(tuple(run.steps)))
 
 
 class _Run:
@@ -158,15 +171,22 @@ class _Run:
         self.leaving: list[tuple[int, Gap]] = []  # when the copy ends, in the order of the link
         self.late: dict[Gap, int] = {}  # bytes of gaps that have begun, still on the device
         self.stays: set[Gap] = set()  # gaps given up: the link was too slow for them
+        self.copied: set[int] = set()  # values of such gaps, once their copy on the host is there
         self.away: set[Gap] = set()
         self.returning: dict[int, int] = {}  # value -> when its copy back ends
         self.now = self.out_free = self.back_free = 0
 
     def arrive(self, position: int) -> None:
         """Take note of the gaps that begin here, and give up those that end before they have been of use."""
-        self.ready = sorted([*self.ready, *self.fresh[position]], key=lambda gap: (gap.last, gap.value))
+        fresh = [gap for gap in self.fresh[position] if gap.value not in self.copied]
+        self.ready = sorted([*self.ready, *fresh], key=lambda gap: (gap.last, gap.value))
         for gap in self.begins[position]:
-            self.late[gap] = self.graph.value_bytes[gap.value]
+            if gap.value not in self.copied:
+                self.late[gap] = self.graph.value_bytes[gap.value]
+            elif gap not in self.backs[position]:
+                self.copied.remove(gap.value)
+                self.steps.append(Drop(gap.value))
+                self.away.add(gap)
         for gap in self.backs[position]:
             if gap in self.late:
                 del self.late[gap]
@@ -199,6 +219,8 @@ class _Run:
             self.steps.append(Drop(gap.value))
             del self.late[gap]
             self.away.add(gap)
+        else:
+            self.copied.add(gap.value)
 
     def make_room(self, position: int, room: int) -> None:
         """Wait for copies out until the next op fits."""
@@ -234,6 +256,7 @@ class _Run:
         for end, gap in [pair for pair in self.leaving if pair[1].value in dying or pair[1].next == position]:
             self.let_go(end, gap)
         self.steps.extend(Free(value) for value in dying)
+        self.copied.difference_update(dying)
 
 
 def _made_from(moved: Collection[Gap]) -> dict[Gap, int]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat_ir import Graph, Plan
+from remat_ir import Graph, InvalidPlan, Plan
 from remat_ir.greedy import greedy_plan, least_memory
 
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..search import Search, await_compiled
 from .choose import chosen_gaps, placed, pruned
-from .place import Gap, Timetable, timetable
+from .place import Gap, Placed, timetable
 
 SOURCE = "transfers"
 _MOVES = 8192
@@ -43,7 +43,6 @@ class Found:
     order: tuple[int, ...]
     moved: frozenset[int]
     gaps: tuple[Gap, ...]
-    table: Timetable
     reserve: int = 0
 
 
@@ -93,7 +92,7 @@ class TransferSearch:
         """Place the copies of a sequence and offer its plan; None where it does not fit."""
         table = timetable(self.graph, order)
         spare = 0
-        found: tuple[int, Plan] | None = None
+        found: Placed | None = None
         gaps: list[Gap] | None = None
         for allowed in (moved, frozenset(self.movable)):
             spare, within = 0, allowed
@@ -108,12 +107,18 @@ class TransferSearch:
         if found is None or gaps is None:
             return None
         best_ns = None if self.best is None else self.best.cost_ns
-        if prune and (best_ns is None or found[0] < 1.02 * best_ns):
+        if prune and (best_ns is None or found.cost_ns < 1.02 * best_ns):
             found, gaps = pruned(self.problem, table, gaps, found, self.stop)
-        taken = Found(found[0], found[1], table.order, moved, tuple(gaps), table, reserve)
+        taken = Found(found.cost_ns, found.plan, table.order, moved, tuple(gaps), reserve)
         if best_ns is None or taken.cost_ns < best_ns:
+            try:
+                self.incumbent.offer(taken.plan, source)
+            except InvalidPlan:
+                assert self.graph.link is not None
+                if self.graph.link.host_bytes is None:
+                    raise
+                return None  # more than the host holds
             self.best = taken
-            self.incumbent.offer(taken.plan, source)
         return taken
 
     def solve(
