@@ -13,7 +13,7 @@ import pytest
 
 from client.test_cli import Ran
 from remat.cli import main
-from remat_ir import Answer, Chain, Join, Problem, Subject, budget_at, verify
+from remat_ir import Answer, Chain, Join, Problem, Subject, budget_at, graph_of, verify
 
 CHAIN = Chain(
     forward_ns=(40, 50, 30, 60, 20, 10),
@@ -111,3 +111,18 @@ def test_every_method_is_reached_by_its_name(subject: Subject, method: str, rema
     assert answer.method == method
     assert answer.plan is not None
     verify(Problem(subject, budget), answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+
+
+def test_a_link_for_a_graph(remat: Any, tmp_path: Path) -> None:
+    """Planned with transfers, verified with the link, refused without it."""
+    reads = [[], [0], *([i] for i in range(1, 10)), [0, 10]]
+    graph = graph_of([100] * 12, [200, *[10] * 5, 200, *[10] * 5], reads)
+    file, plan = tmp_path / "graph.json", tmp_path / "plan.json"
+    file.write_text(json.dumps(graph.to_json()))
+    given = ("--budget", 230, "--link", "1GB")
+    ran = remat("solve", file, *given, "--local", "-t", 30, "-q", "-o", plan)
+    assert ran.code == 0, ran.err
+    assert '"offload"' in plan.read_text()
+    assert "valid: cost" in remat("verify", file, plan, *given).out
+    assert "offload needs a link to the host" in remat("verify", file, plan, "--budget", 230).err
+    assert "'slow' is no link" in remat("solve", file, "--budget", 230, "--link", "slow").err

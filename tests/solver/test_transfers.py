@@ -78,3 +78,21 @@ def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
         if not answer.restricted_to:
             assert answer.bound_ns <= best
         assert answer.cost_ns <= 2 * best
+
+
+@pytest.mark.parametrize("method", ["offload-only", "offload-all", "save-on-cpu", "layer-fractions"])
+def test_what_others_do_is_a_plan_or_says_why_not(method: str) -> None:
+    """A network of twelve layers over a fast link: all of them fit two thirds of the memory."""
+    layers = 12
+    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
+    for i in reversed(range(layers)):
+        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
+    graph = graph_of([100] * 24, [100] * 24, inputs, backward_from=layers).with_link(Link(10**10, 10**10))
+    answer = solve(Problem(graph, 900), method=method)
+    assert answer.plan is not None, answer.message
+    assert answer.bound_ns == 2400
+    if method.startswith("offload"):
+        assert answer.cost_ns == 2400
+    assert solve(Problem(graph.with_link(None), 900), method=method).plan is None
+    tight = solve(Problem(graph, 300), method=method)
+    assert tight.plan is not None or tight.message

@@ -61,6 +61,15 @@ FractionOption = Annotated[
     float | None,
     typer.Option("--budget-fraction", "-f", metavar="F", help="Share of the plain activation peak, 0 to 1."),
 ]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="LINK",
+        help="Plan transfers to the host over this link: pcie4, pcie5, nvlink-c2c, a device such as h100, bytes a "
+        "second each way such as 25GB, or a JSON file.",
+    ),
+]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="A method of the solver; auto combines them.")]
 TimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds to solve for.")]
 GapOption = Annotated[float, typer.Option("--max-gap", "-g", metavar="G", help="Stop at this (cost − bound) / cost.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
 from ..settings import settings
+from ..target.links import link_of
 from .app import (
     BAD_INPUT,
     BudgetOption,
@@ -40,6 +42,7 @@ from .app import (
     FractionOption,
     GapOption,
     JsonOption,
+    LinkOption,
     LocalOption,
     MethodOption,
     MethodOptions,
@@ -99,6 +102,23 @@ def budget_in(subject: Subject, text: str) -> int:
     return budget_at(subject, found.fraction) if isinstance(found, Fraction) else bytes_of(found)  # type: ignore[arg-type]
 
 
+def linked(subject: Subject, link: str | None) -> Subject:
+    """A subject with the link to the host that an option names; a chain gets the slower direction both ways.
+
+    Raises:
+        InvalidData: no such link, or a join, which has none.
+    """
+    if link is None:
+        return subject
+    found = link_of(link)
+    if isinstance(subject, Graph):
+        return subject.with_link(found)
+    if isinstance(subject, Join):
+        raise InvalidData("--link is for graphs and chains; a join has no link")
+    slower = min(found.to_host_bytes_per_s, found.to_device_bytes_per_s)
+    return replace(subject, link_bytes_per_s=slower, host_bytes=found.host_bytes)
+
+
 def options_of(given: list[str] | None) -> dict[str, object]:
     """KEY=VALUE pairs as a method's options; a value that is JSON is read as such."""
     found: dict[str, object] = {}
@@ -118,6 +138,7 @@ def solve(
     file: FileArgument,
     budget: BudgetOption = None,
     budget_fraction: FractionOption = None,
+    link: LinkOption = None,
     method: MethodOption = "auto",
     time_limit: TimeOption = 60.0,
     max_gap: GapOption = 0.001,
@@ -130,7 +151,7 @@ def solve(
     quiet: QuietOption = False,
 ) -> int:
     """Plan FILE inside a budget."""
-    subject = read_subject(file)
+    subject = linked(read_subject(file), link)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     planner = asked_planner(base_url, local, options_of(option))
     asking = solve_options_of(method, time_limit, max_gap, steps)
@@ -157,10 +178,11 @@ def verify_plan(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or an answer that has one.")],
     budget: BudgetOption = None,
     budget_fraction: FractionOption = None,
+    link: LinkOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Replay PLAN on FILE and say what it costs, or the first reason why it is wrong."""
-    subject = read_subject(file)
+    subject = linked(read_subject(file), link)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     plan, answer = read_plan_file(plan_file)
     try:

@@ -13,7 +13,7 @@ from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
 from ..lift import LiftedIncumbent
-from ..offload import PofoOptions, offload_all, pofo, save_on_cpu
+from ..offload import PofoOptions, pofo
 from .auto import AutoOptions, run_auto
 from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .blocks import run_blocks
@@ -24,9 +24,10 @@ from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
 from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
-from .transfers import TransferOptions, transfers
+from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers
 
 KINDS = ("graph", "chain", "join")
+GRAPH_OR_CHAIN = KINDS[:2]
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,19 @@ METHODS: dict[str, Method] = {
         Method("revolve", "activations saved, tapes never, on chains", revolve, RotorOptions, ("graph", "chain")),
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
         Method("pofo", "keep, recompute or offload, on chains with a link", pofo, PofoOptions, ("chain",)),
-        Method("offload-all", "every saved value to the host, overlapped", offload_all, takes=("chain",)),
-        Method("save-on-cpu", "every saved value to the host, waited for", save_on_cpu, takes=("chain",)),
+        Method(
+            "offload-all", "every saved value to the host, overlapped", offload_all, takes=GRAPH_OR_CHAIN, linked=True
+        ),
+        Method(
+            "save-on-cpu", "every saved value to the host, waited for", save_on_cpu, takes=GRAPH_OR_CHAIN, linked=True
+        ),
+        Method("offload-only", "keep or offload, nothing recomputed, on graphs", offload_only, linked=True),
+        Method(
+            "layer-fractions",
+            "torchtitan's proposal: fractions of layers by a linear program, a greedy inside them",
+            layer_fractions,
+            linked=True,
+        ),
         Method(
             "transfers",
             "keep, recompute or offload, on graphs with a link",

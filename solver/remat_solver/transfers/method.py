@@ -13,6 +13,7 @@ from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..program import Floats
 from ..search import await_compiled, compiling
+from .baselines import fractions_plan
 from .bound import Relaxed, prove, prove_whole
 from .search import TransferSearch
 
@@ -49,6 +50,8 @@ def keep_recompute_offload(
     compiling()
     search = TransferSearch(incumbent, options.seed)
     search.offload_only()
+    if (fractions := fractions_plan(incumbent)) is not None:
+        search.adopt(fractions)
     relaxations = _Relaxations(incumbent) if options.proof else None
     try:
         if general is not None and options.without and not incumbent.stopped():

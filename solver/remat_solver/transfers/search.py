@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat_ir import Graph, InvalidPlan, Plan
+from remat_ir import Graph, InvalidPlan, Offload, Plan
 from remat_ir.greedy import greedy_plan, least_memory
 
 from ..incumbent import Incumbent
@@ -85,6 +85,11 @@ class TransferSearch:
     def offload_only(self) -> Found | None:
         """Every op once, and as many values on the host as memory asks for."""
         return self.take(range(self.graph.ops), frozenset(self.movable), 0, prune=True)
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on from a plan, if it is the best."""
+        moved = frozenset(step.value for step in plan.steps if isinstance(step, Offload))
+        self.take(plan.computes, moved, 0, prune=True)
 
     def take(
         self, order: Sequence[int], moved: frozenset[int], reserve: int, *, prune: bool = False, source: str = SOURCE

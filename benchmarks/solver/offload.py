@@ -1,0 +1,139 @@
+"""Keep, recompute or offload: makespans over the bound, next to what others do.
+
+`python -m benchmarks.solver.offload`: ten training graphs and chains, four budgets, three links. Every plan goes
+through the one verifier; the bound of a row is what `auto` proved for it. `auto` and recompute only (the same solver on
+the graph without its link) have the same seconds; the others end when they are done. On chains `pofo` is part of
+`auto`, and stands in a column of its own; the baselines of graphs run on the lift.
+
+Rows are kept as JSON lines, so that a run that was cut short goes on: `--more` rows at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.graphs.instances import instance
+from benchmarks.harness.machine import machine
+from benchmarks.harness.table import table
+from benchmarks.solver.chains import random_chain
+from remat_ir import Answer, Chain, Graph, Link, Problem, budget_at
+from remat_solver import solve
+from remat_solver.search import compiling
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+GRAPHS = ("vgg-16", "gpt-6-whole", "gpt-12", "resnet-8", "unet-3", "densenet-12", "random-40")
+CHAINS = {"chain-8": 8, "chain-16": 16, "chain-32": 32}
+BUDGETS = (0.2, 0.4, 0.6, 0.8)
+LINKS = {"pcie4": Link(25_200_000_000, 25_200_000_000, 10_000), "pcie5": Link(50_400_000_000, 50_400_000_000, 10_000),
+         "nvlink-c2c": Link(360_000_000_000, 360_000_000_000, 5_000)}  # fmt: skip
+"""As `remat.target.links` has them; of a chain without the latency."""
+COLUMNS = ("auto", "pofo", "recompute", "offload", "save-on-cpu", "fractions")
+
+
+def subject_of(name: str, link: Link) -> Graph | Chain:
+    """A training graph or a chain with a link."""
+    if name in CHAINS:
+        return replace(random_chain(CHAINS[name], seed=CHAINS[name]), link_bytes_per_s=link.to_host_bytes_per_s)
+    return instance(name).with_link(link)
+
+
+def asked(problem: Problem, method: str, seconds: float, **options: Any) -> Answer:
+    """One solve."""
+    return solve(problem, method=method, time_limit_s=seconds, max_gap=0.001, options=options)
+
+
+def measured(name: str, link: str, fraction: float, seconds: float) -> dict[str, Any]:
+    """One row: what each method's plan costs, None without one, and the bound."""
+    subject = subject_of(name, LINKS[link])
+    problem = Problem(subject, budget_at(subject, fraction))
+    graph = subject.to_graph().with_link(subject.link) if isinstance(subject, Chain) else subject
+    lifted = Problem(graph, problem.budget_bytes)
+    best = asked(problem, "auto", seconds)
+    costs = {
+        "auto": best.cost_ns,
+        "recompute": asked(Problem(graph.with_link(None), problem.budget_bytes), "auto", seconds).cost_ns,
+        "offload": asked(lifted, "offload-only", seconds).cost_ns,
+        "save-on-cpu": asked(problem, "save-on-cpu", seconds).cost_ns,
+        "fractions": asked(lifted, "layer-fractions", seconds).cost_ns,
+        "pofo": asked(problem, "pofo", seconds).cost_ns if isinstance(subject, Chain) else None,
+    }
+    bound = best.bound_ns if not best.restricted_to else subject.total_cost_ns
+    return {
+        "name": name, "link": link, "fraction": fraction, "ops": graph.ops, "status": best.status.value,
+        "bound": bound, "once": subject.total_cost_ns, "seconds": seconds, "costs": costs,
+        "load": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
+
+
+def every() -> Iterator[tuple[str, str, float]]:
+    """The rows, budgets first, so that a part of them is of every kind."""
+    for fraction in BUDGETS:
+        for link in LINKS:
+            for name in (*GRAPHS, *CHAINS):
+                yield name, link, fraction
+
+
+def report(rows: list[dict[str, Any]], said: str) -> str:
+    """The table, and what it says about the two claims that one would like to make."""
+    body, never, close, counted = [], 0, 0, 0
+    for one in sorted(rows, key=lambda row: (row["name"], row["link"], row["fraction"])):
+        costs, bound = one["costs"], one["bound"]
+        over = [f"{costs[c] / bound:.3f}" if costs.get(c) and bound else "–" for c in COLUMNS]
+        if one["status"] == "infeasible":
+            over = ["infeasible", *["–"] * (len(COLUMNS) - 1)]
+        else:
+            counted += 1
+            others = [costs[c] for c in COLUMNS[1:] if costs.get(c)]
+            mine = costs["auto"]
+            never += (mine is not None and (not others or mine <= min(others))) or (mine is None and not others)
+            close += mine is not None and mine <= 1.03 * bound
+        bound_over = f"{bound / one['once']:.3f}" if bound else "–"
+        body.append((one["name"], one["ops"], one["link"], one["fraction"], bound_over, *over))
+    head = ("graph", "ops", "link", "budget", "bound / once", *COLUMNS)
+    loads = [row["load"] for row in rows]
+    return f"""# Keep, recompute or offload
+
+Makespans over the bound (`python -m benchmarks.solver.offload`), {rows[0]["seconds"]:g} s for `auto` and `recompute`.
+Budgets are fractions of the plain activation peak; – is no plan; `bound / once` is the bound over each op once.
+{said}; load average while the rows were measured {min(loads)} to {max(loads)}.
+
+Of {counted} rows that are not infeasible, `auto` is no worse than every other column on {never}, and within 3 % of its
+bound on {close}.
+
+{table(head, body)}
+"""
+
+
+def main() -> None:
+    """Measure rows that are not there yet, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of auto, and of recompute only")
+    parser.add_argument("--more", type=int, default=None, help="rows to measure now; all by default")
+    parser.add_argument(
+        "--quick", action="store_true", help="the three smallest at half of the memory, 3 s each, nothing kept"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "offload.jsonl")
+    given = parser.parse_args()
+    compiling().wait()
+    if given.quick:
+        rows = [measured(name, "pcie5", 0.5, 3.0) for name in ("vgg-16", "unet-3", "chain-8")]
+        print(report(rows, str(machine("numpy", "highspy"))))
+        return
+    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    done = {(row["name"], row["link"], row["fraction"]) for row in rows}
+    for key in [key for key in every() if key not in done][: given.more]:
+        rows.append(measured(*key, given.seconds))
+        with given.out.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        print(json.dumps(rows[-1]), flush=True)
+    given.out.with_suffix(".md").write_text(report(rows, str(machine("numpy", "highspy"))))
+
+
+if __name__ == "__main__":
+    main()

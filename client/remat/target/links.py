@@ -1,0 +1,79 @@
+"""The link between a kind of device and its host, by its data sheet, and what share of that copies achieve.
+
+Copies from and to pinned memory. The shares and the time that starting a copy takes are not measured: they are what
+such copies are reported to reach, rounded. `remat.chains.transfer.bandwidth` measures a device that is there. No figure
+of this module was taken on a GPU by this project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat_ir import InvalidData, Link
+
+from ..planning.budget import bytes_of
+
+
+@dataclass(frozen=True)
+class LinkKind:
+    """A kind of link.
+
+    Attributes:
+        bytes_per_s: of each direction, by the data sheet.
+        achieved: the share of it that large copies reach.
+        latency_ns: from the call to the first byte.
+    """
+
+    bytes_per_s: float
+    achieved: float
+    latency_ns: int
+
+    @property
+    def link(self) -> Link:
+        """The link of a problem."""
+        usable = round(self.bytes_per_s * self.achieved)
+        return Link(usable, usable, self.latency_ns)
+
+
+LINKS: Mapping[str, LinkKind] = {
+    "pcie4": LinkKind(31.5e9, 0.80, 10_000),
+    "pcie5": LinkKind(63.0e9, 0.80, 10_000),
+    "nvlink-c2c": LinkKind(450.0e9, 0.80, 5_000),
+}
+"""Sixteen lanes of PCI Express 4 and 5 after their line code; NVLink-C2C of Grace Hopper, half of its 900 GB/s."""
+
+OF_TARGET: Mapping[str, str] = {"a100": "pcie4", "l40s": "pcie4", "h100": "pcie5", "h200": "pcie5"}
+"""Which link a kind of device of `remat.target.devices` has in a common server."""
+
+
+def link_of(text: str) -> Link:
+    """A link by its name, by a device that has it, by its bandwidth each way, or from a JSON file.
+
+    Example:
+        >>> link_of("pcie5").to_host_bytes_per_s, link_of("h100") == link_of("pcie5"), link_of("25GB").latency_ns
+        (50400000000, True, 0)
+
+    Raises:
+        InvalidData: none of these; the message says what may be written.
+    """
+    name = text.lower()
+    name = OF_TARGET.get(name, name)
+    if name in LINKS:
+        return LINKS[name].link
+    if Path(text).suffix == ".json":
+        try:
+            return Link.from_json(Path(text).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidData(f"the link {text} cannot be read: {error.strerror or error}") from None
+        except InvalidData as error:
+            raise InvalidData(f"the link {text}: {error}") from None
+    try:
+        both = bytes_of(text.removesuffix("/s"))
+        return Link(both, both)
+    except InvalidData:
+        known = ", ".join((*LINKS, *OF_TARGET))
+        raise InvalidData(
+            f"{text!r} is no link: write one of {known}, bytes a second such as 25GB, or a .json file"
+        ) from None
