@@ -62,12 +62,13 @@ class Lift(Reduction[Plan]):
 class LiftedIncumbent(Incumbent):
     """The incumbent of a lift, which passes plans and bounds on to the incumbent of the subject itself."""
 
-    def __init__(self, outer: Incumbent) -> None:
+    def __init__(self, outer: Incumbent, *, plans_only: bool = False) -> None:
+        """`plans_only`: what is proved among plans without transfers is not passed on."""
         lift = Lift.apply(outer.problem.subject)
         assert lift is not None
         problem = Problem(lift.graph, outer.problem.budget_bytes)
         super().__init__(problem, outer.deadline, outer.max_gap, certify=outer.certifies)
-        self.outer, self.lift, self.within = outer, lift, lift.within
+        self.outer, self.lift, self.within, self._plans_only = outer, lift, lift.within, plans_only
         if not self.within:
             self.known = self.known.with_bound(Bound(outer.bound_ns), outer.known.proof)
         if (start := lift.lift(outer.plan)) is not None:
@@ -83,6 +84,8 @@ class LiftedIncumbent(Incumbent):
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a bound here and, with the restriction that it needs there, on the subject."""
         super().raise_bound(bound_ns, source, within, proof)
+        if self._plans_only:
+            return
         self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
 
     def prove_infeasible(
@@ -90,6 +93,8 @@ class LiftedIncumbent(Incumbent):
     ) -> None:
         """Record that no plan fits; with a link to the host, that none without transfers does."""
         super().prove_infeasible(reason, least_budget_bound_bytes, proof)
+        if self._plans_only:
+            return
         if self.within:
             self.outer.nothing_within(self.within, reason)
         else:
@@ -116,11 +121,15 @@ class LiftedIncumbent(Incumbent):
     def nothing_within(self, restriction: tuple[str, ...], reason: str) -> None:
         """Record that a restricted space holds no plan."""
         super().nothing_within(restriction, reason)
+        if self._plans_only:
+            return
         self.outer.nothing_within((*restriction, *self.within), reason)
 
     def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:
         """Record that a method has run to its end without a plan."""
         super().ends_without_plan(reason, searched)
+        if self._plans_only:
+            return
         self.outer.ends_without_plan(reason, (*searched, *self.within))
 
     def needs_at_least(self, budget_bytes: int | None) -> None:

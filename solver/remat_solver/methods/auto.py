@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_ir import Graph, plain_peak, plain_plan, replay
 from remat_ir.greedy import least_memory
@@ -57,13 +57,13 @@ class AutoOptions:
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
     if not isinstance(incumbent.problem.subject, Graph):
-        run_structured(incumbent, lambda lifted: run_auto(lifted, options))
+        run_structured(incumbent, lambda lifted: run_auto(lifted, replace(options, proof=False)))
         return
     if _keep_everything(incumbent):
         return
     if incumbent.problem.graph.link is not None:
         linked = TransferOptions(proof=options.proof, seed=options.seed)
-        keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, options))
+        keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, replace(options, proof=False)))
         return
     brief = options.search and is_compiled()
     _combine(incumbent, options, brief)

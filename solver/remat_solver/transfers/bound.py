@@ -18,7 +18,7 @@ from ..program import Floats, Program
 from ..staged.scale import balance_of, balanced
 from .relaxation import Columns, ample_ns, excess, relax
 
-_CUTS = (1, 2, 3, 4, 6, 8, 12, 16)
+_CUTS = (1, 2, 3)
 _ROUNDS = 4
 """Linear programs at most for one set of cuts: each adds the rows (h) that the one before broke."""
 _MOST_COLUMNS = 60_000

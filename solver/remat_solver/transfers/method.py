@@ -17,7 +17,7 @@ from .baselines import fractions_plan
 from .bound import Relaxed, prove, prove_whole
 from .search import TransferSearch
 
-_WITHOUT_SHARE, _PROOF_SHARE = 0.3, 0.4
+_WITHOUT_SHARE, _PROOF_SHARE = 0.3, 0.9
 """Shares of the time for plans without transfers, and for linear relaxations."""
 _UNLIMITED_S = 60.0
 
@@ -55,7 +55,7 @@ def keep_recompute_offload(
     relaxations = _Relaxations(incumbent) if options.proof else None
     try:
         if general is not None and options.without and not incumbent.stopped():
-            lifted = LiftedIncumbent(incumbent)
+            lifted = LiftedIncumbent(incumbent, plans_only=True)
             lifted.deadline = within(incumbent.deadline, _WITHOUT_SHARE)
             general(lifted)
             if lifted.plan is not None and await_compiled(incumbent):

@@ -26,10 +26,10 @@ from .place import Gap, Placed, timetable
 SOURCE = "transfers"
 _MOVES = 8192
 """Moves of the search over recomputations after each change of the set: some tens of milliseconds."""
-_FIRST_MOVES = 65536
+_FIRST_MOVES = 16384
 _TRIES = 6
 """Sequences made for one set, each with more memory held back for copies under way than the one before."""
-_LEVELS = (0.02, 0.2, 0.5, 0.8, 0.98)
+_LEVELS = (0.02, 0.5, 0.98)
 """How much of a value a relaxation moves for it to be in a set."""
 
 
