@@ -26,7 +26,7 @@ SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 @st.composite
-def linked(draw: st.DrawFn, most_ops: int = 5) -> Problem:
+def linked(draw: st.DrawFn, most_ops: int = 4) -> Problem:
     """A small graph with a link, and a budget from the least that any op needs on."""
     small = graphs(least_ops=3, most_ops=most_ops, most_values=2, most_cost=4, most_bytes=4, fixed=False)
     graph: Graph = draw(small | linear_graphs(least_layers=2, most_layers=most_ops // 2 + 1, most=4))
@@ -67,41 +67,42 @@ def test_the_bound_is_below_every_plan(problem: Problem, data: st.DataObject, en
     assert view.cost.sum() + whole.bound <= best + 1e-6
 
 
-def test_it_sees_what_a_link_can_carry() -> None:
-    """Value 0 must go out and come back, 10 ns each way, and nothing else can be done: 25 ns in place of 6."""
-    graph = Graph((1, 1, 2, 1, 1), ((), (), (), (1, 2), (0, 3)), (0, 1, 2, 3, 4), (10, 10, 10, 1, 1), once=(0, 1, 2, 3))
-    problem = Problem(graph.with_link(Link(10**9, 10**9)), 21)
-    assert least_makespan(problem)[0] == 25
-    with Engine("highs") as engine:
-        relaxed = solved(engine, view_of(problem), (1, 2, 3, 4), Deadline(60))
+MUST_MOVE = Problem(
+    Graph(
+        (1, 1, 2, 1, 1),
+        ((), (), (), (1, 2), (0, 3)),
+        (0, 1, 2, 3, 4),
+        (10, 10, 10, 1, 1),
+        once=(0, 1, 2, 3),
+        link=Link(10**9, 10**9),
+    ),
+    21,
+)
+"""Value 0 must go out and come back, 10 ns each way, and nothing else can be done: 25 ns in place of 6."""
+
+
+def test_it_sees_what_a_link_can_carry(engine: Engine) -> None:
+    assert least_makespan(MUST_MOVE)[0] == 25
+    relaxed = solved(engine, view_of(MUST_MOVE), (1, 2, 3, 4), Deadline(60))
     assert relaxed is not None
-    # the copy out may end after the first cut at which the value is seen to be away, as far as the rows can tell
+    # as far as the rows can tell, the copy that runs at a cut may be another one
     assert 15 <= relaxed.bound_ns <= 25
 
 
-@pytest.mark.parametrize("row", ["times", "room", "presence"])
-def test_a_relaxation_that_asks_for_too_much_is_caught(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutants of the rows: each is above the least makespan of some small graph."""
+@pytest.mark.parametrize("row", ["times", "room", "copies back"])
+def test_rows_that_ask_for_too_much_are_caught(row: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutants of the relaxation are above the least makespan, or find no plan where there is one."""
+    view, link = view_of(MUST_MOVE), MUST_MOVE.graph.link
+    assert link is not None
     if row == "times":
         monkeypatch.setattr(relaxation, "copy_times", lambda view, link: tuple(3 * t for t in copy_times(view, link)))
     elif row == "room":
         monkeypatch.setattr(relaxation, "_memory", _too_much_memory)
     else:
         monkeypatch.setattr(relaxation, "_supply", lambda *given: tuple(terms[:-1] for terms in supply(*given)))
-    caught = False
-    with Engine("highs") as engine:
-        for seed in range(40):
-            problem = little_linked(seed)
-            best, _ = least_makespan(problem)
-            view = view_of(problem)
-            link = problem.graph.link
-            assert link is not None
-            program, _ = relax(view, link, tuple(range(view.ops)), {})
-            whole = engine.run(program)
-            if best is not None and (whole.status == "infeasible" or view.cost.sum() + whole.bound > best + 0.5):
-                caught = True
-                break
-    assert caught
+    program, _ = relax(view, link, tuple(range(view.ops)), {})
+    whole = engine.run(program)
+    assert whole.status == "infeasible" or view.cost.sum() + whole.bound > 25.5
 
 
 copy_times, supply, memory = relaxation.copy_times, relaxation._supply, relaxation._memory
@@ -112,13 +113,13 @@ def _too_much_memory(view: ArrayView, *rest: Any) -> None:
 
 
 def little_linked(seed: int) -> Problem:
-    """A chain of two or three layers with its backward pass, and a link."""
+    """Two layers with its backward pass, and a link."""
     draw = random.Random(seed)
-    layers = draw.choice((2, 3))
+    layers = 2
     inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
     for i in reversed(range(layers)):
         upstream = [len(inputs) - 1] if i < layers - 1 else []
         inputs.append([*([i - 1] if i else []), i, *upstream])
     costs = [draw.randint(1, 4) for _ in inputs]
     graph = graph_of(costs, [draw.randint(1, 4) for _ in inputs], inputs).with_link(Link(10**9, 10**9))
-    return Problem(graph, working_set(graph).least_bytes + draw.randint(0, 2))
+    return Problem(graph, working_set(graph).least_bytes + draw.randint(0, 1))
