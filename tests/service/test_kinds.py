@@ -6,7 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from remat_ir import Answer, Chain, Graph, Join, Problem, budget_at, from_node_link, plain_peak, to_node_link, verify
+from remat_ir import (
+    Answer,
+    Chain,
+    Graph,
+    Join,
+    Link,
+    Offload,
+    Plan,
+    Problem,
+    budget_at,
+    from_node_link,
+    graph_of,
+    plain_peak,
+    to_node_link,
+    verify,
+)
 from remat_solver import METHODS
 from service.serving import Service, checked, training_graph
 
@@ -41,6 +56,8 @@ _COMPILED = ("blocks",)  # has a kernel to compile first
 def test_every_method_of_graphs(service: Service, method: str) -> None:
     """Each is reachable by its name, and what it finds is verified and its own."""
     graph = training_graph(5, cost=3001)
+    if METHODS[method].linked and method != "auto":
+        graph = graph.with_link(Link(10**9, 10**9))
     problem = Problem(graph, plain_peak(graph))
     status, data = service.post(problem, method=method, time_limit_s=30)
     while status == 202:
@@ -48,6 +65,23 @@ def test_every_method_of_graphs(service: Service, method: str) -> None:
     assert (status, data["method"]) == (200, method)
     assert data["status"] in ("optimal", "feasible"), data
     checked(problem, data)
+
+
+def test_a_graph_with_a_link(service: Service) -> None:
+    """Planned with transfers, verified, stored and served again; without its link it is another problem."""
+    reads = [[], [0], *([i] for i in range(1, 10)), [0, 10]]
+    graph = graph_of([100] * 12, [200, *[10] * 5, 200, *[10] * 5], reads)
+    problem = Problem(graph.with_link(Link(10**9, 10**9)), 230)
+    for cache in ("miss", "hit"):
+        status, data = service.post(problem, method="auto", time_limit_s=60)
+        while status == 202:
+            status, data = service.get(data["id"])
+        assert (status, data["cache"], data["status"]) == (200, cache, "optimal"), data
+        checked(problem, data)
+        plan = Plan.from_json(data["plan"])
+        assert any(isinstance(step, Offload) for step in plan.steps)
+    status, data = service.post(Problem(graph, 230), method="greedy", time_limit_s=20)
+    assert (status, data["cache"], data["status"]) == (200, "miss", "infeasible"), data
 
 
 @pytest.mark.parametrize("method", _methods("chain"))

@@ -22,7 +22,7 @@ from remat_solver.transfers.bound import solved
 from remat_solver.transfers.relaxation import relax
 from solver.transfer_brute import least_makespan
 
-SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @st.composite

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan, verify
@@ -17,6 +18,8 @@ from .tensors import tensor_plan
 
 MOST_SLOTS = 200
 MOST_TABLE_BYTES = 2**31
+_MOST_MOVED = 128
+"""Stages up to which moves alone are tried: each value is tried without in turn, in time linear in the plan."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     incumbent.raise_bound(makespan_bound(chain, budget), "offload-bound")
     if chain.stages <= MOST_STAGES:
         incumbent.suffices(Least(chain).budget_bytes)
+    if chain.stages <= _MOST_MOVED:
+        _offer_moves(incumbent, chain)
     most = affordable_slots(chain.stages, options.slots)
     prices, sizes = FREE, coarser(most)
     if chain.host_bytes is not None:
@@ -70,6 +75,15 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         prices = search.around()
     if incumbent.cost_ns is None:
         incumbent.ends_without_plan(reason)
+
+
+def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
+    """Offer the plan that recomputes nothing and moves what memory asks for: no program, and not seldom the best."""
+    plain = plain_chain_plan(chain)
+    every = frozenset(range(1, chain.stages))
+    with contextlib.suppress(InvalidPlan):
+        schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], every)
+        incumbent.offer(repaired_plan(incumbent.problem, schedule), "offload-only")
 
 
 def coarser(slots: int) -> tuple[int, ...]:

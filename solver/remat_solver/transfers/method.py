@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remat_ir import plain_peak, plain_plan
+from remat_ir import InvalidPlan, plain_peak, plain_plan, verify
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
@@ -51,7 +52,9 @@ def keep_recompute_offload(
     search = TransferSearch(incumbent, options.seed)
     search.offload_only()
     if (fractions := fractions_plan(incumbent)) is not None:
-        search.adopt(fractions)
+        with contextlib.suppress(InvalidPlan):  # a baseline, which knows nothing of what is consumed
+            verify(problem, fractions)
+            search.adopt(fractions)
     relaxations = _Relaxations(incumbent) if options.proof else None
     try:
         if general is not None and options.without and not incumbent.stopped():

@@ -105,7 +105,7 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], amp
     back: list[Ids] = []
     running = np.full((len(cuts) + 1, 2), ZERO)
     for c, (start, cut) in enumerate(zip(first, cuts, strict=True)):
-        useful = (ops < start) & (view.op_reach >= start) & ~view.pinned
+        useful = (ops < start) & (view.op_reach >= start)
         runs.append(_marked(view.ops, useful, builder.variables(int(useful.sum()), cost=view.cost[useful])))
         moves = ~view.kept & (view.value_reach >= start)
         before = moves & (view.maker < start)
@@ -156,8 +156,8 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
     read = read[(view.maker[read] < start) & (columns.holds[c][read] != ONE)]
     for terms in _supply(view, columns, c, read, np.arange(len(read)), 1.0):
         builder.add_rows(len(read), terms, lower=1.0)
-    # what no op makes again and an op from here on reads is somewhere
-    sealed = view.pinned[view.maker] & (view.last_reader >= start) & (columns.holds[c] >= 0)
+    # what no op may make again and an op from here on reads is somewhere
+    sealed = (view.last_stage[view.maker] < start) & (view.last_reader >= start) & (columns.holds[c] >= 0)
     values = np.flatnonzero(sealed)
     rows = np.arange(len(values))
     builder.add_rows(
