@@ -125,3 +125,11 @@ def test_gradients_are_released(tmp_path: Path) -> None:
     gradients, plain, released = map(float, re.findall(r"\d+\.\d+", out))
     assert released < gradients < plain
     assert "bit for bit: True" in out
+
+
+@pytest.mark.slow
+def test_values_wait_on_the_host(tmp_path: Path) -> None:
+    """The gradients are the same, and the plan says over which link."""
+    out = run(str(EXAMPLES / "offload.py"), folder=tmp_path)
+    assert "which may hold 64.0 MiB: 25.0 GB/s out" in out
+    assert "bit for bit: True" in out

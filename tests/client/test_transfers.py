@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +17,28 @@ import remat
 from client.small_models import CASES, Case
 from client.test_exact import QUICK, WithLoss, callable_of, everything_again, outcome, peak, random_plan
 from client.transferring import LINK, Mover, linked, with_transfers
+from remat.cli.look import explained
+from remat.planning.headline import headline
 from remat.planning.profiles import DiskProfiles
+from remat.planning.transfers import journeys, journeys_text, moved, moves
 from remat.profiling import measure
 from remat.training.step import running_peak, training_step
-from remat_ir import InvalidData, Offload, host_peak, plain_plan
+from remat_ir import (
+    Answer,
+    Compute,
+    Drop,
+    Free,
+    InvalidData,
+    Link,
+    Offload,
+    Plan,
+    Prefetch,
+    Problem,
+    Wait,
+    graph_of,
+    host_peak,
+    plain_plan,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +217,21 @@ def test_links_that_cannot_be_meant_are_refused() -> None:
             remat.optimize(model, (x,), budget="100%", **given)  # type: ignore[arg-type]
     with pytest.raises(InvalidData, match="inner='eager'"):
         remat.backend("50%", inner="inductor", link="pcie4")
+
+
+def test_what_moves_and_when_is_said() -> None:
+    graph = replace(graph_of([10, 10, 10], [1000, 10, 10], [[], [0], [0, 1]]), link=Link(10**9, 10**9))
+    verbs = [Compute(0), Compute(1)]
+    there = [Offload(0), Wait(0), Drop(0), Prefetch(0), Wait(0)]
+    plan = Plan((verbs[0], *there, verbs[1], Compute(2), Free(0), Free(1)))
+    assert moves(graph, plan) == [(0, True, 10, 1010), (0, False, 1010, 2010)]
+    assert journeys(graph, plan) == [(0, (10, 1010), (1010, 2010))]
+    row = journeys_text(graph, plan).splitlines()[1]
+    assert re.split(r"  +", row) == ["op 0", "1000 B", "0.00 to 0.00", "0.00 to 0.00"]
+    assert journeys_text(graph, plan, rows=0).splitlines()[1].split() == ["1", "more", "1000", "B"]
+    answer = Answer.of_plan(Problem(graph, 2000), plan, method="auto")
+    assert moved(graph, plan) == "1000 B offloaded, 1000 B on the host"
+    assert "1000 B offloaded, 1000 B on the host, +" in headline(graph, answer)
+    found = explained(graph, plan)
+    assert found["host_peak_bytes"] == 1000
+    assert found["moved"][0]["out_ns"] == (10, 1010)

@@ -50,8 +50,8 @@ window.Remat = window.Remat || {};
     const found = [];
     for (let i = 0; i < run.count; i++) {
       if (!which(i)) continue;
-      const end = i + 1 < run.count ? run.rows.start[i + 1] : run.time;
-      if (i && which(i - 1)) found[found.length - 1][1] = end; else found.push([run.rows.start[i], end]);
+      const end = Remat.replay.end(run, i);
+      if (i && which(i - 1) && found[found.length - 1][1] === run.rows.start[i]) found[found.length - 1][1] = end; else found.push([run.rows.start[i], end]);
     }
     return found;
   }

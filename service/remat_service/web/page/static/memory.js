@@ -31,15 +31,16 @@ window.Remat = window.Remat || {};
     const mine = onto(run, (i) => run.rows.memory[i], rows);
     const layers = stack ? stack.layers.map((_, j) => onto(run, (i) => stack.upTo(i, stack.layers.length - 1 - j), rows)) : [];
     const ghost = before ? [onto(before, (i) => before.rows.memory[i], sample(before, axis.lo, axis.hi))] : [];
-    return [xs, ...layers, ...ghost, mine, xs.map(() => budget)];
+    const host = run.hostPeak ? [onto(run, (i) => run.rows.host[i], rows)] : [];
+    return [xs, ...layers, ...ghost, mine, ...host, xs.map(() => budget)];
   }
 
-  function series(stack, before) {
+  function series(stack, before, host) {
     const { color } = Remat.chart, stepped = uPlot.paths.stepped({ align: 1 });
     const line = (label, stroke, more) => ({ label, stroke, width: 1.5, paths: stepped, points: { show: false }, ...more });
     const layers = stack ? [...stack.layers].reverse().map((layer) => line(layer.name, "transparent", { width: 0, fill: color(layer.color) })) : [];
     return [{ label: "time" }, ...layers, ...(before ? [line("without a plan", color("--ghost"), { dash: [4, 3], width: 1 })] : []),
-      line("this plan", color("--plan"), stack ? {} : { fill: color("--plan-fill") }), line("budget", color("--budget"), { paths: undefined, dash: [8, 4] })];
+      line("this plan", color("--plan"), stack ? {} : { fill: color("--plan-fill") }), ...(host ? [line("on the host", color("--layer-4"))] : []), line("budget", color("--budget"), { paths: undefined, dash: [8, 4] })];
   }
 
   // What is drawn over the curve: where the backward pass begins, stretches that run again, the peak, the budget's name.
@@ -100,12 +101,12 @@ window.Remat = window.Remat || {};
     const holder = el("div", { class: "panel", tabindex: "0", role: "application", "aria-label": label }), inside = el("div"), said = el("p", { class: "sr", "aria-live": "polite" });
     box.append(zoomButtons(axis), holder, said); holder.append(inside);
     const runs = before ? [run, before] : [run], data = () => columns(axis, runs, stack, budget);
-    const top = Math.max(budget, run.peak, before ? before.peak : 0, highest) * 1.08;
+    const top = Math.max(budget, run.peak, before ? before.peak : 0, run.hostPeak || 0, highest) * 1.08;
     let remember = () => {};
     const tip = tooltip(holder), tipAt = (i) => { remember(i); tip.show(u.valToPos(run.rows.start[i], "x") + u.bbox.left / (window.devicePixelRatio || 1), 18, ...tell(i)); };
     const u = plot(inside, {
       height, scales: { x: { time: false, range: () => [axis.lo, axis.hi] }, y: { range: () => [0, top] } },
-      axes: axes("time in the step", "memory", time, bytes), series: series(stack, before),
+      axes: axes("time in the step", "memory", time, bytes), series: series(stack, before, run.hostPeak),
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { show: false }, bind: { dblclick: () => () => { axis.reset(); return null; } } },
       hooks: {
         draw: [(chart) => marks(chart, axis, run, boundary, spans, budget)],

@@ -23,9 +23,9 @@ window.Remat = window.Remat || {};
   function telling(v, answer, stack) {
     const { color } = Remat.chart;
     return (i) => {
-      const { run, graph } = v, end = i + 1 < run.count ? run.rows.start[i + 1] : run.time, memory = run.rows.memory[i];
+      const { run, graph } = v, end = Remat.replay.end(run, i), memory = run.rows.memory[i];
       const nodes = [el("strong", {}, v.what(i)), el("div", { class: run.rows.again[i] ? "again" : null }, `${run.rows.again[i] ? "runs again" : "runs"} at ${time(run.rows.start[i])}, for ${time(end - run.rows.start[i])}`),
-        el("div", {}, `${bytes(memory)}, ${percent(memory / answer.budget_bytes)} of the budget`)];
+        el("div", {}, `${bytes(memory)}, ${percent(memory / answer.budget_bytes)} of the budget${run.hostPeak ? `; ${bytes(run.rows.host[i])} on the host` : ""}`)];
       if (!stack) return nodes;
       const parts = stack.at(i), held = resident(graph, run, i);
       nodes.push(el("ul", { class: "parts" }, stack.layers.map((layer, j) => [layer, parts[j]]).reverse().filter(([, b]) => b > 0).map(([layer, b]) => el("li", {}, el("span", { class: "key area", vars: { "--key": color(layer.color) } }), el("span", {}, layer.name), el("span", { class: "n" }, bytes(b))))));
@@ -46,8 +46,10 @@ window.Remat = window.Remat || {};
     const label = `Memory over the step: peak ${bytes(v.run.peak)} under a budget of ${bytes(answer.budget_bytes)}; without a plan the peak is ${bytes(v.before.peak)}. Arrow keys step from op to op, plus and minus zoom, zero shows all.`;
     box.replaceChildren();
     Remat.memory.show(box, axis, { run: v.run, before: v.before, budget: answer.budget_bytes, boundary: v.boundary, spans: lanes[lanes.length - 1].spans, stack, label, tell: telling(v, answer, stack) });
-    Remat.lanes.show(box, axis, lanes, "What runs when");
+    const moved = (lane, span) => (span.length < 3 ? "" : el("div", {}, `${v.name(v.graph.value_op[span[2]])}, ${bytes(v.graph.value_bytes[span[2]])}`));
+    Remat.lanes.show(box, axis, [...lanes, ...Remat.transfers.lanes(v.run)], "What runs when", moved);
     const items = [{ text: "this plan", color: "var(--plan)", kind: "line" }, { text: `without a plan: ${bytes(v.before.peak)}`, color: "var(--ghost)", kind: "dash" }, { text: "budget", color: "var(--budget)", kind: "dash" }, { text: "something runs again", color: "var(--again-fill)" }];
+    if (v.run.hostPeak) items.push({ text: `on the host: ${bytes(v.run.hostPeak)}`, color: "var(--layer-4)", kind: "line" });
     if (stack) items.push(...stack.layers.map((layer) => ({ text: layer.name, color: `var(${layer.color})` })));
     box.append(Remat.chart.legend(items), el("p", { class: "hint" }, "Drag to zoom, double-click or Reset to see all; Ctrl and the wheel zoom too. With the keyboard: ← and → step, + and − zoom, 0 resets."));
     return axis;
@@ -102,7 +104,7 @@ window.Remat = window.Remat || {};
     if (v.graph) box.append(el("h2", {}, "Stages"), Remat.matrix.pair(v.graph, v.run, v.name));
     box.append(el("h2", {}, "What is computed again"), recomputations(v));
     if (ended(answer)) history();
-    box.append(el("h2", {}, "Take it with you"), Remat.download.row(whole, () => trace(v.run, v.what, (i) => (v.graph ? { op: v.run.rows.ops[i], stage: v.run.rows.stage[i] } : {}))));
+    box.append(el("h2", {}, "Take it with you"), Remat.download.row(whole, () => trace(v.run, v.what, (i) => (v.graph ? { op: v.run.rows.ops[i], stage: v.run.rows.stage[i] } : {}), v.graph ? (value) => v.name(v.graph.value_op[value]) : undefined)));
     return said;
   }
 

@@ -33,11 +33,12 @@ window.Remat = window.Remat || {};
   // One row a computation: when it starts, how long it takes, memory while it runs, which stage it is in, whether again.
   function replay(graph, steps) {
     const ix = index(graph), n = steps.reduce((k, s) => k + (s[0] === "compute"), 0);
-    const rows = { ops: new Int32Array(n), start: new Float64Array(n), memory: new Float64Array(n), after: new Float64Array(n),
+    const rows = { ops: new Int32Array(n), start: new Float64Array(n), end: new Float64Array(n), host: new Float64Array(n), memory: new Float64Array(n), after: new Float64Array(n),
       stage: new Int32Array(n), again: new Uint8Array(n), step: new Int32Array(n) };
     const born = new Int32Array(ix.values).fill(-1), intervals = [];
-    const workspace = graph.op_workspace_bytes || [];
+    const workspace = graph.op_workspace_bytes || [], link = graph.link ? Remat.transfers.link(graph) : null;
     let memory = graph.fixed_bytes || 0, time = 0, done = 0, row = 0;
+    const leave = (v) => { intervals.push([v, born[v], row - 1]); born[v] = -1; };
     steps.forEach((step, position) => {
       if (step[0] === "compute") {
         const op = step[1], keeps = kept(ix, step), keepSet = new Set(keeps);
@@ -49,15 +50,22 @@ window.Remat = window.Remat || {};
         rows.ops[row] = op; rows.start[row] = time; rows.memory[row] = during; rows.again[row] = again ? 1 : 0;
         rows.stage[row] = again ? done : op; rows.step[row] = position;
         for (const v of keeps) { memory += graph.value_bytes[v]; born[v] = row; }
-        rows.after[row] = memory; time += graph.op_cost_ns[op]; row++;
+        rows.after[row] = memory; rows.host[row] = link ? link.host() : 0; time += graph.op_cost_ns[op]; rows.end[row] = time; row++;
       } else if (step[0] === "free") {
         memory -= graph.value_bytes[step[1]];
-        intervals.push([step[1], born[step[1]], row - 1]); born[step[1]] = -1;
+        leave(step[1]);
+        if (link) link.step("free", step[1], time);
+        if (row) rows.after[row - 1] = memory;
+      } else {
+        const changed = link.step(step[0], step[1], time);
+        memory += changed.memory; time = changed.now;
+        if (step[0] === "drop") leave(step[1]);
+        if (step[0] === "prefetch") born[step[1]] = row - 1;
         if (row) rows.after[row - 1] = memory;
       }
     });
     for (let v = 0; v < ix.values; v++) if (born[v] >= 0) intervals.push([v, born[v], n - 1]);
-    return { rows, intervals, count: n, time, peak: rows.memory.reduce((a, b) => Math.max(a, b), graph.fixed_bytes || 0) };
+    return { rows, intervals, count: n, time, copies: link ? link.copies : [], hostPeak: rows.host.reduce((a, b) => Math.max(a, b), 0), peak: rows.memory.reduce((a, b) => Math.max(a, b), graph.fixed_bytes || 0) };
   }
 
   // Values resident while computation `row` runs, largest first.
@@ -79,6 +87,12 @@ window.Remat = window.Remat || {};
     return { rows: { start: start_ns, memory: memory_bytes, what, again }, count: what.length, time: end_ns, peak: memory_bytes.reduce((a, b) => Math.max(a, b), 0) };
   }
 
+  // When a row's computation ends; after it there may be a wait for a copy.
+  function end(run, i) {
+    if (run.rows.end) return run.rows.end[i];
+    return i + 1 < run.count ? run.rows.start[i + 1] : run.time;
+  }
+
   // The row that runs at a time.
   function at(run, x) {
     let lo = 0, hi = run.count - 1;
@@ -87,18 +101,18 @@ window.Remat = window.Remat || {};
   }
 
   // Chrome's trace format, which Perfetto opens: slices for rows, a counter for memory; times in microseconds.
-  function trace(run, label, args) {
+  function trace(run, label, args, valueLabel = (v) => `value ${v}`) {
     const events = [
       { ph: "M", pid: 1, name: "process_name", args: { name: "remat plan" } },
       { ph: "M", pid: 1, tid: 1, name: "thread_name", args: { name: "first computation" } },
       { ph: "M", pid: 1, tid: 2, name: "thread_name", args: { name: "recomputation" } }];
     for (let i = 0; i < run.count; i++) {
-      const ts = run.rows.start[i] / 1000, end = (i + 1 < run.count ? run.rows.start[i + 1] : run.time) / 1000;
-      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: end - ts, name: label(i), args: args(i) });
+      const ts = run.rows.start[i] / 1000;
+      events.push({ ph: "X", pid: 1, tid: run.rows.again[i] ? 2 : 1, ts, dur: end(run, i) / 1000 - ts, name: label(i), args: args(i) });
       events.push({ ph: "C", pid: 1, ts, name: "memory", args: { bytes: run.rows.memory[i] } });
     }
-    return { traceEvents: events, displayTimeUnit: "ms" };
+    return { traceEvents: [...events, ...Remat.transfers.events(run, valueLabel)], displayTimeUnit: "ms" };
   }
 
-  Remat.replay = { plain, replay, resident, recomputed, fromTimeline, at, trace };
+  Remat.replay = { plain, replay, resident, recomputed, fromTimeline, at, end, trace };
 })(window.Remat);
