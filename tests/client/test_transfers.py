@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from remat.planning.headline import headline
 from remat.planning.profiles import DiskProfiles
 from remat.planning.transfers import journeys, journeys_text, moved, moves
 from remat.profiling import measure
+from remat.training.enable import plans_of
 from remat.training.step import running_peak, training_step
 from remat_ir import (
     Answer,
@@ -235,3 +237,48 @@ def test_what_moves_and_when_is_said() -> None:
     found = explained(graph, plan)
     assert found["host_peak_bytes"] == 1000
     assert found["moved"][0]["out_ns"] == (10, 1010)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(network(64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return squares(x)
+
+
+def test_units_of_a_model_move_their_values() -> None:
+    x, model, plain = torch.randn(256, 64), Blocks(), Blocks()
+    found = remat.optimize_units(
+        model, model.blocks, (x,), budget=remat.Fraction(0.5), planner=Mover(None), link=Link(10**12, 10**12)
+    )
+    assert found.measured_bytes <= found.budget_bytes
+    assert found.solves
+    plans = [planned for block in model.blocks for planned in plans_of(block).plans.values() if planned is not None]
+    assert any(isinstance(step, Offload) for planned in plans for step in planned.answer.plan.steps)  # type: ignore[union-attr]
+    one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
+    assert measure.differences(one, other) == []
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_trains_with_a_link(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from remat.trainers.transformers import RematCallback
+
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=1, eos_token_id=2)
+    tokens = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    weights = []
+    for callbacks in ([], [RematCallback("100%", planner=Mover(None), link="pcie4")]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+        given = TrainingArguments(
+            str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_strategy="no"
+        )
+        Trainer(model, given, train_dataset=rows, callbacks=callbacks).train()  # type: ignore[arg-type]
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *weights))

@@ -34,24 +34,26 @@ def linked(step: TrainingStep, link: Link = LINK) -> TrainingStep:
     return replace(step, graph=replace(step.graph, link=link))
 
 
-def with_transfers(graph: Graph, plan: Plan, seed: int, share: float = 0.7) -> Plan:
+def with_transfers(graph: Graph, plan: Plan, seed: int | None, share: float = 0.7) -> Plan:
     """The plan of a graph with a link, with values moved out between two uses, at random moments.
 
-    Which of those the verifier refuses stay where they are.
+    Those that the verifier refuses stay where they are. Without a seed each is gone at once, and back at the last
+    moment.
     """
-    draw, found = random.Random(seed), gaps(graph, plan)
+    draw, found = random.Random(seed or 0), gaps(graph, plan)
+    chosen: list[tuple[int, Step]] = []
     for value, first, last in draw.sample(found, k=len(found)):
         if draw.random() > share:
             continue
-        at = sorted(draw.randint(first, last) for _ in range(5))
+        at = [first] * 3 + [last] * 2 if seed is None else sorted(draw.randint(first, last) for _ in range(5))
         verbs: list[Step] = [Offload(value), Wait(value), Drop(value), Prefetch(value), Wait(value)]
-        moved = inserted(plan, list(zip(at, verbs, strict=True)))
+        more = [*chosen, *zip(at, verbs, strict=True)]
         try:
-            verify(Problem(graph, 2**50), moved)
-        except InvalidPlan:  # another output of its op is made again meanwhile; or its gap has moved
+            verify(Problem(graph, 2**50), inserted(plan, more))
+        except InvalidPlan:  # another output of its op is made again meanwhile
             continue
-        plan = moved
-    return plan
+        chosen = more
+    return inserted(plan, chosen)
 
 
 def gaps(graph: Graph, plan: Plan) -> list[tuple[int, int, int]]:
@@ -73,9 +75,9 @@ def gaps(graph: Graph, plan: Plan) -> list[tuple[int, int, int]]:
 
 
 class Mover:
-    """A planner whose plans compute nothing again and move all that waits for its next use, at random moments."""
+    """A planner whose plans compute nothing again and move all that waits for its next use: see `with_transfers`."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int | None = 0) -> None:
         self.seed = seed
 
     def plan(
