@@ -13,11 +13,11 @@ from .budget import bytes_of, readable
 MEASURED = "measured"
 
 LINKS: Mapping[str, Link] = {
-    "pcie4": Link(25_000_000_000, 25_000_000_000, 10_000),
-    "pcie5": Link(50_000_000_000, 50_000_000_000, 10_000),
-    "nvlink-c2c": Link(300_000_000_000, 300_000_000_000, 10_000),
+    "pcie4": Link(25_200_000_000, 25_200_000_000, 10_000),
+    "pcie5": Link(50_400_000_000, 50_400_000_000, 10_000),
+    "nvlink-c2c": Link(360_000_000_000, 360_000_000_000, 5_000),
 }
-"""Each way, in bytes a second: about 80 % of the data sheets' 31.5 and 63 GB/s of 16 lanes, and two thirds of 450 GB/s.
+"""Each way, in bytes a second: 80 % of the data sheets' 31.5 and 63 GB/s of 16 lanes, and of 450 GB/s.
 
 Declared, not measured: what pinned copies are reported to reach, rounded, and the time to launch one.
 """
