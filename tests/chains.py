@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import add
+
 from hypothesis import strategies as st
 
 from remat_ir import Chain
@@ -15,13 +17,15 @@ def chains(draw: st.DrawFn, most_stages: int = 5, most: int = 6, link: bool = Fa
     def column(length: int) -> tuple[int, ...]:
         return tuple(draw(st.lists(st.integers(0, most), min_size=length, max_size=length)))
 
-    activation = column(stages + 1)
+    activation, rests, workspaces = column(stages + 1), column(stages), column(stages)
+    more = draw(st.none() | st.tuples(*(st.integers(0, rest) for rest in rests)))
     return Chain(
         forward_ns=column(stages),
         backward_ns=column(stages),
-        forward_workspace_bytes=column(stages),
+        forward_workspace_bytes=workspaces,
+        untaped_workspace_bytes=None if more is None else tuple(map(add, workspaces, more)),
         backward_workspace_bytes=column(stages),
-        tape_bytes=tuple(a + extra for a, extra in zip(activation[1:], column(stages), strict=True)),
+        tape_bytes=tuple(map(add, activation[1:], rests)),
         activation_bytes=activation,
         gradient_bytes=column(stages + 1),
         link_bytes_per_s=draw(st.integers(1, 4)) * 500_000_000 if link else None,

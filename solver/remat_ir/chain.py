@@ -18,6 +18,7 @@ MOST_STAGES = 100_000
 
 _PER_STAGE = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "tape_bytes")
 _PER_CUT = ("activation_bytes", "gradient_bytes")
+_UNTAPED = "untaped_workspace_bytes"
 
 CHAIN = Document(
     "ChainDocument",
@@ -26,6 +27,7 @@ CHAIN = Document(
     {
         "forward_ns": Member(Column(shortest=1, cap=MOST_STAGES + 1)),
         **{key: Member(Column(cap=MOST_STAGES + 1)) for key in (*_PER_STAGE[1:], *_PER_CUT)},
+        _UNTAPED: Member(Column(cap=MOST_STAGES + 1), None, nullable=True),
         "link_bytes_per_s": Member(Integer(least=1), None, nullable=True),
         "host_bytes": Member(Integer(), None, nullable=True),
     },
@@ -48,6 +50,8 @@ class Chain:
         gradient_bytes: [L + 1] ω_δ; entry L is the first gradient, which appears with the first backward step.
         link_bytes_per_s: bandwidth β to the host in each direction, or None without a link.
         host_bytes: what the host can hold, or None without a limit.
+        untaped_workspace_bytes: [L] o_f of a run that keeps no tape (F_ck, F_∅), or None where all are as with one. At
+            least o_f, and at most o_f + ω_ā − ω_a: a run may keep its tape to its end and drop it then.
 
     Raises:
         InvalidData: naming the array and the stage or cut that is wrong.
@@ -62,6 +66,7 @@ class Chain:
     gradient_bytes: tuple[int, ...]
     link_bytes_per_s: int | None = None
     host_bytes: int | None = None
+    untaped_workspace_bytes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         stages = len(self.forward_ns)
@@ -77,9 +82,10 @@ class Chain:
                     "which the tape includes",
                     f"/tape_bytes/{i}",
                 )
+        self._check_untaped()
         if self.total_cost_ns > LARGEST_INTEGER:
             raise InvalidData("the sum of forward_ns and backward_ns overflows 2^53", "/forward_ns")
-        if sum(sum(getattr(self, key)) for key in (*_PER_STAGE[2:], *_PER_CUT)) > LARGEST_INTEGER:
+        if sum(sum(getattr(self, key)) for key in (*_PER_STAGE[3:], "untaped_workspaces", *_PER_CUT)) > LARGEST_INTEGER:
             raise InvalidData("the sum of all bytes overflows 2^53", "/tape_bytes")
         if self.link_bytes_per_s is not None:
             integer(self.link_bytes_per_s, "link_bytes_per_s", "/link_bytes_per_s", least=1)
@@ -91,6 +97,24 @@ class Chain:
             if not isinstance(getattr(self, key), tuple):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
 
+    def _check_untaped(self) -> None:
+        column = self.untaped_workspace_bytes
+        if column is None:
+            return
+        _check_column(_UNTAPED, column, self.stages, "", first=1)
+        for i, untaped in enumerate(column):
+            least = self.forward_workspace_bytes[i]
+            most = least + self.tape_bytes[i] - self.activation_bytes[i + 1]
+            if not least <= untaped <= most:
+                raise InvalidData(
+                    f"stage {i + 1}: {_UNTAPED} {untaped} is not from {least}, its forward_workspace_bytes, to {most}, "
+                    "those and what its tape has besides the activation",
+                    f"/{_UNTAPED}/{i}",
+                )
+        # one chain has one form, and one digest
+        same = tuple(column) == tuple(self.forward_workspace_bytes)
+        object.__setattr__(self, _UNTAPED, None if same else tuple(column))
+
     @property
     def stages(self) -> int:
         """The number of stages L, the loss stage included."""
@@ -100,6 +124,12 @@ class Chain:
     def total_cost_ns(self) -> int:
         """The cost of each forward and backward step once, in ns."""
         return sum(self.forward_ns) + sum(self.backward_ns)
+
+    @property
+    def untaped_workspaces(self) -> tuple[int, ...]:
+        """[L] the workspace in bytes of each forward step that keeps no tape."""
+        found = self.untaped_workspace_bytes
+        return self.forward_workspace_bytes if found is None else found
 
     @property
     def fixed_bytes(self) -> int:
@@ -126,29 +156,38 @@ class Chain:
         """The exact lift, without the link: any plan of the graph is one of the chain, and the other way round.
 
         Ops are F^1 … F^L, the `once` op that stands for the incoming gradient δ^L, then B^L … B^1, each computed once.
-        Op F^l makes value 2(l−1) = a^l and the optional value 2l−1 = rest^l, of ω_ā − ω_a bytes; a^0 is fixed. Values
-        2L … 3L are δ^L … δ^0, and δ^0 stays to the end. B^l reads δ^l, a^(l−1), a^l and rest^l.
+        Op F^l makes a^l and the optional rest^l, of ω_ā − ω_a bytes; a^0 is fixed. Where a run without a tape needs
+        more workspace, that part of rest^l is a value of its own, which every run makes. So values are numbered a^1, rest^1,
+        a^2, … or a^1, part^1, rest^1, a^2, … (`stage_values`), then δ^L … δ^0; δ^0 stays to the end. B^l reads δ^l,
+        a^(l−1), and what F^l makes.
         """
-        count = self.stages
-        inputs: list[tuple[int, ...]] = [(), *((2 * (stage - 2),) for stage in range(2, count + 1)), ()]
+        count, width = self.stages, len(self.stage_values(1))
+        inputs: list[tuple[int, ...]] = [(), *(self.stage_values(stage)[:1] for stage in range(1, count)), ()]
         sizes: list[int] = []
-        for activation, tape in zip(self.activation_bytes[1:], self.tape_bytes, strict=True):
-            sizes += (activation, tape - activation)
+        for i, (taped, untaped) in enumerate(zip(self.forward_workspace_bytes, self.untaped_workspaces, strict=True)):
+            rest = self.tape_bytes[i] - self.activation_bytes[i + 1]
+            part = (untaped - taped,) if width == 3 else ()
+            sizes += (self.activation_bytes[i + 1], *part, rest - sum(part))
         for stage in range(count, 0, -1):
-            before = () if stage == 1 else (2 * (stage - 2),)
-            inputs.append((*before, 2 * (stage - 1), 2 * stage - 1, 3 * count - stage))
+            before = () if stage == 1 else self.stage_values(stage - 1)[:1]
+            inputs.append((*before, *self.stage_values(stage), (width + 1) * count - stage))
         return Graph(
             op_cost_ns=(*self.forward_ns, 0, *reversed(self.backward_ns)),
             op_workspace_bytes=(*self.forward_workspace_bytes, 0, *reversed(self.backward_workspace_bytes)),
             op_inputs=tuple(inputs),
-            value_op=(*(v // 2 for v in range(2 * count)), *range(count, 2 * count + 1)),
+            value_op=(*(v // width for v in range(width * count)), *range(count, 2 * count + 1)),
             value_bytes=(*sizes, *reversed(self.gradient_bytes)),
-            optional=tuple(range(1, 2 * count, 2)),
+            optional=tuple(range(width - 1, width * count, width)),
             once=tuple(range(count, 2 * count + 1)),
-            keep=(3 * count,),
+            keep=((width + 1) * count,),
             backward_from=count,
             fixed_bytes=self.activation_bytes[0],
         )
+
+    def stage_values(self, stage: int) -> tuple[int, ...]:
+        """The values of `to_graph` that are the tape of a stage: a^l first, the optional one last."""
+        width = 2 if self.untaped_workspace_bytes is None else 3
+        return tuple(range(width * (stage - 1), width * stage))
 
     def to_json(self) -> dict[str, Any]:
         """The `remat-chain/1` object."""
@@ -158,6 +197,8 @@ class Chain:
         for key in ("link_bytes_per_s", "host_bytes"):
             if getattr(self, key) is not None:
                 data[key] = getattr(self, key)
+        if self.untaped_workspace_bytes is not None:
+            data[_UNTAPED] = list(self.untaped_workspace_bytes)
         return data
 
     @classmethod

@@ -19,31 +19,33 @@ _TRANSFERS: dict[Verb, type[Offload] | type[Wait] | type[Drop] | type[Prefetch]]
 def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
     """The plan of `chain.to_graph()` that does what a chain plan does, at the same cost and peak.
 
-    With transfers it is one of `chain.to_graph().with_link(chain.link)`. A tape moves there as two values, one right
-    after the other, so its copy may take a ns more where the bandwidth doesn't divide its bytes.
+    With transfers it is one of `chain.to_graph().with_link(chain.link)`. A tape moves there as its values, one right
+    after the other, so its copy may take some ns more where the bandwidth doesn't divide its bytes.
     """
     count = chain.stages
     steps: list[Step] = []
     taped: set[int] = set()
     for verb, stage in plan.steps:
-        a, rest, before = 2 * (stage - 1), 2 * stage - 1, 2 * (stage - 2)
+        tape = chain.stage_values(stage)
+        a, before = tape[0], chain.stage_values(stage - 1)[:1] if stage > 1 else ()
         found: tuple[Step, ...]
         if verb is Verb.F_ALL:
             taped.add(stage)
-            found = (Compute(stage - 1, (a, rest)),)
+            found = (Compute(stage - 1, tape),)
         elif verb is Verb.F_CK:
-            found = (Compute(stage - 1),)
+            found = (Compute(stage - 1, (a,)),)
         elif verb is Verb.F_NONE:
-            found = (Compute(stage - 1), Free(before))
+            found = (Compute(stage - 1, (a,)), *map(Free, before))
         elif verb is Verb.FREE:
             found = (Free(a),)
         elif verb is Verb.B:
             taped.discard(stage)
             first = (Compute(count),) if stage == count else ()
-            dying = (3 * count - stage, a, rest) + ((before,) if stage > 1 and stage - 1 not in taped else ())
+            gradient = (len(tape) + 1) * count - stage
+            dying = (gradient, *tape, *(before if stage - 1 not in taped else ()))
             found = (*first, Compute(2 * count + 1 - stage), *map(Free, dying))
         else:
-            found = tuple(_TRANSFERS[verb](value) for value in ((a, rest) if stage in taped else (a,)))
+            found = tuple(_TRANSFERS[verb](value) for value in (tape if stage in taped else (a,)))
         steps.extend(found)
     return Plan(tuple(steps))
 

@@ -70,7 +70,8 @@ class _State:
         if stage in self.stored or stage in self.moving or stage in self.on_host:
             raise InvalidPlan(f"F {stage} makes a {stage} while it is stored", i)
         tape = verb is Verb.F_ALL
-        during = self.memory + self.size(stage, tape) + self.chain.forward_workspace_bytes[stage - 1]
+        workspaces = self.chain.forward_workspace_bytes if tape else self.chain.untaped_workspaces
+        during = self.memory + self.size(stage, tape) + workspaces[stage - 1]
         self.memory += self.size(stage, tape)
         self.stored[stage] = tape
         self.reached = max(self.reached, stage)

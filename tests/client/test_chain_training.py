@@ -153,8 +153,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
         measured = measure.peak_memory(lambda: trained(x).backward()).peak_bytes  # noqa: B023
         assert answer.peak_bytes is not None
         predicted = answer.peak_bytes - chain.fixed_bytes
-        # a run with a tape is charged what one without may need, at most a stage's forward workspace too much
-        assert 0.99 * predicted - max(chain.forward_workspace_bytes) <= measured <= predicted, method
+        assert 0.99 * predicted <= measured <= predicted, method
     assert {Verb.OFFLOAD, Verb.PREFETCH} <= verbs
 
 
@@ -170,7 +169,7 @@ def test_a_run_without_a_tape_fits_its_prediction(stage: nn.Module) -> None:
         with torch.no_grad():
             stage(x)
 
-    assert measure.peak_memory(run).peak_bytes <= cost.activation_bytes + cost.forward_workspace_bytes
+    assert measure.peak_memory(run).peak_bytes <= cost.activation_bytes + cost.untaped_workspace_bytes
 
 
 class Apart(nn.Module):

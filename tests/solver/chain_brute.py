@@ -45,13 +45,14 @@ def _moves(chain: Chain, budget: int, state: State, persistent: bool, tapes: boo
         if stage in held or stage - 1 not in held:
             continue
         room = budget - memory - chain.forward_workspace_bytes[stage - 1]
+        without = budget - memory - (chain.untaped_workspace_bytes or chain.forward_workspace_bytes)[stage - 1]
         after = max(reached, stage)
         keeping = stored if stage == 1 or held[stage - 1] == "t" else stored - {(stage - 1, "a")} | {(stage - 1, "c")}
         if chain.tape_bytes[stage - 1] <= room and (
             tapes or (stage == following and reached == chain.stages) or stage == chain.stages
         ):
             yield chain.forward_ns[stage - 1], (after, following, keeping | {(stage, "t")})
-        if chain.activation_bytes[stage] <= room:
+        if chain.activation_bytes[stage] <= without:
             yield chain.forward_ns[stage - 1], (after, following, keeping | {(stage, "a")})
             if stage > 1 and (held[stage - 1] == "a" or (held[stage - 1] == "c" and not persistent)):
                 yield (

@@ -41,24 +41,30 @@ class ProfiledJoin(NamedTuple):
     def graph(self, backward: Sequence[int]) -> Graph:
         """The training step as a graph, its backward steps by branch in the order of `backward`.
 
-        As in a chain's lift: op n is stage n's forward step, with value 2n, what it gives, and the optional value
-        2n + 1, the rest of its tape; then the `once` op of the incoming gradient; then the backward steps, the head's
-        first, each making a gradient for each cut that its stage reads. Gradients of inputs are kept to the end.
+        As in a chain's lift: op n is stage n's forward step, with value 3n, what it gives, value 3n + 1, the part of
+        its tape that makes up for the workspace of a run without one, and the optional value 3n + 2, the rest of its tape;
+        then the `once` op of the incoming gradient; then the backward steps, the head's first, each making a gradient
+        for each cut that its stage reads. Gradients of inputs are kept to the end.
         """
         count, branches = len(self.stages), len(self.lengths)
         order = backward_stages(self.lengths, backward)
         inputs: list[tuple[int, ...]] = [
-            tuple(2 * (cut - branches) for cut in stage.reads if cut >= branches) for stage in self.stages
+            tuple(3 * (cut - branches) for cut in stage.reads if cut >= branches) for stage in self.stages
         ]
-        value_op = [v // 2 for v in range(2 * count)] + [count]
-        sizes = [size for c in self.costs for size in (c.activation_bytes, c.tape_bytes - c.activation_bytes)]
+        value_op = [v // 3 for v in range(3 * count)] + [count]
+        sizes: list[int] = []
+        for c in self.costs:
+            rest = c.tape_bytes - c.activation_bytes
+            # no more than there is: ranks that differ in sizes are found out later
+            part = min(rest, c.untaped_workspace_bytes - c.forward_workspace_bytes)
+            sizes += (c.activation_bytes, part, rest - part)
         sizes.append(self.costs[-1].activation_bytes)
-        gradient = {branches + count - 1: 2 * count}
+        gradient = {branches + count - 1: 3 * count}
         inputs.append(())
         keep: list[int] = []
         for position, n in enumerate(order):
             stage = self.stages[n]
-            reads = (*inputs[n], 2 * n, 2 * n + 1, gradient[stage.makes])
+            reads = (*inputs[n], *range(3 * n, 3 * n + 3), gradient[stage.makes])
             inputs.append(tuple(sorted(reads)))
             for cut, size in zip(stage.reads, self.costs[n].gradient_bytes, strict=True):
                 gradient[cut] = len(value_op)
@@ -75,7 +81,7 @@ class ProfiledJoin(NamedTuple):
             op_inputs=tuple(inputs),
             value_op=tuple(value_op),
             value_bytes=tuple(sizes),
-            optional=tuple(range(1, 2 * count, 2)),
+            optional=tuple(range(2, 3 * count, 3)),
             once=tuple(range(count, 2 * count + 1)),
             keep=tuple(keep),
             backward_from=count,
@@ -141,20 +147,21 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
     )
 
 
-_MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes", "needs_grad")
+_MEASURED = (
+    "forward_ns",
+    "backward_ns",
+    "forward_workspace_bytes",
+    "untaped_workspace_bytes",
+    "backward_workspace_bytes",
+    "needs_grad",
+)
 
 
 def agreed_join(measured: ProfiledJoin, coordinator: Coordinator) -> ProfiledJoin:
     """Branches with the times and workspaces that all ranks go by; their sizes stay this rank's own."""
     heard = coordinator.costs({name: [int(getattr(cost, name)) for cost in measured.costs] for name in _MEASURED})
     costs = [
-        cost._replace(
-            forward_ns=heard["forward_ns"][n],
-            backward_ns=heard["backward_ns"][n],
-            forward_workspace_bytes=heard["forward_workspace_bytes"][n],
-            backward_workspace_bytes=heard["backward_workspace_bytes"][n],
-            needs_grad=bool(heard["needs_grad"][n]),
-        )
+        cost._replace(**{name: type(getattr(cost, name))(heard[name][n]) for name in _MEASURED})
         for n, cost in enumerate(measured.costs)
     ]
     stages = [replace(stage, needs_grad=cost.needs_grad) for stage, cost in zip(measured.stages, costs, strict=True)]

@@ -68,6 +68,7 @@ def chain_of(
         forward_ns=tuple(cost.forward_ns for cost in costs),
         backward_ns=tuple(cost.backward_ns for cost in costs),
         forward_workspace_bytes=tuple(c.forward_workspace_bytes + b for c, b in zip(costs, beside, strict=True)),
+        untaped_workspace_bytes=tuple(c.untaped_workspace_bytes + b for c, b in zip(costs, beside, strict=True)),
         backward_workspace_bytes=tuple(c.backward_workspace_bytes + b for c, b in zip(costs, beside, strict=True)),
         tape_bytes=tuple(cost.tape_bytes for cost in costs),
         activation_bytes=(storage_bytes(x), *(cost.activation_bytes for cost in costs)),

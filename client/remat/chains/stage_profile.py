@@ -36,8 +36,8 @@ class StageCost(NamedTuple):
 
     Attributes:
         forward_ns, backward_ns: times.
-        forward_workspace_bytes, backward_workspace_bytes: bytes that live only while the step runs; forward, the larger
-            of what a run needs next to its tape, and next to its activation where no tape is kept. A parameter's new
+        forward_workspace_bytes, untaped_workspace_bytes, backward_workspace_bytes: bytes that live only while the step
+            runs: next to its tape, next to its activation where no tape is kept, and backward. A parameter's new
             gradient counts as workspace of the backward step: it is added to one that exists, which is fixed.
         activation_bytes, tape_bytes: what the stage makes, without and with its tape.
         gradient_bytes: of each input's gradient.
@@ -48,6 +48,7 @@ class StageCost(NamedTuple):
     forward_ns: int
     backward_ns: int
     forward_workspace_bytes: int
+    untaped_workspace_bytes: int
     backward_workspace_bytes: int
     activation_bytes: int
     tape_bytes: int
@@ -91,8 +92,11 @@ def stage_cost(
     sizes = _bytes(runs, inputs[0].device)
     made = storage_bytes(y)
     tape = max(made, sizes["tape"])
-    # a stage that runs with grad where its tape is not kept makes and drops one
-    kept = made if needs_grad else tape
+    taped, untaped = max(0, sizes["forward_peak"] - tape), max(0, sizes["untaped_peak"] - made)
+    # a stage that runs with grad where its tape is not kept makes and drops one; others need no more than that, and no
+    # less than next to a tape, but where kernels differ without grad: then the larger counts for both
+    untaped = taped + tape - made if needs_grad else max(taped, untaped)
+    taped = max(taped, untaped - (tape - made))
     gradients, _ = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
     into = tuple(
@@ -102,7 +106,8 @@ def stage_cost(
     return StageCost(
         rounded(forward_ns),
         rounded(backward_ns),
-        max(0, sizes["forward_peak"] - kept, sizes["untaped_peak"] - made),
+        taped,
+        untaped,
         max(0, sizes["backward_peak"] - sum(into)),
         made,
         tape,

@@ -77,13 +77,17 @@ def agreed_chain(measured: ProfiledChain, coordinator: Coordinator) -> ProfiledC
     """A chain with the times and workspaces that all ranks go by; its sizes stay this rank's own."""
     chain, needs_grad = measured
     costs = {name: getattr(chain, name) for name in _MEASURED}
+    costs["untaped"] = chain.untaped_workspaces
     costs["link"] = () if chain.link_bytes_per_s is None else (chain.link_bytes_per_s,)
     costs["needs_grad"] = [int(n in needs_grad) for n in range(1, chain.stages + 1)]
     heard = coordinator.costs(costs)
     found: dict[str, Any] = {name: tuple(heard[name]) for name in _MEASURED}
+    # a rank whose tapes are smaller has another problem, which is found out when it is asked
+    most = zip(found["forward_workspace_bytes"], chain.tape_bytes, chain.activation_bytes[1:], strict=True)
+    untaped = tuple(min(u, f + t - a) for u, (f, t, a) in zip(heard["untaped"], most, strict=True))
     link = heard["link"][0] if heard["link"] else None
     return ProfiledChain(
-        replace(chain, **found, link_bytes_per_s=link),
+        replace(chain, **found, untaped_workspace_bytes=untaped, link_bytes_per_s=link),
         frozenset(n for n, differs in enumerate(heard["needs_grad"], 1) if differs),
     )
 

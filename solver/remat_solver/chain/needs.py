@@ -28,19 +28,20 @@ class Needs:
         tape = np.array((0, *chain.tape_bytes), np.int64)
         delta = np.array(chain.gradient_bytes, np.int64)
         forward = np.array((0, *chain.forward_workspace_bytes), np.int64)
+        untaped = np.array((0, *chain.untaped_workspaces), np.int64)
         backward = np.array((0, *chain.backward_workspace_bytes), np.int64)
         held = delta.copy()
         held[count] = 0
         self.none: Any = np.zeros((count + 1, count + 1), np.int64)
         self.all: Any = np.zeros((count + 1, count + 1), np.int64)
         step = np.zeros(count + 1, np.int64)
-        step[1:] = a[:-1] + a[1:] + forward[1:]
+        step[1:] = a[:-1] + a[1:] + untaped[1:]
         for s in range(1, count + 1):
             after = held[s:]
             own = delta[s] + tape[s] + delta[s - 1] + backward[s]
             self.all[s, s:] = np.maximum(after + tape[s] + forward[s], own)
             # entry t of the running maximum covers the steps s … t−1
-            steps = np.concatenate(([a[s] + forward[s]], step[s + 1 : count]))
+            steps = np.concatenate(([a[s] + untaped[s]], step[s + 1 : count]))
             self.none[s, s + 1 :] = after[1:] + np.maximum.accumulate(steps)[: count - s]
 
 

@@ -83,12 +83,11 @@ def _steps(chain: Chain, state: State) -> Iterator[tuple[int, ChainStep, State]]
     for stage in range(1, min(reached + 1, following) + 1):
         if stored >> stage & 1 or not stored >> (stage - 1) & 1:
             continue
-        before = memory + chain.forward_workspace_bytes[stage - 1]
         after = max(reached, stage)
-        made = before + chain.activation_bytes[stage]
+        made = memory + chain.activation_bytes[stage] + chain.untaped_workspaces[stage - 1]
         if stage < following or reached < stage:
             yield made, ChainStep(Verb.F_CK, stage), (after, following, plain | 1 << stage, taped)
-        made = before + chain.tape_bytes[stage - 1]
+        made = memory + chain.tape_bytes[stage - 1] + chain.forward_workspace_bytes[stage - 1]
         yield made, ChainStep(Verb.F_ALL, stage), (after, following, plain, taped | 1 << stage)
     stage = following
     if reached == chain.stages and taped >> stage & 1 and stored >> (stage - 1) & 1:

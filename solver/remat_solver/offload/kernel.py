@@ -32,8 +32,8 @@ def _rest(amount: int, time: float, beta: float) -> int:
 @njit(cache=True)
 def backward_best(
     i: int, j: int, held: int, due: int, memory: int, beta: float,
-    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    table: Array,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
+    over_b: Array, table: Array,
 ) -> tuple[float, int]:  # fmt: skip
     """C_Δ(i, j, A, Δ) and how it is reached: 0 by F_all^i first, otherwise the i' whose a^(i') is saved next.
 
@@ -58,7 +58,7 @@ def backward_best(
                 choice = 0
     steps, late, most = 0.0, -FOREVER, 0
     for k in range(i, j):
-        need = delta[j] + activation[k] + over_f[k] + (activation[k - 1] if k > i else 0)
+        need = delta[j] + activation[k] + over_n[k] + (activation[k - 1] if k > i else 0)
         most = max(most, need)
         if most > spare:
             break
@@ -83,8 +83,8 @@ def backward_best(
 @njit(cache=True, nogil=True)
 def fill_backward(
     memory: int, beta: float,
-    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    table: Array,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
+    over_b: Array, table: Array,
 ) -> None:  # fmt: skip
     """Fill C_Δ for all stages i ≤ j and all A + Δ within the memory."""
     stages = forward.shape[0] - 1
@@ -94,8 +94,8 @@ def fill_backward(
             for held in range(memory + 1):
                 for due in range(memory - held, -1, -1):
                     best, _ = backward_best(
-                        i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_b,
-                        table,
+                        i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_n,
+                        over_b, table,
                     )  # fmt: skip
                     table[pair, held, due] = best
 
@@ -144,7 +144,7 @@ def _with_tape(
 @njit(cache=True)
 def _without_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
-    forward: Array, activation: Array, over_f: Array, tails: Array, table: Array, price: float, mark: bool,
+    forward: Array, activation: Array, over_n: Array, tails: Array, table: Array, price: float, mark: bool,
 ) -> tuple[float, int, int]:  # fmt: skip
     """The best of F_ck^i first and F_none up to some stage before the last, that stage, and whether its input goes."""
     best, last, moved = FOREVER, -1, 0
@@ -152,7 +152,7 @@ def _without_tape(
     stages = forward.shape[0] - 1
     steps, late, first, after = 0.0, -FOREVER, 0, 0
     for j in range(i, stages):
-        need = activation[j] + over_f[j] + (activation[j - 1] if j > i else 0)
+        need = activation[j] + over_n[j] + (activation[j - 1] if j > i else 0)
         if j == i:
             first = need
         else:
@@ -183,8 +183,8 @@ def _without_tape(
 @njit(cache=True)
 def forward_best(
     x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
-    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array, price: float, mark: bool,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
+    over_b: Array, tails: Array, table: Array, price: float, mark: bool,
 ) -> tuple[float, int, int]:  # fmt: skip
     """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
 
@@ -200,7 +200,7 @@ def forward_best(
     )
     last = 0 if best < FOREVER else -1
     value, end, goes = _without_tape(
-        i, own, held, left, due, memory, beta, forward, activation, over_f, tails, table, price, mark
+        i, own, held, left, due, memory, beta, forward, activation, over_n, tails, table, price, mark
     )
     if value < best:
         return value, end, goes
@@ -210,8 +210,8 @@ def forward_best(
 @njit(cache=True, nogil=True)
 def fill_forward(
     memory: int, beta: float,
-    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
-    tails: Array, table: Array, price: float,
+    forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
+    over_b: Array, tails: Array, table: Array, price: float,
 ) -> None:  # fmt: skip
     """Fill OC_x for all states that the first one can lead to: marked first, then filled from the last stage."""
     stages = forward.shape[0] - 1
@@ -227,7 +227,7 @@ def fill_forward(
                                 continue
                             best, _, _ = forward_best(
                                 x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
-                                over_f, over_b, tails, table, price, run == 0,
+                                over_f, over_n, over_b, tails, table, price, run == 0,
                             )  # fmt: skip
                             if run == 1:
                                 table[x, i, held, left, due] = best

@@ -59,8 +59,9 @@ class Ledger:
         if step.verb is Verb.B:
             first = chain.gradient_bytes[stage] if stage == chain.stages else 0
             return first + chain.gradient_bytes[stage - 1] + chain.backward_workspace_bytes[stage - 1]
-        made = chain.tape_bytes[stage - 1] if step.verb is Verb.F_ALL else chain.activation_bytes[stage]
-        return made + chain.forward_workspace_bytes[stage - 1]
+        if step.verb is Verb.F_ALL:
+            return chain.tape_bytes[stage - 1] + chain.forward_workspace_bytes[stage - 1]
+        return chain.activation_bytes[stage] + chain.untaped_workspaces[stage - 1]
 
     def run(self, step: ChainStep) -> None:
         """Let a step have run."""

@@ -38,7 +38,8 @@ class OffloadTable:
         self.chain = chain
         available = max(0, budget_bytes - chain.fixed_bytes)
         sizes = (*chain.activation_bytes[1:], *chain.tape_bytes, *chain.gradient_bytes[:-1])
-        sizes += (*chain.forward_workspace_bytes, *chain.backward_workspace_bytes, chain.gradient_bytes[-1])
+        sizes += (*chain.forward_workspace_bytes, *chain.untaped_workspaces, *chain.backward_workspace_bytes)
+        sizes += (chain.gradient_bytes[-1],)
         grain = math.gcd(*sizes) or 1
         self.slot_bytes = grain if available // grain <= slots else -(-available // slots)
         self.slots = available // self.slot_bytes
@@ -51,7 +52,8 @@ class OffloadTable:
             self.slots, beta,
             np.array((0, *chain.forward_ns), np.float64), np.array((0, *chain.backward_ns), np.float64),
             self._in_slots(chain.activation_bytes), self._in_slots((0, *chain.tape_bytes)), delta,
-            self._in_slots((0, *chain.forward_workspace_bytes)), self._in_slots((0, *chain.backward_workspace_bytes)),
+            self._in_slots((0, *chain.forward_workspace_bytes)), self._in_slots((0, *chain.untaped_workspaces)),
+            self._in_slots((0, *chain.backward_workspace_bytes)),
         )  # fmt: skip
         width = self.slots + 1
         self._tails = np.full((count * (count + 1) // 2, width, width), FOREVER)
@@ -106,15 +108,15 @@ class OffloadTable:
         return (i - 1) * self.chain.stages - ((i - 1) * (i - 2)) // 2 + j - i
 
     def _idle_backward(self, i: int, held: int, due: int) -> float:
-        memory, beta, _, _, _, tape, delta, _, over = self._arguments
+        memory, beta, _, _, _, tape, delta, _, _, over = self._arguments
         late = float(delta[i] + tape[i] + delta[i - 1] + over[i] - (memory - held) + due)
         return max(0.0, late / float(beta))
 
     def _idle_forward(self, i: int, last: int, held: int, left: int) -> float:
-        memory, beta, times, _, activation, tape, _, over, _ = self._arguments
+        memory, beta, times, _, activation, tape, _, over, untaped, _ = self._arguments
         late = float(tape[i] + over[i])
         if last:
-            needs = [activation[k] + over[k] + (activation[k - 1] if k > i else 0) for k in range(i, last + 1)]
+            needs = [activation[k] + untaped[k] + (activation[k - 1] if k > i else 0) for k in range(i, last + 1)]
             late = max(float(need) - beta * float(times[i:k].sum()) for k, need in enumerate(needs, i))
         return max(0.0, (late - float(memory - held) + left) / float(beta))
 
