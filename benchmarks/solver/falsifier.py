@@ -188,13 +188,15 @@ def drawn_chain(draw: random.Random) -> Subject:
     def numbers(count: int, least: int = 0) -> tuple[int, ...]:
         return tuple(draw.randint(least, most) for _ in range(count))
 
-    activations = numbers(stages + 1, 1)
+    activations, rests, workspaces = numbers(stages + 1, 1), numbers(stages), numbers(stages)
+    untaped = tuple(taped + draw.randint(0, rest) for taped, rest in zip(workspaces, rests, strict=True))
     return Chain(
         forward_ns=numbers(stages, 1),
         backward_ns=numbers(stages, 1),
-        forward_workspace_bytes=numbers(stages),
+        forward_workspace_bytes=workspaces,
+        untaped_workspace_bytes=draw.choice((None, untaped)),
         backward_workspace_bytes=numbers(stages),
-        tape_bytes=tuple(size + more for size, more in zip(activations[1:], numbers(stages), strict=True)),
+        tape_bytes=tuple(size + more for size, more in zip(activations[1:], rests, strict=True)),
         activation_bytes=activations,
         gradient_bytes=numbers(stages + 1),
         link_bytes_per_s=draw.choice((None, None, 10**9)),

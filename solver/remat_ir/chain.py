@@ -157,9 +157,9 @@ class Chain:
 
         Ops are F^1 … F^L, the `once` op that stands for the incoming gradient δ^L, then B^L … B^1, each computed once.
         Op F^l makes a^l and the optional rest^l, of ω_ā − ω_a bytes; a^0 is fixed. Where a run without a tape needs
-        more workspace, that part of rest^l is a value of its own, which every run makes. So values are numbered a^1, rest^1,
-        a^2, … or a^1, part^1, rest^1, a^2, … (`stage_values`), then δ^L … δ^0; δ^0 stays to the end. B^l reads δ^l,
-        a^(l−1), and what F^l makes.
+        more workspace, that part of rest^l is a value of its own, which every run makes. So values are numbered
+        a^1, rest^1, a^2, … or a^1, part^1, rest^1, a^2, … (`stage_values`), then δ^L … δ^0; δ^0 stays to the end.
+        B^l reads δ^l, a^(l−1), and what F^l makes.
         """
         count, width = self.stages, len(self.stage_values(1))
         inputs: list[tuple[int, ...]] = [(), *(self.stage_values(stage)[:1] for stage in range(1, count)), ()]

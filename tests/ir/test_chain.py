@@ -51,6 +51,7 @@ CHAIN = Chain(
     activation_bytes=(8, 10, 20, 1),
     gradient_bytes=(8, 10, 20, 1),
 )
+UNTAPED = replace(CHAIN, untaped_workspace_bytes=(1, 30, 3))
 LINKED = replace(CHAIN, link_bytes_per_s=1_000_000_000, host_bytes=100)
 
 
@@ -79,6 +80,13 @@ def plan(text: str) -> ChainPlan:
         ({"link_bytes_per_s": 5, "host_bytes": -5}, "host_bytes must not be negative", "/host_bytes"),
         ({"forward_ns": [2**53, 2**53, 1]}, "overflows 2^53", "/forward_ns"),
         ({"tape_bytes": [2**53, 2**53, 4]}, "overflows 2^53", "/tape_bytes"),
+        (
+            {"untaped_workspace_bytes": [1, 33, 0]},
+            "stage 2: untaped_workspace_bytes 33 is not from 2, its forward_workspace_bytes, to 32, those and what",
+            "/untaped_workspace_bytes/1",
+        ),
+        ({"untaped_workspace_bytes": [0, 2, 0]}, "stage 1: untaped_workspace_bytes 0", "/untaped_workspace_bytes/0"),
+        ({"untaped_workspace_bytes": [1, 2]}, "untaped_workspace_bytes has 2 entries", "/untaped_workspace_bytes"),
         ({"forward_ns": []}, "chain has 0 stages", "/forward_ns"),
         ({"extra": 1}, "unknown key 'extra'", "/extra"),
         ({"format": "remat-chain/2"}, "chain must have format", "/format"),
@@ -202,6 +210,24 @@ def test_transfers_take_their_time_and_are_charged() -> None:
     )
     # the second offload waits for the first: 10 to 40, then to 90; back: 90 to 140, then to 170; B 3 fits between
     assert verify(Problem(LINKED, PLENTY), queued).cost_ns == 170 + 40 + 20
+
+
+def test_a_run_without_a_tape_has_a_workspace_of_its_own() -> None:
+    def peaks(text: str) -> list[int]:
+        return [moment.peak_bytes for moment in moments(UNTAPED, plan(text)) or ()]
+
+    assert peaks("F_ck 1, F_none 2, F_all 3") == [8 + 10 + 1, 8 + 10 + 20 + 30, 8 + 20 + 4]
+    assert peaks("F_all 1, F_all 2") == [8 + 30 + 1, 8 + 30 + 50 + 2]
+    assert UNTAPED.to_graph().op_workspace_bytes == CHAIN.to_graph().op_workspace_bytes
+
+
+def test_the_column_is_left_out_where_it_says_nothing() -> None:
+    same = replace(CHAIN, untaped_workspace_bytes=list(CHAIN.forward_workspace_bytes))  # type: ignore[arg-type]
+    assert same == CHAIN
+    assert "untaped_workspace_bytes" not in same.to_json()
+    assert Chain.from_json(CHAIN.to_json() | {"untaped_workspace_bytes": None}) == CHAIN
+    assert graph_digest(CHAIN) == "61fcd1538b3725e31f360a510eaec13ece6c3814e3a49d83b144af94b799e33a"
+    assert graph_digest(UNTAPED) != graph_digest(CHAIN)
 
 
 @SETTINGS

@@ -42,9 +42,9 @@ class ProfiledJoin(NamedTuple):
         """The training step as a graph, its backward steps by branch in the order of `backward`.
 
         As in a chain's lift: op n is stage n's forward step, with value 3n, what it gives, value 3n + 1, the part of
-        its tape that makes up for the workspace of a run without one, and the optional value 3n + 2, the rest of its tape;
-        then the `once` op of the incoming gradient; then the backward steps, the head's first, each making a gradient
-        for each cut that its stage reads. Gradients of inputs are kept to the end.
+        its tape that makes up for the workspace of a run without one, and the optional value 3n + 2, the rest of its
+        tape; then the `once` op of the incoming gradient; then the backward steps, the head's first, each making a
+        gradient for each cut that its stage reads. Gradients of inputs are kept to the end.
         """
         count, branches = len(self.stages), len(self.lengths)
         order = backward_stages(self.lengths, backward)
