@@ -34,7 +34,8 @@ class Distance(nn.Module):
 
 
 def block(width: int = 8) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.1))
+    """A stage whose backward step reads what it gives, as a graph's backward ops are taken to do."""
+    return nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.BatchNorm2d(width), nn.Dropout(0.1), nn.ReLU())
 
 
 def siamese(branches: int) -> tuple[Branches, nn.Module]:
@@ -54,7 +55,7 @@ def unequal(branches: int) -> tuple[Branches, nn.Module]:
 class Wide(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 8, 1))
+        self.inner = nn.Sequential(nn.Conv2d(8, width, 3, padding=1), nn.GELU(), nn.Conv2d(width, 8, 1), nn.Tanh())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)  # type: ignore[no-any-return]
