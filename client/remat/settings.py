@@ -4,6 +4,7 @@ REMAT_BASE_URL     the service, such as http://127.0.0.1:8765; unset means none
 REMAT_API_KEY      its key, if it asks for one
 REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
+REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 from remat_ir import InvalidData
 
-NAMES = ("REMAT_BASE_URL", "REMAT_API_KEY", "REMAT_CACHE_DIR", "REMAT_OFFLINE")
+NAMES = ("REMAT_BASE_URL", "REMAT_API_KEY", "REMAT_CACHE_DIR", "REMAT_OFFLINE", "REMAT_SEND_NAMES")
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
@@ -35,6 +36,7 @@ class Settings:
     cache_dir: Path
     api_key: str | None = field(default=None, repr=False)
     offline: bool = False
+    send_names: bool = False
 
     @property
     def service_url(self) -> str | None:
@@ -53,7 +55,8 @@ def settings(
     """The settings in force: each argument that is not None stands over its environment variable.
 
     Raises:
-        InvalidData: a URL that is not http or https, or a REMAT_OFFLINE that is neither yes nor no.
+        InvalidData: a URL that is not http or https, or a REMAT_OFFLINE or REMAT_SEND_NAMES that is neither yes
+            nor no.
     """
     env = os.environ if environ is None else environ
     url = base_url or env.get("REMAT_BASE_URL") or None
@@ -62,7 +65,8 @@ def settings(
         base_url=None if url is None else checked_url(url),
         cache_dir=Path(where).expanduser(),
         api_key=api_key or env.get("REMAT_API_KEY") or None,
-        offline=_flag(env) if offline is None else offline,
+        offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
+        send_names=_flag(env, "REMAT_SEND_NAMES"),
     )
 
 
@@ -82,10 +86,10 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _flag(env: Mapping[str, str]) -> bool:
-    text = env.get("REMAT_OFFLINE", "").strip().lower()
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").strip().lower()
     if text not in _YES | _NO:
-        raise InvalidData(f"REMAT_OFFLINE must be 1 or 0, not {text!r}")
+        raise InvalidData(f"{name} must be 1 or 0, not {text!r}")
     return text in _YES
 
 

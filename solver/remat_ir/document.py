@@ -127,7 +127,7 @@ class Document:
         kinds = [member.kind for member in self.members.values()]
         return [document for kind in kinds if isinstance(kind, Nested) for document in kind.documents]
 
-    def extended(self, name: str, about: str, **more: Member) -> Document:
+    def extended(self, name: str, about: str, /, **more: Member) -> Document:
         """This document under another name, with more members."""
         return replace(self, name=name, about=about, members={**self.members, **more})
 

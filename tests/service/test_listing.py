@@ -22,6 +22,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 running.post(Problem(graph, budget_at(graph, fraction)))
             running.post(Problem(graph, budget_at(graph, 0.7)), method="greedy")
         running.post(Problem(GRAPHS[0], 1))
+        for name in ("Vit-Large 8×224", "100 % of_it"):
+            running.post(Problem(GRAPHS[0], budget_at(GRAPHS[0], 0.8)), name=name)
         for points in (3, 4):
             sweep = {"graph": GRAPHS[0].to_json(), "points": points, "time_limit_s": 5}
             running.http.post("/v1/sweeps", json=sweep, headers={"Prefer": "wait=30"})
@@ -64,7 +66,10 @@ def test_filters_leave_what_they_say(own: Service) -> None:
         ({"status": ["infeasible", "feasible"]}, lambda row: row["status"] in ("infeasible", "feasible")),
         ({"search": "GREEDY"}, lambda row: row["method"] == "greedy"),
         ({"search": everything[3]["id"][:20]}, lambda row: row["id"] == everything[3]["id"]),
-        ({"search": "%"}, lambda row: False),
+        ({"search": "vit-large 8×"}, lambda row: row["name"] == "Vit-Large 8×224"),
+        ({"search": "%"}, lambda row: row["name"] == "100 % of_it"),
+        ({"search": "f_i"}, lambda row: row["name"] == "100 % of_it"),
+        ({"search": "no such"}, lambda row: False),
     ):
         wanted = [row["id"] for row in everything if keeps(row)]
         assert [row["id"] for row in listed(own, **asked)] == wanted
@@ -104,3 +109,17 @@ def test_a_page_goes_on_behind_what_is_there(own: Service) -> None:
     reply = own.http.get("/v1/solves", params={"after": "f" * 32, "sort": "gap"})
     assert (reply.status_code, reply.json()["detail"]) == (422, "query after: there is no solve with this id")
     assert len(own.http.get("/v1/solves", params={"after": "f" * 32}).json()["solves"]) == len(listed(own))
+
+
+def test_a_name_is_each_requests_own(own: Service) -> None:
+    """Equal problems are one solve, whatever they are called; a repeated body keeps its name; others have none."""
+    problem, before = Problem(GRAPHS[1], budget_at(GRAPHS[1], 0.8)), listed(own)
+    assert {row["name"] for row in before} == {None, "Vit-Large 8×224", "100 % of_it"}
+    for name in ("a", "b", "b", None):
+        code, answer = own.post(problem, name=name)
+        assert (code, answer["cache"]) == (200, "hit")
+        assert "name" not in answer
+    assert [row["name"] for row in listed(own)[:4]] == [None, "b", "b", "a"]
+    for wrong in ("", "n" * 101, 3, "nul\x00"):
+        code, refused = own.post(problem, name=wrong)
+        assert (code, refused["pointer"]) == (422, "/name")

@@ -78,6 +78,10 @@ StepsOption = Annotated[
     typer.Option("--steps", min=1, metavar="N", help="End when N steps of training could not gain what waiting costs."),
 ]
 UrlOption = Annotated[str | None, typer.Option("--base-url", metavar="URL", help="The service; over REMAT_BASE_URL.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="What the service's lists call the solve; it is sent there."),
+]
 LocalOption = Annotated[bool, typer.Option("--local", help="Solve here, whatever REMAT_BASE_URL says.")]
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--option", "-O", metavar="KEY=VALUE", help="An option of the method.")

@@ -27,6 +27,7 @@ from .app import (
     LocalOption,
     MethodOption,
     MethodOptions,
+    NameOption,
     QuietOption,
     StepsOption,
     TimeOption,
@@ -157,12 +158,13 @@ def plan(
     max_gap: GapOption = 0.001,
     steps: StepsOption = None,
     option: MethodOptions = None,
+    name: NameOption = None,
     base_url: UrlOption = None,
     local: LocalOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    asking = solve_options_of(method, time_limit, max_gap, steps)
+    asking = solve_options_of(method, time_limit, max_gap, steps, name)
     planner = asked_planner(base_url, local, options_of(option))
     check_writable(output)
     if picture is not None and picture.suffix != ".svg":
@@ -177,6 +179,7 @@ def plan(
     problem = Problem(graph, size)
     start = time.perf_counter()
     with progress_line(graph, quiet=quiet) as report:
+        asking = import_module("remat.training.names").with_name(asking, found.call_name)
         answer = checked(problem, planner.plan(problem, asking, on_progress=report))
     found.seconds["solve"] = time.perf_counter() - start
     plan_or_raise(answer, graph)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from remat_ir import Answer, InvalidData
 
@@ -28,6 +29,8 @@ LATEST = 1000
 """How many of the newest solves an abbreviated id is looked for in."""
 SHORT, WHOLE = 8, 32
 """Characters of an id in a list, and of a whole one."""
+NAME, WIDE = 14, 100
+"""Characters of a name in a list, and of a terminal that has room for more columns next to names."""
 OutputOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")]
 
 
@@ -69,24 +72,29 @@ def list_solves(
     if as_json:
         print(json.dumps(rows))
         return 0
+    console, names = Console(), [_printable(row.get("name")) for row in rows]
+    wide = console.width >= WIDE
+    last = ("seconds", "cache") if wide or not any(names) else ()
+    name_width = 0 if not any(names) else NAME + (max(0, console.width - WIDE) if wide else 0)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for name in ("id", "status", "method", "overhead", "gap", "budget", "seconds", "cache"):
+    for name in ("id", *(("name",) if name_width else ()), "status", "method", "overhead", "gap", "budget", *last):
         side: Any = "right" if name in ("overhead", "gap", "budget", "seconds") else "left"
         table.add_column(name, justify=side, no_wrap=True)
     ids = _short([str(row.get("id", "")) for row in rows])
-    for short, row in zip(ids, rows, strict=True):
+    for short, called, row in zip(ids, names, rows, strict=True):
+        seconds = _number(row.get("seconds"), lambda seconds: f"{seconds:.2f}")
         table.add_row(
             short,
+            *((_cut(called, name_width),) if name_width else ()),
             str(row.get("status", "")),
             str(row.get("method", "")),
             _number(row.get("overhead"), percent),
             _number(row.get("gap"), percent),
             _number(row.get("budget_bytes"), lambda size: readable(int(size))),
-            _number(row.get("seconds"), lambda seconds: f"{seconds:.2f}"),
-            str(row.get("cache") or ""),
+            *((seconds, str(row.get("cache") or "")) if last else ()),
             style=STYLES.get(str(row.get("status"))) if row.get("status") == "failed" else None,
         )
-    Console().print(table)
+    console.print(table)
     return 0
 
 
@@ -149,6 +157,15 @@ def _told(answer: Answer, output: Path | None, as_json: bool) -> int:
     else:
         Console().print(answer_table(answer))
     return code_of(answer)
+
+
+def _printable(name: Any) -> str:
+    """A name without what a terminal would obey."""
+    return "".join(c for c in name if c.isprintable()) if isinstance(name, str) else ""
+
+
+def _cut(name: str, width: int) -> Text:
+    return Text(name if len(name) <= width else name[: width - 1] + "…")
 
 
 def _number(value: Any, as_text: Any) -> str:

@@ -46,6 +46,7 @@ from .app import (
     LocalOption,
     MethodOption,
     MethodOptions,
+    NameOption,
     QuietOption,
     StepsOption,
     TimeOption,
@@ -145,6 +146,7 @@ def solve(
     steps: StepsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
     option: MethodOptions = None,
+    name: NameOption = None,
     base_url: UrlOption = None,
     local: LocalOption = False,
     as_json: JsonOption = False,
@@ -154,7 +156,7 @@ def solve(
     subject = linked(read_subject(file), link)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     planner = asked_planner(base_url, local, options_of(option))
-    asking = solve_options_of(method, time_limit, max_gap, steps)
+    asking = solve_options_of(method, time_limit, max_gap, steps, name)
     check_writable(output)
     with progress_line(subject, quiet=quiet) as report:
         answer = planner.plan(problem, asking, on_progress=report)
@@ -226,14 +228,16 @@ def _certificate(problem: Problem, answer: Answer, file: Path) -> int:
         raise InvalidData(f"{file}: {error}") from None
 
 
-def solve_options_of(method: str, time_limit: float, max_gap: float, steps: int | None = None) -> SolveOptions:
+def solve_options_of(
+    method: str, time_limit: float, max_gap: float, steps: int | None = None, name: str | None = None
+) -> SolveOptions:
     """The options of the command line, checked before anything is started.
 
     Raises:
         InvalidData: which one, and what it must be.
     """
     try:
-        return SolveOptions(method=method, time_limit_s=time_limit, max_gap=max_gap, steps=steps)
+        return SolveOptions(method=method, time_limit_s=time_limit, max_gap=max_gap, steps=steps, name=name)
     except InvalidData as error:
         field = error.pointer.removeprefix("/")
         flag = {"time_limit_s": "--time-limit", "max_gap": "--max-gap"}.get(field, f"--{field}")

@@ -16,6 +16,8 @@ from .transfers import read_link
 
 OnFailure: TypeAlias = Literal["raise", "plain"]
 Mode: TypeAlias = Literal["auto", "graph", "chain"]
+LONGEST_NAME = 100
+"""Characters of a solve's name."""
 
 
 def _check(name: str, value: object, fine: bool, must: str) -> None:
@@ -35,7 +37,7 @@ class SolveOptions:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
 on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), link=None, \
-host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False)
+host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, name=None)
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -67,6 +69,8 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False)
         clip_grad_norm: whether `torch.nn.utils.clip_grad_norm_` runs before the optimizer's step, whose memory counts.
         release_gradients: whether each parameter is updated inside the backward pass as soon as its gradient is
             complete, by `optimizer=`, and the gradient is freed; not with accumulation or clipping.
+        name: what the solve is called in the lists of a service, 1 to 100 printable characters; it is sent there. None
+            sends no name, but with REMAT_SEND_NAMES=1 the model's class and the shape of its first input.
 
     Raises:
         InvalidData: a value out of range; the message names the option, the value and what it must be.
@@ -88,6 +92,7 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False)
     accumulate: int = 1
     clip_grad_norm: bool = False
     release_gradients: bool = False
+    name: str | None = None
 
     def __post_init__(self) -> None:
         method = self.method
@@ -113,6 +118,9 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False)
             if self.release_gradients and with_it:
                 raise InvalidData(f"release_gradients does not go with {name}, which needs all gradients at once")
         read_link(self.link, self.host_bytes)
+        called, most = self.name, LONGEST_NAME
+        fine = called is None or (isinstance(called, str) and 0 < len(called) <= most and called.isprintable())
+        _check("name", called, fine, f"must be 1 to {most} printable characters")
         ops = self.functional_ops
         named = isinstance(ops, tuple) and all(isinstance(o, str) and re.fullmatch(r"\w+::[\w.]+", o) for o in ops)
         _check("functional_ops", ops, named, "must be a tuple of operators' names, such as ('mylib::op',)")
@@ -124,6 +132,7 @@ class SolveFields(TypedDict, total=False):
     method: str
     time_limit_s: float
     max_gap: float
+    name: str | None
 
 
 class PlanFields(SolveFields, total=False):
@@ -201,6 +210,7 @@ def plan_fields(options: SolveOptions) -> PlanFields:
         max_gap=options.max_gap,
         slack=options.slack,
         steps=options.steps,
+        name=options.name,
     )
 
 

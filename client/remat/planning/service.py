@@ -22,6 +22,8 @@ def submission(
     body |= {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
     if method_options:
         body["options"] = dict(method_options)
+    if options.name is not None:
+        body["name"] = options.name
     headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
     return {"method": "POST", "path": "/v1/solves", "body": body, "headers": headers, "wait_s": wait_s}
 

@@ -19,6 +19,7 @@ from ..planning.profiles import ProfileTable
 from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, device_kind
 from ..training.job import Job
+from ..training.names import name_of
 from ..training.step import TrainingStep, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
@@ -31,6 +32,7 @@ class TargetStep:
 
     Attributes:
         name: of the model's class.
+        call_name: the same, with the shape of the first input.
         step: what was captured.
         target: the named device; None: kernels were measured on this machine.
         priced: in words, where the costs are from.
@@ -40,6 +42,7 @@ class TargetStep:
     """
 
     name: str
+    call_name: str
     step: TrainingStep
     target: Target | None
     priced: str
@@ -171,10 +174,11 @@ def _captured(
         update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
     seconds["price"] = step.profiled.seconds
     seconds["capture"] = time.perf_counter() - start - seconds["price"]
+    names = built.name, name_of(built.model, built.args, built.kwargs)
     if target is None:
-        return TargetStep(built.name, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update)
+        return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update)
     words = f"a roofline of {target.name}"
     if found[0].recorded:
         kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
         words = f"{kinds} recorded on {target.name}, the others from {words}"
-    return TargetStep(built.name, step, target, words, found[0].classes, seconds, update)
+    return TargetStep(*names, step, target, words, found[0].classes, seconds, update)

@@ -33,6 +33,7 @@ from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .job import Job
 from .module import MakePlan, Rematerialized
+from .names import name_of, with_name
 from .planned import Planned
 from .reserved import ATTEMPTS, Room, linked, room_for
 from .sizes import plan_of_another_size
@@ -154,8 +155,9 @@ def planning(
             asked = copy.copy(asked)
             asked.asked = pinned
         began = time.monotonic()
+        asking = with_name(options, name_of(call.module, call.args, call.kwargs))
         with Phases(on_progress) as phases:
-            made = plan_step(call, bytes_there, asked, options, job=job, known=known, phases=phases)
+            made = plan_step(call, bytes_there, asked, asking, job=job, known=known, phases=phases)
             took, answer = time.monotonic() - began, made.answer
             url = page_of(asked.asked, answer)
             phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
@@ -172,7 +174,7 @@ def planning(
             planner=given.here(),
             optimizer_bytes=sum(size for name, size in job.fixed(call.module).items() if name != "gradients"),
             on_progress=on_progress,
-            **plan_fields(options),
+            **plan_fields(with_name(options, name_of(call.module, call.args, call.kwargs))),
         )
 
     def make_plan(call: Call, known: Sequence[Planned]) -> Planned | ChainedModule:

@@ -34,7 +34,7 @@ class Selection:
 
     Attributes:
         statuses: only these; empty means all.
-        search: only those whose id begins with it, or whose method has it.
+        search: only those whose id begins with it, or whose name or method has it.
         group_id: only those of this group.
         fold: of a group, only its newest request that is listed otherwise.
         sort: one of `SORTS`.
@@ -102,6 +102,7 @@ async def list_requests(
         data |= {
             "ops": row.ops,
             "joined": max(0, (row.joined or 0) - 1),
+            "name": row.name,
             "created_at": row.created_at.isoformat(),
             "plain_peak_bytes": None if peak is None else peak + row.fixed_bytes,
             "group": None,
@@ -177,6 +178,7 @@ def _conditions(request: Any, solve: Any, chosen: Selection) -> list[ColumnEleme
             or_(
                 request.c.id.startswith(wanted, autoescape=True),
                 func.lower(request.c.method).contains(wanted, autoescape=True),
+                func.lower(request.c.name).contains(wanted, autoescape=True),
             )
         )
     return found

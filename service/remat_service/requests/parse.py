@@ -44,7 +44,12 @@ LIMITS = Document(
     },
 )
 SOLVE_REQUEST = LIMITS.extended(
-    "SolveRequest", "A request for a plan.", problem=Member(Nested(tuple(PROBLEMS.values())))
+    "SolveRequest",
+    "A request for a plan.",
+    problem=Member(Nested(tuple(PROBLEMS.values()))),
+    name=Member(
+        Text(100), None, "What it is called in the tenant's lists; it plays no part in the answer.", nullable=True
+    ),
 )
 
 CHECK_REQUEST = OneOf(
@@ -75,6 +80,7 @@ class Ask:
         start: id of an ended solve whose plan to start from.
         force: solve anew even where the store has an answer.
         certify: whether a bound counts only with a certificate, where there are any.
+        name: what it is called in lists.
         body: SHA-256 of the body that it was read from; empty where it was made otherwise.
     """
 
@@ -88,6 +94,7 @@ class Ask:
     start: str | None = None
     force: bool = False
     certify: bool = True
+    name: str | None = None
     body: bytes = b""
 
     @cached_property
@@ -201,7 +208,7 @@ def read_ask(data: object, settings: Settings) -> Ask:
     if method.startswith("milp") and isinstance(graph, Mapping):  # before its tuples are made
         check_size(graph, settings, "/problem/graph")
         _check_entries(method, length(graph.get("op_cost_ns")), length_of_rows(graph.get("op_inputs")), settings)
-    ask = Ask(problem=read_problem(found["problem"], settings), **limits)
+    ask = Ask(problem=read_problem(found["problem"], settings), name=found.get("name"), **limits)
     if method.startswith("milp"):
         _check_entries(method, *size_of(ask.problem.subject), settings)
     runner_of(METHODS[method], ask.problem)  # refuses a method that does not take this kind of problem

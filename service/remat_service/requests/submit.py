@@ -153,6 +153,7 @@ class Submission:
             "digest": digest,
             "budget_bytes": ask.problem.budget_bytes - fixed,
             "fixed_bytes": fixed,
+            "name": ask.name,
             "method": ask.method,
             "method_key": method_key,
             "time_limit_s": ask.time_limit_s,

@@ -283,6 +283,7 @@ requests = Table(
     Column("digest", _KEY, nullable=False),
     Column("budget_bytes", BigInteger, nullable=False),
     Column("fixed_bytes", BigInteger, nullable=False),
+    Column("name", String(100)),
     Column("method", String(50), nullable=False),
     Column("method_key", String(100), nullable=False),
     Column("time_limit_s", Float, nullable=False),

@@ -29,7 +29,8 @@ GROUP = Document(
 
 SOLVE_ROW = ANSWER.extended(
     "SolveRow",
-    "An answer in a list, with its problem's size and plain peak, when it was asked for, and its sweep.",
+    "An answer in a list, with its name, its problem's size and plain peak, when it was asked for, and its sweep.",
+    name=Member(Text(), nullable=True),
     ops=Member(AnyInteger(), nullable=True),
     joined=Member(AnyInteger()),
     created_at=Member(Text()),
