@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .chains.join_training import optimize_join
     from .chains.training import checkpoint_sequential, optimize_chain
     from .compile.backend import backend
+    from .compile.inductor.knapsack import MemoryBudgetSolver
     from .distributed.ranks import RankPlanner, RanksDiffer
     from .errors import (
         BudgetTooSmall,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .training.planned import Planned
     from .training.report import explain
     from .training.save import save_plans
+    from .training.selective import checkpoint_contexts
     from .units.split import UnitPlans
     from .units.units import optimize_units
 
@@ -73,6 +75,8 @@ _HOMES = {
     "ProfileTable": "planning.profiles",
     "Settings": "settings",
     "backend": "compile.backend",
+    "MemoryBudgetSolver": "compile.inductor.knapsack",
+    "checkpoint_contexts": "training.selective",
     "fit": "target.fit",
     "checkpoint_sequential": "chains.training",
     "optimize_chain": "chains.training",
@@ -104,6 +108,7 @@ __all__ = [
     "LargestBatch",
     "Link",
     "LocalPlanner",
+    "MemoryBudgetSolver",
     "NothingFound",
     "OneProcess",
     "Plan",
@@ -125,6 +130,7 @@ __all__ = [
     "UnitBytes",
     "UnitPlans",
     "backend",
+    "checkpoint_contexts",
     "checkpoint_sequential",
     "disable",
     "enable",

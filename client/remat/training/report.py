@@ -204,7 +204,7 @@ def _on_the_host(graph: Graph, plan: Plan) -> list[str]:
 def _memory(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
     """By module: bytes that its forward ops make, and those of them that are resident when the backward pass begins."""
     graph = planned.step.graph
-    resident = _resident_at_turn(graph, planned.answer.plan)  # type: ignore[arg-type]
+    resident = resident_at_boundary(graph, planned.answer.plan)  # type: ignore[arg-type]
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for value, op in enumerate(graph.value_op):
         if graph.backward_from is not None and op < graph.backward_from:
@@ -226,7 +226,8 @@ def _again(planned: Planned, depth: int) -> dict[str, tuple[int, int]]:
     return {name: (row[0], round(row[1] / 1e6)) for name, row in found.items()}
 
 
-def _resident_at_turn(graph: Graph, plan: Plan) -> frozenset[int]:
+def resident_at_boundary(graph: Graph, plan: Plan) -> frozenset[int]:
+    """The values that a plan has there when the backward pass begins."""
     resident: set[int] = set()
     for step in plan.steps:
         if isinstance(step, Compute):

@@ -7,15 +7,17 @@ from .compiling import (
     compile_graph,
     copied,
     dry_run,
+    forward_results,
     is_seed,
     plain_code,
     prefers_channels_last,
     run,
 )
 from .operators import channels_last_cat, force_stride_order, materialized_copy, stored
-from .parts import config, is_fusible_node
+from .parts import CustomKnapsackSolver, config, is_fusible_node
 
 __all__ = [
+    "CustomKnapsackSolver",
     "Event",
     "Generated",
     "Partitioner",
@@ -27,6 +29,7 @@ __all__ = [
     "copied",
     "dry_run",
     "force_stride_order",
+    "forward_results",
     "generated",
     "is_fusible_node",
     "is_seed",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..tracing import only_real_tensors
+from ..tracing import is_tangent, only_real_tensors
 from .code import Generated, generated, input_strides
 from .fusion import PlanOrder, fusing
 from .parts import (
@@ -182,6 +182,14 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     made = graph.output(output[0])  # type: ignore[index]
     made.meta = dict(module.graph.output_node().meta)
     return fx.GraphModule(module, graph)
+
+
+def forward_results(graph: fx.Graph) -> int:
+    """How many results of a joint graph are the forward pass's; a gradient, or None, for each input follows."""
+    results: Any = graph.output_node().args[0]
+    primals = sum(n.op == "placeholder" and not is_tangent(n) for n in graph.nodes)
+    count: int = len(results) - primals
+    return count
 
 
 def _inputs(module: fx.GraphModule) -> list[Any]:

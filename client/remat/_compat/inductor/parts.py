@@ -20,7 +20,7 @@ try:
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen import wrapper
     from torch._inductor.codegen.common import WorkspaceArg
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.fusion_regions import is_fusible_node
     from torch._inductor.graph import GraphLowering
@@ -36,6 +36,7 @@ except ImportError as error:
 
 __all__ = [
     "ComputedBuffer",
+    "CustomKnapsackSolver",
     "CustomPartitionerFn",
     "DebugContext",
     "ExternKernel",

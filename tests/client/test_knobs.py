@@ -1,0 +1,170 @@
+"""Plans behind torch's own knobs: its memory-budget solver, and the policy of its selective checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+
+
+def block(dropout: float = 0.0) -> nn.Module:
+    """Products and cheap operators between them: there is something to save on."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Dropout(dropout)]
+    return nn.Sequential(*layers)
+
+
+def stepped(run: Any, module: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], int]:
+    """The gradients of one step, and the bytes that autograd holds between its passes, the parameters' left out."""
+    held: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    module.zero_grad()
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = run(x).square().mean()
+    loss.backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None], sum(held.values())
+
+
+X = torch.linspace(-1, 1, 256 * 64).reshape(256, 64)
+
+
+def compiled(module: nn.Module, budget: float, solver: Any) -> Any:
+    """A module under torch's own partitioner, without generated kernels."""
+    torch._dynamo.reset()
+    with functorch.patch(activation_memory_budget=budget, activation_memory_budget_solver=solver):
+        run = torch.compile(module, backend="aot_eager_decomp_partition", dynamic=False)
+        stepped(run, module, X)
+    return run
+
+
+@pytest.mark.slow
+def test_torchs_memory_budget_is_solved_by_remat() -> None:
+    """Gradients are those of the plain step; less is held than without a budget, and remat was asked."""
+    module = block()
+    plain, _ = stepped(module, module, X)
+    _, all_held = stepped(compiled(module, 1.0, "dp"), module, X)
+    solver = remat.MemoryBudgetSolver("greedy")
+    found, held = stepped(compiled(module, 0.4, solver), module, X)
+    assert len(solver.answers) == 1
+    assert held < all_held
+    for a, b in zip(plain, found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert solver.uuid() != remat.MemoryBudgetSolver("greedy", max_gap=0.1).uuid()
+
+
+@pytest.mark.slow
+def test_torchs_inductor_takes_remat_as_its_solver() -> None:
+    """The same under Inductor's kernels: the step trains."""
+    module, solver = block(), remat.MemoryBudgetSolver("greedy")
+    torch._dynamo.reset()
+    optimizer = torch.optim.SGD(module.parameters(), 0.05)
+    losses = []
+    with functorch.patch(activation_memory_budget=0.4, activation_memory_budget_solver=solver):
+        run = torch.compile(module, dynamic=False)
+        for _ in range(8):
+            loss = (run(X) - 0.3).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert solver.answers
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+def test_dropout_under_torchs_budget_is_refused() -> None:
+    """Torch would draw its masks anew in the backward pass."""
+    torch._dynamo.reset()
+    solver = remat.MemoryBudgetSolver("greedy")
+    with (
+        functorch.patch(activation_memory_budget=0.4, activation_memory_budget_solver=solver),
+        pytest.raises(Exception, match="gradients would be wrong"),
+    ):
+        torch.compile(block(0.2), dynamic=False)(X)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("held", ["40%", "80%"])
+def test_selective_checkpoints_by_a_plan(held: str, dropout: float) -> None:
+    """Gradients are bit for bit those of the plain step; what is held is no more than was asked for."""
+    module = block(dropout)
+    plain, _ = stepped(module, module, X)
+    contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held=held, planner="greedy")
+
+    def run(x: torch.Tensor) -> Any:
+        return checkpoint(module, x, use_reentrant=False, context_fn=contexts)
+
+    for _ in range(2):  # each call has contexts of its own
+        found, _ = stepped(run, module, X)
+        assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    assert contexts.overhead > 0
+    assert any(save for rows in contexts.saved.values() for save, _ in rows)
+
+
+def test_more_is_saved_where_more_may_be_held() -> None:
+    module = block()
+    x = X.clone().requires_grad_()
+    less, more = (remat.checkpoint_contexts(module, x, held=h, planner="greedy") for h in ("40%", "80%"))
+    assert less.held_bytes < more.held_bytes
+    assert less.overhead > more.overhead
+
+
+def test_what_updates_buffers_is_refused() -> None:
+    """A checkpoint runs it twice."""
+    module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 64))
+    with pytest.raises(remat.CaptureError, match="updates buffers"):
+        remat.checkpoint_contexts(module, X.clone().requires_grad_(), held="70%", planner="greedy")
+
+
+class InPlace(nn.Module):
+    """Writes to what a product returned, whose values its own backward pass does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x).add_(1.0).mul_(2.0).tanh())
+
+
+@pytest.mark.parametrize("held", ["60%", "100%"])
+def test_in_place_operators_are_computed_again_or_refused(held: str) -> None:
+    """Never are gradients wrong."""
+    module = InPlace()
+    plain, _ = stepped(module, module, X)
+    contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held=held, planner="greedy")
+    found: list[torch.Tensor] = []
+    with contextlib.suppress(remat.CaptureError):
+        found, _ = stepped(lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts), module, X)
+    assert not found or all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+def test_another_size_is_computed_again_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = block()
+    contexts = remat.checkpoint_contexts(module, X.clone().requires_grad_(), held="50%", planner="greedy")
+    plain, _ = stepped(module, module, X[:8])
+    found, _ = stepped(lambda x: checkpoint(module, x, use_reentrant=False, context_fn=contexts), module, X[:8])
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    assert caplog.text.count("other sizes than when the checkpoint was planned") == 1
+
+
+def test_a_bare_share_is_refused() -> None:
+    with pytest.raises(remat.RematError, match="50%"):
+        remat.checkpoint_contexts(block(), X, held=0.5)  # type: ignore[arg-type]
