@@ -48,6 +48,7 @@ from .operators import (
     parameter_names,
     raw_call,
     run_watched,
+    written_arguments,
 )
 from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
 from .tracing import (
@@ -151,4 +152,5 @@ __all__ = [
     "updated_inputs",
     "used_up",
     "version_counter",
+    "written_arguments",
 ]

@@ -32,6 +32,7 @@ __all__ = [
     "parameter_names",
     "raw_call",
     "run_watched",
+    "written_arguments",
 ]
 
 require(
@@ -111,6 +112,16 @@ def operator_name(target: OpOverload) -> str:
 def parameter_names(target: OpOverload) -> tuple[str, ...]:
     """The names of what an operator takes, in order."""
     return tuple(argument.name for argument in target._schema.arguments)
+
+
+def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a call that an operator writes to; none of what is no operator."""
+    if not isinstance(target, OpOverload):
+        return []
+    written = [a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments]
+    found = [value for value, writes in zip(args, written, strict=False) if writes]
+    names = zip(parameter_names(target), written, strict=True)
+    return found + [kwargs[name] for name, writes in names if writes and name in kwargs]
 
 
 def is_mutable(target: OpOverload) -> bool:

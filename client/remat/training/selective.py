@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from remat_ir import Answer, Plan, Problem, plain_peak, plain_plan, verify
 
-from .._compat import storage_key
+from .._compat import OpOverload, storage_key, written_arguments
 from ..capture.call import check_module, example_call
 from ..capture.dataflow import is_random, tensors
 from ..capture.operations import check_functional
@@ -53,7 +53,7 @@ class CheckpointContexts:
         told: list[str] = []
 
         def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            for written in _written(operator, args, kwargs):
+            for written in tensors(written_arguments(operator, args, kwargs)):
                 if storage_key(written) in kept:
                     raise CaptureError(
                         f"{operator} writes in place to a value that the checkpoint saves: write the module without "
@@ -151,7 +151,7 @@ def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointConte
     rows: dict[Any, list[tuple[bool, tuple[torch.Size, ...]]]] = defaultdict(list)
     again_ns, forward = 0, frozenset(flow.kernels[: flow.forward_kernels])
     for node in flow.joint.graph.nodes:
-        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+        if node.op != "call_function" or not isinstance(node.target, OpOverload):
             continue
         save = bool(resident & set(flow.makes.get(node, ()))) and not is_random(node)
         rows[node.target].append((save, _sizes(node.meta.get("val"))))
@@ -160,16 +160,6 @@ def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointConte
     total = step.graph.total_cost_ns
     saved = {target: tuple(found) for target, found in rows.items()}
     return CheckpointContexts(answer, saved, _bytes(step, values), again_ns / total if total else 0.0)
-
-
-def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an operator writes to."""
-    found = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += list(tensors(given))
-    return found
 
 
 def _sizes(value: Any) -> tuple[torch.Size, ...]:
