@@ -20,7 +20,7 @@ from ..capture.dataflow import is_random, tensors
 from ..capture.operations import check_functional
 from ..errors import CaptureError
 from ..planning.budget import Fraction, UnitBytes, bounded, bytes_of, read_budget
-from ..planning.options import SolveOptions, StepFields, solve_options
+from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from .report import resident_at_boundary
 from .step import TrainingStep, training_step
@@ -28,6 +28,12 @@ from .step import TrainingStep, training_step
 log = logging.getLogger("remat")
 
 SAVE, AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class ContextFields(PlanFields, total=False):
+    """The fields of `SolveOptions` that concern a checkpoint: nothing moves to the host."""
+
+    functional_ops: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def checkpoint_contexts(
     held: int | str | Fraction,
     planner: Planner | str | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[StepFields],
+    **fields: Unpack[ContextFields],
 ) -> CheckpointContexts:
     """A plan of a module as `context_fn` of `torch.utils.checkpoint.checkpoint(module, …, use_reentrant=False)`.
 
@@ -120,7 +126,7 @@ def checkpoint_contexts(
         BudgetTooSmall, NothingFound: no plan holds so little.
     """
     check_module(module)
-    asking = solve_options(checkpoint_contexts, StepFields, options, fields)
+    asking = solve_options(checkpoint_contexts, ContextFields, options, fields)
     check_functional(asking.functional_ops)
     share = read_budget(held)
     asked = planner_for(planner)
