@@ -52,6 +52,29 @@ def test_every_command_named_in_the_docs_is_there() -> None:
     assert named >= 8
 
 
+def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> None:
+    """Every command of the table, with the options in its brackets; a key it makes opens, and one it ends does not."""
+    url = f"sqlite:///{tmp_path}/s.sqlite"
+    words = {"NAME": "my-team", "G": "lab", "W": "2", "I": "people", "VERSION": SOLVER}
+    section = (DOCS / "runbook.md").read_text().split("## Tenants and keys")[1].split("\n## ")[0]
+    ran = []
+    for row in re.findall(r"^\| .* \| (.*) \|$", section, re.MULTILINE)[2:]:
+        for named in re.findall(r"`((?:remat-service|groups) [^`]*)`", row):
+            given = named.removeprefix("remat-service ").replace("[--group G]", "").replace("[", "").replace("]", "")
+            if given.endswith("--everyone"):
+                words["G"] = "all"
+            said = _run(url, *(words.get(word, word) for word in given.split()))
+            if given.startswith("keys create"):
+                words["ID"] = _run(url, "keys", "list").split()[0]
+                assert said.startswith("remat_")
+            ran.append(given.split()[:2])
+        if "disable" in row:
+            _run(url, "tenants", "disable", "my-team", "--enable")
+    assert len(ran) >= 14
+    assert "my-team" in _run(url, "history")
+    assert "revoked" in _run(url, "keys", "list")
+
+
 def test_purge_by_version(tmp_path: Path) -> None:
     """What one version found is forgotten, pinned or not, while the service runs, its memory included."""
     with serving(tmp_path, workers=1) as own:
