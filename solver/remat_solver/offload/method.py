@@ -83,7 +83,7 @@ def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
     every = frozenset(range(1, chain.stages))
     with contextlib.suppress(InvalidPlan):
         schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], every)
-        incumbent.offer(repaired_plan(incumbent.problem, schedule), "offload-only")
+        incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
 
 
 def coarser(slots: int) -> tuple[int, ...]:
