@@ -31,6 +31,7 @@ class Kind(Enum):
     ACCUMULATE = "accumulate"
     UPDATE = "update"
     BEFORE_UPDATE = "before_update"
+    HALFWAY = "halfway"
 
 
 class Measured(NamedTuple):
@@ -52,6 +53,7 @@ class Op:
         ACCUMULATE: a new gradient that autograd has to copy, since its layout is not its parameter's.
         UPDATE: a gradient is used up by an update of its parameter (`nodes[0]`): see `updates`.
         BEFORE_UPDATE: parameters as they are before their updates, of no bytes.
+        HALFWAY: the gradients of the inputs are given away, before those of the parameters are made: see `in_halves`.
     """
 
     kind: Kind
@@ -74,6 +76,8 @@ class Operations:
         originals: overwritten placeholder → the storage of the copy that ops read.
         once: kernels that no plan may run again.
         updates: parameters that are updated inside the backward pass → the bytes that this takes while it runs.
+        halfway: the index of the HALFWAY op, if there is one.
+        early, given: the positions of the backward results that are given away there, and what of `keep` they lie in.
     """
 
     flow: Dataflow
@@ -85,6 +89,9 @@ class Operations:
     originals: Mapping[fx.Node, int]
     once: frozenset[fx.Node] = frozenset()
     updates: Mapping[fx.Node, int] = field(default_factory=dict)
+    halfway: int | None = None
+    early: tuple[int, ...] = ()
+    given: frozenset[int] = frozenset()
 
 
 def operations(
@@ -199,7 +206,7 @@ def custom_name(node: fx.Node) -> str:
 
 def op_name(op: Op) -> str:
     """What to call an op: the module path of its first kernel, and the operators that it runs."""
-    if op.kind in (Kind.TURN, Kind.BEFORE_UPDATE):
+    if op.kind in (Kind.TURN, Kind.BEFORE_UPDATE, Kind.HALFWAY):
         return str(op.kind.value)
     what = "+".join(_operator_name(n) for n in op.nodes) if op.kind is Kind.KERNELS else op.kind.value
     where = _compat.module_path(op.nodes[0])

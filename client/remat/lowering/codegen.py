@@ -11,6 +11,11 @@ from torch import fx
 from .. import _compat
 
 
+def halfway(results: tuple[Any, ...]) -> None:
+    """Where a graph gives some of its results away: its function is then a generator, and leaves them in the list of
+    its arguments when it stops here."""
+
+
 def boxed_function(module: fx.GraphModule, name: str = "step") -> Callable[[list[Any]], Any]:
     """Compile a graph to a function of one list of arguments, which it empties.
 
@@ -64,12 +69,16 @@ def _source(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
             lines.append(f"    return {text(node.args[0])}")
         elif node.op == "get_attr":
             lines.append(f"    {names[node]} = {bind(_attribute(module, str(node.target)), 'k')}")
+        elif node.target is halfway:
+            lines.append(f"    args.extend({text(node.args[0])})")
         elif node.op == "call_function":
             call = _call(node, text, bind)
             lines.append(f"    {names[node]} = {call}" if node.users else f"    {call}")
         drop = [names[n] for n in dying.get(node, ())]
         if drop:
             lines.append("    del " + ", ".join(drop))
+        if node.target is halfway:
+            lines.append("    yield")
     # names that are bound to globals are looked up faster as defaults of the function
     defaults = ", ".join(f"{n}={n}" for n in scope)
     if defaults:

@@ -17,6 +17,7 @@ from .. import _compat
 from ..capture.dataflow import is_check, is_random, stateless, tensors
 from ..capture.operations import Kind, Op, Operations, getitems, on_cpu
 from ..device import of
+from .codegen import halfway
 from .transfers import Crossing, Transfers
 
 Update: TypeAlias = Callable[[int, torch.Tensor], None]
@@ -100,9 +101,9 @@ class _Lowering:
             tangents.append((str(tangent.target), tangent))
             backward.env[tangent] = backward.placeholder(str(tangent.target), tangent)
         self._emit_all(self.steps[turn + 1 :], (forward, backward))
-        used_up = [self.flow.primals[i] in self.step.updates for i in range(len(self.flow.primals))]
+        gone = {i for i, primal in enumerate(self.flow.primals) if primal in self.step.updates} | set(self.step.early)
         gradients = [
-            self._get(backward, r) if isinstance(r, fx.Node) and not (i < len(used_up) and used_up[i]) else None
+            self._get(backward, r) if isinstance(r, fx.Node) and i not in gone else None
             for i, r in enumerate(self.flow.backward_results)
         ]
         return self._finish(results, gradients)
@@ -167,6 +168,10 @@ class _Lowering:
                 self._save_state(into, node)
         elif op.kind is Kind.UPDATE:
             self._update(into, op.nodes[0])
+        elif op.kind is Kind.HALFWAY:
+            results = [self.flow.backward_results[i] for i in self.step.early]
+            given = tuple(self._get(into, r) if isinstance(r, fx.Node) else r for r in results)
+            into.pinned.add(into.call(halfway, (given,), {}, "halfway"))
         elif op.kind is Kind.KERNELS:
             for node in op.nodes:
                 self._kernel(into, node, again, host_state=index)

@@ -22,15 +22,21 @@ class _Run:
     makes: tuple[int, ...]
     needed: bool
     workspace: int = 0
-    turn: bool = False
+    kind: Kind = Kind.KERNELS
 
 
 class Phases(NamedTuple):
-    """Bytes above the fixed ones: the peak of each pass, and what is held from the forward to the backward pass."""
+    """Bytes above the fixed ones: the peak of each pass, and what is held from the forward to the backward pass.
+
+    Where the backward pass is in halves, `backward_bytes` is the peak of the first one and `weight_bytes` of the second
+    one, and `between_bytes` is what is held between them, without the gradients of the inputs.
+    """
 
     forward_bytes: int
     held_bytes: int
     backward_bytes: int
+    between_bytes: int = 0
+    weight_bytes: int = 0
 
 
 def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> int:
@@ -40,7 +46,8 @@ def kernel_peak(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measure
     input or of a generator's state is made only where a later recomputation needs it.
     """
     found = kernel_phases(step, plan, measured)
-    return max(found.forward_bytes, found.backward_bytes)
+    given = sum(step.sizes[storage] for storage in step.given)
+    return max(found.forward_bytes, found.backward_bytes, found.weight_bytes + given)
 
 
 def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> Phases:
@@ -49,16 +56,21 @@ def kernel_phases(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measu
     def size(instances: Iterable[Instance]) -> int:
         return sum(step.sizes[storage] for storage, _ in instances)
 
-    now = worst = forward = held = 0
+    now = worst = forward = held = backward = between = 0
     for moment in moments(step, plan, measured):
         now += size(moment.makes)
-        if moment.turn:
+        if moment.kind is Kind.TURN:
             forward, worst = worst, 0
         worst = max(worst, now + moment.workspace)
         now -= size(moment.frees)
-        if moment.turn:
+        if moment.kind is Kind.TURN:
             held = now - size(set(moment.makes) - set(moment.frees))
-    return Phases(forward, held, worst)
+        elif moment.kind is Kind.HALFWAY:
+            now -= sum(step.sizes[storage] for storage in step.given)
+            backward, worst, between = worst, now, now
+    if step.halfway is None:
+        return Phases(forward, held, worst)
+    return Phases(forward, held, backward, between, worst)
 
 
 Instance: TypeAlias = tuple[int, int]
@@ -71,7 +83,7 @@ class Moment(NamedTuple):
     makes: tuple[Instance, ...]
     workspace: int
     frees: tuple[Instance, ...]
-    turn: bool
+    kind: Kind
 
 
 def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) -> list[Moment]:
@@ -87,7 +99,7 @@ def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) 
             tuple((storage, position) for storage in runs[position].makes if storage >= 0),
             runs[position].workspace,
             tuple(dying.get(position, ())),
-            runs[position].turn,
+            runs[position].kind,
         )
         for position in live
     ]
@@ -128,9 +140,9 @@ def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) ->
             late = step.turn in seen
             found += [_kernel(step, op, node, again, late, measured[node]) for node in op.nodes]
         elif op.kind is not Kind.BEFORE_UPDATE:
-            needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE)
+            needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE, Kind.HALFWAY)
             takes = step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
-            found.append(_Run(op.reads, op.makes, needed, takes, turn=op.kind is Kind.TURN))
+            found.append(_Run(op.reads, op.makes, needed, takes, op.kind))
     return found
 
 

@@ -31,6 +31,7 @@ from ..planning.planner import CoordinatedPlanner, Planner, page_of, plan_or_rai
 from ..planning.sources import GreedyPlanner, OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
+from .halves import Halves
 from .job import Job
 from .module import MakePlan, Rematerialized
 from .names import name_of, with_name
@@ -210,6 +211,7 @@ def plan_step(
     job: Job | None = None,
     known: Sequence[Planned] = (),
     phases: Phases | None = None,
+    halves: Halves | None = None,
 ) -> Planned:
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
@@ -220,6 +222,7 @@ def plan_step(
         extra: fixed bytes besides those of the module and its inputs, by name.
         job: what else is there, and steps the parameters.
         known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
+        halves: as for `training_step`.
     """
     phases = phases or Phases()
     job = job or Job()
@@ -236,6 +239,7 @@ def plan_step(
             one_plan=planner.coordinator.in_step,
             run=call.run,
             release=job.release,
+            halves=halves,
             functional=options.functional_ops,
             phase=phases.begin,
         )

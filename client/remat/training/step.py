@@ -15,6 +15,7 @@ from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow, tensors
 from ..capture.group import groups, groups_like
 from ..capture.guards import Call, Holders
+from ..capture.halves import in_halves
 from ..capture.operations import Operations, operations, to_graph
 from ..capture.trace import Capture, capture
 from ..capture.updates import with_updates
@@ -24,6 +25,7 @@ from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
 from ..profiling.fixed import resident
 from ..profiling.profile import Profiled, Table, profile_kernels
+from .halves import Halves
 from .release import Release
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
@@ -38,6 +40,7 @@ class TrainingStep:
         profiled: what its kernels cost, and where that is known from.
         fixed: bytes that are there throughout, by what they are.
         release: what updates parameters inside the backward pass, if something does.
+        halves: what runs the second halves of backward passes, where these are in halves.
     """
 
     captured: Capture
@@ -47,6 +50,7 @@ class TrainingStep:
     profiled: Profiled
     fixed: Mapping[str, int]
     release: Release | None = None
+    halves: Halves | None = None
 
     def compile(self, plan: Plan) -> StepFunction:
         """The step by a plan, which must have passed the verifier on `graph`."""
@@ -59,7 +63,7 @@ class TrainingStep:
 
         names = (*self.captured.params, *self.captured.buffers)
         updated = [n for n, p in enumerate(self.operations.flow.primals) if p in self.operations.updates]
-        function = StepFunction(names, release, updated)
+        function = StepFunction(names, release, updated, self.halves, self.operations)
         function.forward = _compat.compile_joint(
             self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
         )
@@ -74,6 +78,7 @@ class StepFunction:
     Args:
         names: of the module's tensors that it takes.
         release, updated: what updates those at these positions in the backward pass.
+        halves, step: what keeps the second half of a backward pass of this step.
 
     Attributes:
         reread: the positions of those from which the backward pass computes something again.
@@ -82,14 +87,25 @@ class StepFunction:
     forward: Callable[..., Any]
     reread: tuple[int, ...] = ()
 
-    def __init__(self, names: Sequence[str], release: Release | None = None, updated: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        release: Release | None = None,
+        updated: Sequence[int] = (),
+        halves: Halves | None = None,
+        step: Operations | None = None,
+    ) -> None:
         self.names, self._release, self._updated = names, release, tuple(updated)
+        self._halves, self._step = halves, step
         self._backward: Callable[[list[Any]], Any] | None = None
         self._around: Around | None = None
 
     def compile_backward(self, module: Any, _: Any) -> Callable[[list[Any]], Any]:
         """The backward graph as what AOTAutograd calls."""
         function = boxed_function(module)
+        if self._halves is not None:
+            assert self._step is not None
+            function = self._halves.first(function, self._step.early, len(self._step.flow.backward_results))
 
         def backward(args: list[Any]) -> Any:
             around, self._around = self._around, None
@@ -115,6 +131,8 @@ class StepFunction:
         """
         if self._release is not None:
             self._release.before_forward([state[n] for n in self._updated])
+        if self._halves is not None:
+            self._halves.parameters = state
         output = self.forward(*state, *args, **kwargs)
         if around is None and not self.reread and self._release is None:
             return output
@@ -157,6 +175,7 @@ def training_step(
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
     phase: Callable[[str], None] = lambda _: None,
     release: Release | None = None,
+    halves: Halves | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
 
@@ -170,6 +189,7 @@ def training_step(
         price: gives the costs of the kernels in place of a measurement here.
         phase: called with what is done from now on.
         release: what updates the parameters that it trains inside the backward pass.
+        halves: keeps the second half of each backward pass, that of the parameters' gradients, until it is asked for.
 
     Raises:
         CaptureError: it cannot be captured as one graph.
@@ -184,12 +204,14 @@ def training_step(
     if release is not None:
         named = list(zip(flow.primals, state, strict=False))[: len(captured.params)]
         ops = with_updates(ops, {p: size for p, t in named if (size := release.workspace(t)) is not None})
+    if halves is not None:
+        ops = in_halves(ops, range(len(state), len(flow.backward_results)))
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
     phase("pricing" if price else "profiling")
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
-    return TrainingStep(captured, ops, graph, values, profiled, fixed, release)
+    return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves)
 
 
 def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:

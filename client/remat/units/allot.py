@@ -20,12 +20,20 @@ MOST_STATES = 4096
 
 
 class Option(NamedTuple):
-    """One plan of a unit: the bytes that it holds between its passes, its peak in each, and what it costs."""
+    """One plan of a unit: the bytes that it holds between its passes, its peak in each, and what it costs.
+
+    The last four tell the passes of a pipeline's stage apart: what of the cost is the forward pass's and, where the
+    backward pass is in halves, the second half's; what is held between the halves, and the second one's peak.
+    """
 
     held_bytes: int
     forward_bytes: int
     backward_bytes: int
     cost_ns: int
+    forward_ns: int = 0
+    weight_ns: int = 0
+    between_bytes: int = 0
+    weight_bytes: int = 0
 
 
 class Place(NamedTuple):

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-from remat_ir import Graph, Problem
+from remat_ir import Graph, InvalidPlan, Plan, Problem, replay, verify
+from remat_ir.replay import Moment
 from remat_ir.working_set import working_set
 
-from ..planning.budget import UnitBytes, bounded
+from ..lowering.peak import Phases, kernel_phases
+from ..planning.budget import UnitBytes, bounded, bytes_of
+from ..planning.greedy import greedy_answer
+from ..training.step import TrainingStep
+from .allot import Option
 
 LEVELS = 9
 """Bounds on what is held, from the least to what plain training holds."""
 
 PEAKS = 3
 """Bounds on the peak at each of them."""
+
+
+class Point(NamedTuple):
+    """One plan of a unit's graph: within which bounds, and what it comes to."""
+
+    size: UnitBytes
+    plan: Plan
+    option: Option
 
 
 def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int]) -> Iterator[tuple[UnitBytes, Problem]]:
@@ -26,4 +41,55 @@ def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int])
             held = plain[1] - (plain[1] - least[1]) * i // (LEVELS - 1)
             if held <= peak:
                 size = UnitBytes(peak, held)
-                yield size, Problem(bounded(graph, size), graph.fixed_bytes + peak)
+                yield size, unit_problem(graph, size)
+
+
+def curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
+    """Greedy plans of a step at several bounds, with the two ends: the plan that holds least, and the plain one."""
+    graph = step.graph
+    least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
+    found = dict.fromkeys(ends)
+    for size, problem in curve_problems(graph, least, plain):
+        answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
+        if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):
+            found[point_of(step, answer.plan, size)] = None
+    return list(found)
+
+
+def point_of(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> Point:
+    """A plan of a step, and what it comes to; without bounds these are what the plan itself needs."""
+    phases = kernel_phases(step.operations, plan, step.profiled.kernels)
+    moments = list(replay(step.graph, plan))
+    if size is None:  # what the plan itself needs, as the verifier counts it
+        turn = next(m for m in moments if m.op == step.graph.backward_from)
+        peak = max(m.peak_bytes for m in moments)
+        size = UnitBytes(peak - step.graph.fixed_bytes, turn.peak_bytes - step.graph.fixed_bytes)
+    return Point(size, plan, _option(step, phases, moments))
+
+
+def _option(step: TrainingStep, phases: Phases, moments: Sequence[Moment]) -> Option:
+    forward = next(m.cost_ns for m in moments if m.op == step.graph.backward_from)
+    cost, halfway = moments[-1].cost_ns, step.operations.halfway
+    weight = 0 if halfway is None else cost - next(m.cost_ns for m in moments if m.op == halfway)
+    return Option(
+        phases.held_bytes,
+        phases.forward_bytes,
+        phases.backward_bytes,
+        cost,
+        forward,
+        weight,
+        phases.between_bytes,
+        phases.weight_bytes,
+    )
+
+
+def unit_problem(graph: Graph, size: UnitBytes) -> Problem:
+    """What is asked about a unit within its bounds."""
+    return Problem(bounded(graph, size), graph.fixed_bytes + bytes_of(size.peak))
+
+
+def _passes(problem: Problem, plan: Plan) -> bool:
+    with suppress(InvalidPlan):
+        verify(problem, plan)
+        return True
+    return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,40 +13,30 @@ from torch import nn
 
 from remat_ir import (
     Answer,
-    Graph,
-    InvalidPlan,
     Plan,
     Problem,
     Status,
     plain_plan,
     problem_digest,
-    replay,
-    verify,
 )
 from remat_ir.greedy import checkpointed
 
-from ..capture.guards import Call
-from ..errors import BudgetTooSmall, CaptureError, NothingFound
-from ..lowering.peak import kernel_phases
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bounded, bytes_of, device_budget, readable
-from ..planning.greedy import greedy_answer
+from ..errors import BudgetTooSmall, NothingFound
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
-from ..training.enable import disable, install, refuse_enabled
-from ..training.optimize import BUSY, carry_out, plan_step
+from ..training.enable import disable
 from ..training.planned import Planned
-from ..training.reserved import linked
-from ..training.step import TrainingStep, training_step
-from .allot import Option, Place, allot, least_budget, peak_of
-from .curve import curve_problems
+from ..training.step import TrainingStep
+from .allot import Place, allot, least_budget, peak_of
+from .curve import Point, curve, point_of, unit_problem
 from .trial import Rest, Trace, rest_of
+from .unit import UNBOUNDED, Unit
 
 log = logging.getLogger("remat")
 
 MOST_TRIES = 4
 """Steps by picked plans that are watched before a budget that does not hold is given up."""
-
-UNBOUNDED = 2**53
 
 
 @dataclass(frozen=True)
@@ -80,14 +69,6 @@ class UnitPlans:
         )
 
 
-class Point(NamedTuple):
-    """One plan of a unit's graph: within which bounds, and what it comes to."""
-
-    size: UnitBytes
-    plan: Plan
-    option: Option
-
-
 class Pick(NamedTuple):
     """A point of the greedy curve of a graph, and the bounds within which the planner may do better."""
 
@@ -95,55 +76,6 @@ class Pick(NamedTuple):
     point: int
     peak_bytes: int
     held_bytes: int
-
-
-class Unit:
-    """One unit: first it runs by the plan that holds least, then within what it was given."""
-
-    def __init__(self, name: str, module: nn.Module, planner: CoordinatedPlanner, asking: SolveOptions) -> None:
-        self.name, self.module = name, module
-        self.step: TrainingStep | None = None
-        self.size: UnitBytes | None = None
-        self.first: Planned
-        self._planner, self._asking = planner, asking
-        refuse_enabled(module)
-        self.planned = install(module, self._make_plan, self_check=False)
-
-    def _make_plan(self, call: Call, known: Sequence[Planned]) -> Planned:
-        if self.size is not None:
-            return plan_step(call, self.size, self._planner, self._asking, known=known)
-        with BUSY:
-            self.step = training_step(
-                call.module,
-                call.args,
-                call.kwargs,
-                table=self._planner.profiles,
-                one_plan=self._planner.coordinator.in_step,
-                run=call.run,
-                functional=self._asking.functional_ops,
-            )
-        self.step = linked(self.step, self._asking, self._planner.coordinator)
-        self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
-        return self.first
-
-    def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
-        """A plan of this unit within its bounds, verified and compiled."""
-        assert self.step is not None
-        problem = _problem(self.step.graph, size)
-        return carry_out(self.step, problem, Answer.of_plan(problem, plan, method="greedy"))
-
-    def run_by(self, planned: Planned) -> None:
-        """Let calls of the kind of the trial run by a plan.
-
-        Raises:
-            CaptureError: the trial called the unit with two kinds of arguments.
-        """
-        if len(self.planned.plans) != 1:
-            raise CaptureError(
-                f"{self.name} runs twice in one step, with {len(self.planned.plans)} kinds of arguments, which a "
-                "budget for units cannot follow yet"
-            )
-        self.planned.put(next(iter(self.planned.plans)), planned)
 
 
 class Split:
@@ -207,7 +139,7 @@ class Split:
                 numbers[digest] = len(self.steps)
                 self.steps.append(unit.step)
             self.number.append(numbers[digest])
-        self.ends = [(_point(s, checkpointed(s.graph)), _point(s, plain_plan(s.graph))) for s in self.steps]
+        self.ends = [(point_of(s, checkpointed(s.graph)), point_of(s, plain_plan(s.graph))) for s in self.steps]
         self.least = [self.ends[n][0] for n in self.number]
         self.plain = [self.ends[n][1] for n in self.number]
         self.curves: list[list[Point]] | None = None
@@ -249,7 +181,7 @@ class Split:
     def _first_picks(self, rest: Rest, allowed: int, fixed: int) -> list[Pick] | str:
         """One for each unit, by greedy plans; or why there is no choice. On the first rank only."""
         if self.curves is None:
-            self.curves = [_curve(step, ends) for step, ends in zip(self.steps, self.ends, strict=True)]
+            self.curves = [curve(step, ends) for step, ends in zip(self.steps, self.ends, strict=True)]
         curves = self.curves
         options = [[p.option for p in curves[self.number[u]]] for u in rest.order]
         chosen = allot(rest.places, options, allowed) if rest.before_bytes <= allowed else None
@@ -278,7 +210,7 @@ class Split:
     def _solved(self, pick: Pick) -> list[Point]:
         """The greedy plan that was picked and the planner's within its bounds, the same ones on every rank."""
         step, size = self.steps[pick.graph], UnitBytes(pick.peak_bytes, pick.held_bytes)
-        problem = _problem(step.graph, size)
+        problem = unit_problem(step.graph, size)
 
         def greedy() -> Answer:
             assert self.curves is not None
@@ -288,7 +220,7 @@ class Split:
         if found[0].cost_ns != step.graph.total_cost_ns:
             self.solves += 1
             found.append(self.planner.plan(problem, self.asking))
-        return [_point(step, answer.plan, size) for answer in found if isinstance(answer.plan, Plan)]
+        return [point_of(step, answer.plan, size) for answer in found if isinstance(answer.plan, Plan)]
 
     def _result(self, rest: Rest, points: Sequence[Point], fixed: int, above: tuple[int, int, int]) -> UnitPlans:
         plain = sum(self.steps[n].graph.total_cost_ns for n in self.number)
@@ -304,41 +236,6 @@ class Split:
             distinct=len(self.steps),
             solves=self.solves,
         )
-
-
-def _curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
-    """Greedy plans of a step at several bounds, with the two ends: the plan that holds least, and the plain one."""
-    graph = step.graph
-    least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
-    found = dict.fromkeys(ends)
-    for size, problem in curve_problems(graph, least, plain):
-        answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
-        if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):
-            found[_point(step, answer.plan, size)] = None
-    return list(found)
-
-
-def _point(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> Point:
-    phases = kernel_phases(step.operations, plan, step.profiled.kernels)
-    moments = list(replay(step.graph, plan))
-    if size is None:  # what the plan itself needs, as the verifier counts it
-        turn = next(m for m in moments if m.op == step.graph.backward_from)
-        peak = max(m.peak_bytes for m in moments)
-        size = UnitBytes(peak - step.graph.fixed_bytes, turn.peak_bytes - step.graph.fixed_bytes)
-    return Point(
-        size, plan, Option(phases.held_bytes, phases.forward_bytes, phases.backward_bytes, moments[-1].cost_ns)
-    )
-
-
-def _problem(graph: Graph, size: UnitBytes) -> Problem:
-    return Problem(bounded(graph, size), graph.fixed_bytes + bytes_of(size.peak))
-
-
-def _passes(problem: Problem, plan: Plan) -> bool:
-    with suppress(InvalidPlan):
-        verify(problem, plan)
-        return True
-    return False
 
 
 def _more(one: Rest, other: Rest) -> Rest:

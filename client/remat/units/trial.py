@@ -13,7 +13,7 @@ from ..errors import CaptureError
 from ..training.planned import Planned
 from .allot import Option, Place
 
-Pass: TypeAlias = Literal["forward", "backward", "between"]
+Pass: TypeAlias = Literal["forward", "backward", "weight", "between"]
 
 
 class Stretch(NamedTuple):
@@ -59,6 +59,16 @@ class Trace:
             return output
 
         return replace(planned, run=run)
+
+    def around_second_half(self, unit: int) -> Callable[[Callable[[], None]], None]:
+        """What tells when the second halves of a unit's backward passes begin and end."""
+
+        def around(run: Callable[[], None]) -> None:
+            self.cut("between")
+            run()
+            self.cut("weight", unit)
+
+        return around
 
     def cut(self, kind: Pass, unit: int = -1) -> None:
         """What has been since the last cut was this."""

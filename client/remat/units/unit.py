@@ -1,0 +1,87 @@
+"""One module that is planned next to others inside one budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from remat_ir import Answer, Plan
+from remat_ir.greedy import checkpointed
+
+from ..capture.guards import Call
+from ..errors import CaptureError
+from ..planning.budget import UnitBytes
+from ..planning.options import OnFailure, SolveOptions
+from ..planning.planner import CoordinatedPlanner
+from ..training.enable import install, refuse_enabled
+from ..training.halves import Halves
+from ..training.optimize import BUSY, carry_out, plan_step
+from ..training.planned import Planned
+from ..training.reserved import linked
+from ..training.step import TrainingStep, training_step
+from .curve import unit_problem
+
+UNBOUNDED = 2**53
+
+
+class Unit:
+    """One unit: first it runs by the plan that holds least, then within what it was given.
+
+    Args:
+        halves: runs the second halves of its backward passes; None: they are whole.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        halves: Halves | None = None,
+        on_failure: OnFailure = "raise",
+    ) -> None:
+        self.name, self.module, self.halves = name, module, halves
+        self.step: TrainingStep | None = None
+        self.size: UnitBytes | None = None
+        self.first: Planned
+        self._planner, self._asking = planner, asking
+        refuse_enabled(module)
+        self.planned = install(module, self._make_plan, self_check=False, on_failure=on_failure)
+
+    def _make_plan(self, call: Call, known: Sequence[Planned]) -> Planned:
+        if self.size is not None:
+            return plan_step(call, self.size, self._planner, self._asking, known=known, halves=self.halves)
+        with BUSY:
+            self.step = training_step(
+                call.module,
+                call.args,
+                call.kwargs,
+                table=self._planner.profiles,
+                one_plan=self._planner.coordinator.in_step,
+                run=call.run,
+                functional=self._asking.functional_ops,
+                halves=self.halves,
+            )
+        self.step = linked(self.step, self._asking, self._planner.coordinator)
+        self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
+        return self.first
+
+    def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
+        """A plan of this unit within its bounds, verified and compiled."""
+        assert self.step is not None
+        problem = unit_problem(self.step.graph, size)
+        return carry_out(self.step, problem, Answer.of_plan(problem, plan, method="greedy"))
+
+    def run_by(self, planned: Planned) -> None:
+        """Let calls of the kind of the trial run by a plan.
+
+        Raises:
+            CaptureError: the trial called the unit with two kinds of arguments.
+        """
+        if len(self.planned.plans) != 1:
+            raise CaptureError(
+                f"{self.name} runs twice in one step, with {len(self.planned.plans)} kinds of arguments, which a "
+                "budget for units cannot follow yet"
+            )
+        self.planned.put(next(iter(self.planned.plans)), planned)
