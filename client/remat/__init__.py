@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RematError,
         ServiceError,
     )
+    from .pipelines.pipeline import PipelinePlans, optimize_pipeline
     from .planning.async_client import AsyncRemat
     from .planning.budget import ActivationBytes, Fraction, UnitBytes
     from .planning.coordinator import Coordinator, OneProcess
@@ -83,6 +84,8 @@ _HOMES = {
     "optimize_join": "chains.join_training",
     "UnitPlans": "units.split",
     "optimize_units": "units.units",
+    "PipelinePlans": "pipelines.pipeline",
+    "optimize_pipeline": "pipelines.pipeline",
     "LargestBatch": "batch.largest",
     "Buckets": "batch.buckets",
     "max_batch": "batch.largest",
@@ -111,6 +114,7 @@ __all__ = [
     "MemoryBudgetSolver",
     "NothingFound",
     "OneProcess",
+    "PipelinePlans",
     "Plan",
     "PlanMismatch",
     "Planned",
@@ -140,6 +144,7 @@ __all__ = [
     "optimize",
     "optimize_chain",
     "optimize_join",
+    "optimize_pipeline",
     "optimize_units",
     "planner_for",
     "save_plans",

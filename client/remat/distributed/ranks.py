@@ -166,6 +166,37 @@ class Ranks:
             raise RematError(f"the first rank failed: {heard['error']}")
         return heard["made"]
 
+    def gather(self, make: Callable[[], T]) -> list[T]:
+        """What `make` returns on each rank, on all of them, in the order of the ranks; JSON, as for `share`.
+
+        Raises:
+            RematError: `make` raised on some rank, which raises that itself; every rank hears why.
+        """
+        failed: Exception | None = None
+        try:
+            text = json.dumps({"made": make()}).encode()
+        except Exception as error:  # the others wait for a word, whatever happens here
+            failed, text = error, json.dumps({"error": _reason(error)}).encode()
+        heard = [json.loads(one) for one in self._all(text)]
+        if failed is not None:
+            raise failed
+        for rank, one in enumerate(heard):
+            if "error" in one:
+                raise RematError(f"rank {rank} failed: {one['error']}")
+        return [one["made"] for one in heard]
+
+    def _all(self, text: bytes) -> list[bytes]:
+        """The texts of all ranks."""
+        world = dist.get_world_size(self.group)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+        dist.all_gather(sizes, torch.tensor([len(text)]), group=self.group)
+        longest = max(int(size.item()) for size in sizes)
+        own = torch.zeros(longest, dtype=torch.uint8)
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(world)]
+        dist.all_gather(found, own, group=self.group)
+        return [bytes(one[: int(size.item())].tolist()) for one, size in zip(found, sizes, strict=True)]
+
     def _broadcast(self, text: bytes) -> bytes:
         """The first rank's text."""
         size = torch.tensor([len(text)])

@@ -108,7 +108,7 @@ class Split:
         self._class_units()
         _, rest = self._watched(step, [unit.first for unit in self.units], self.least)
         plain = peak_of(rest.before_bytes, rest.places, [self.plain[u].option for u in rest.order])
-        (allowed,) = self.coordinator.least([_allowed(budget, self.asking.slack, fixed, plain)])
+        (allowed,) = self.coordinator.least([allowed_bytes(budget, self.asking.slack, fixed, plain)])
         for _ in range(MOST_TRIES):
             points = self._picked(rest, allowed, fixed)
             planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
@@ -246,7 +246,7 @@ def _more(one: Rest, other: Rest) -> Rest:
     return Rest(one.order, max(one.before_bytes, other.before_bytes), places)
 
 
-def _allowed(budget: Budget, slack: float, fixed: int, plain: int) -> int:
+def allowed_bytes(budget: Budget, slack: float, fixed: int, plain: int) -> int:
     """The bytes above the fixed ones that a budget leaves."""
     if isinstance(budget, Fraction):
         return int(budget.fraction * plain)

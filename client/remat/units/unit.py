@@ -44,6 +44,7 @@ class Unit:
         self.name, self.module, self.halves = name, module, halves
         self.step: TrainingStep | None = None
         self.size: UnitBytes | None = None
+        self.failed: CaptureError | None = None
         self.first: Planned
         self._planner, self._asking = planner, asking
         refuse_enabled(module)
@@ -52,6 +53,14 @@ class Unit:
     def _make_plan(self, call: Call, known: Sequence[Planned]) -> Planned:
         if self.size is not None:
             return plan_step(call, self.size, self._planner, self._asking, known=known, halves=self.halves)
+        try:
+            self.first = self._captured(call)
+        except CaptureError as error:
+            self.failed = error
+            raise
+        return self.first
+
+    def _captured(self, call: Call) -> Planned:
         with BUSY:
             self.step = training_step(
                 call.module,
@@ -64,8 +73,7 @@ class Unit:
                 halves=self.halves,
             )
         self.step = linked(self.step, self._asking, self._planner.coordinator)
-        self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
-        return self.first
+        return self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
 
     def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
         """A plan of this unit within its bounds, verified and compiled."""

@@ -82,7 +82,7 @@ def optimize_units(
     args, kwargs = example_call(example_args, example_kwargs)
     fixed = sum(resident(model, (args, kwargs), {}).values()) + sum(job.fixed(model).values())
     try:
-        with _undisturbed(model):
+        with undisturbed(model):
             return split.run(forward_backward(model, args, kwargs, loss), budget, fixed)
     except BaseException:
         for unit in split.units:
@@ -113,7 +113,7 @@ def _named(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, nn.Module]
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Buffers, gradients and random states are as they were, afterwards; inside there are no gradients."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     gradients = [(p, p.grad) for p in model.parameters()]

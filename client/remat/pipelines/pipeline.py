@@ -1,0 +1,184 @@
+"""`remat.optimize_pipeline`: the stages of a pipeline, planned together for the schedule that runs them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+
+from remat_ir import InvalidData
+
+from .. import _compat
+from ..capture.call import example_call
+from ..capture.dataflow import tensors
+from ..capture.operations import check_functional
+from ..device import storage_bytes
+from ..distributed.ranks import RankPlanner, Ranks
+from ..planning.budget import Budget, UnitBytes, read_budget, readable
+from ..planning.options import SolveOptions, StepFields, solve_options
+from ..planning.planner import Planner, planner_for
+from ..profiling.fixed import all_gradients, resident
+from ..training.job import Job
+from ..units.units import EACH, undisturbed
+from .search import Picked, Search
+
+log = logging.getLogger("remat")
+
+
+@dataclass(frozen=True)
+class PipelinePlans:
+    """What the stages of a pipeline got; bytes are this rank's, times are predicted and those of all ranks.
+
+    Attributes:
+        stages: by number, this rank's alone.
+        budget_bytes, predicted_bytes, measured_bytes: of a step of the schedule, fixed bytes included.
+        fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state.
+        makespan_ns, plain_makespan_ns: of a step by these plans, and by plain ones if these fitted.
+        bound_ns: no choice among the plans at hand has a shorter makespan.
+    """
+
+    stages: Mapping[int, UnitBytes]
+    budget_bytes: int
+    predicted_bytes: int
+    measured_bytes: int
+    fixed_bytes: int
+    makespan_ns: int
+    plain_makespan_ns: int
+    bound_ns: int
+
+    @property
+    def overhead(self) -> float:
+        """Of the makespan over the plain one."""
+        return self.makespan_ns / max(1, self.plain_makespan_ns) - 1
+
+    def __str__(self) -> str:
+        return (
+            f"stages {', '.join(map(str, self.stages))} within {readable(self.budget_bytes)}: peak "
+            f"{readable(self.predicted_bytes)} predicted, {readable(self.measured_bytes)} measured; the pipeline's "
+            f"makespan is {100 * self.overhead:.1f} % over plain"
+        )
+
+
+def optimize_pipeline(
+    stages: Any,
+    schedule: Any,
+    example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget,
+    planner: Planner | str | None = None,
+    optimizer: Any = None,
+    ema: Any = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[StepFields],
+) -> PipelinePlans:
+    """Train the stages of a pipeline by plans, in place, inside one budget for each rank.
+
+    What a rank holds at each moment is read from the actions of the schedule; the plans are chosen for all ranks
+    together, so that a step of the schedule takes the least time. Some steps of the schedule are run for that, and the
+    caller's parameters, buffers, gradients and random state are left as they were. Call it on every rank, after the
+    schedule is made and before its first step. Nothing is planned while the schedule runs, so that no rank waits for
+    another one's plan; micro-batches of another size are planned by each rank alone, within what their stage has got.
+
+    Args:
+        stages: this rank's `PipelineStage`, or a list of them.
+        schedule: one of `torch.distributed.pipelining`, of these stages: `ScheduleGPipe`, `Schedule1F1B`,
+            `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`, `ScheduleZBVZeroBubble`, or your own.
+        example_args, example_kwargs: one batch, as this rank gives it to `schedule.step`: inputs on the first stage's
+            rank, `target=` on the last one's.
+        budget: of this rank, as for `remat.optimize`; a fraction is one of what the rank needs without a plan besides
+            the fixed bytes, with this schedule.
+        planner: as for `remat.optimize`; each rank asks for its own stages.
+        optimizer, ema: of this rank's parameters, as for `remat.optimize`.
+        options, fields: as for `remat.optimize_units`.
+
+    Raises:
+        CaptureError: a stage cannot be captured, on some rank.
+        BudgetTooSmall: no choice of plans fits some rank's budget; the message says which, and what is enough.
+        NothingFound: the measured peak stayed over a budget.
+        InvalidData: not stages or a schedule of theirs, not a budget of a rank, not a planner, or not an option.
+        RuntimeError: torch.distributed is not initialized, or remat is enabled on a stage already.
+    """
+    asking = solve_options(optimize_pipeline, StepFields, options, fields, default=EACH)
+    check_functional(asking.functional_ops)
+    budget = read_budget(budget)
+    if isinstance(budget, UnitBytes):
+        raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
+    if isinstance(planner, RankPlanner):
+        raise InvalidData("the ranks of a pipeline run stages of their own: give planner= what RankPlanner was given")
+    own = _stages(stages)
+    if not dist.is_initialized():
+        raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
+    job = Job(optimizer, ema)
+    args, kwargs = example_call(example_args, example_kwargs)
+    ranks = Ranks(own[0].group)
+    search = Search(own, schedule, planner_for(planner), asking, ranks)
+
+    def fixed() -> int:
+        parts = {**resident(search.model, (args, kwargs), {}), **job.fixed(search.model)}
+        return sum(size for name, size in parts.items() if name != "gradients") + _buffers(own, (args, kwargs))
+
+    try:
+        with undisturbed(search.model):
+            picked = search.run(lambda: schedule.step(*args, **kwargs), budget, fixed)
+    except BaseException:
+        search.undo()
+        raise
+    _tell_optimizer_step(job, search, picked)
+    return PipelinePlans(
+        stages={stage.stage_index: p.size for stage, p in zip(search.stages, picked.points, strict=True)},
+        budget_bytes=search.fixed_bytes + picked.allowed,
+        predicted_bytes=search.fixed_bytes + picked.predicted,
+        measured_bytes=search.fixed_bytes + picked.measured,
+        fixed_bytes=search.fixed_bytes,
+        makespan_ns=picked.choice.makespan_ns,
+        plain_makespan_ns=picked.plain_ns,
+        bound_ns=picked.choice.bound_ns,
+    )
+
+
+def _stages(stages: Any) -> list[Any]:
+    """The stages of this rank as a list.
+
+    Raises:
+        InvalidData: they are none.
+    """
+    own = list(stages) if isinstance(stages, Iterable) else [stages]
+    for stage in own:
+        if not (hasattr(stage, "submod") and hasattr(stage, "stage_index")):
+            raise InvalidData(f"stages are torch.distributed.pipelining.PipelineStage, not {type(stage).__name__}")
+    if not own:
+        raise InvalidData("there are no stages to plan")
+    return own
+
+
+def _buffers(stages: Sequence[Any], inputs: Any) -> int:
+    """Bytes of what the stages receive into, which stays from step to step."""
+    seen = {_compat.storage_key(t) for t in tensors(inputs)}
+    found: dict[int, int] = {}
+    for stage in stages:
+        for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+            for info in infos:
+                buffer = getattr(info, "buffer", None)
+                if isinstance(buffer, torch.Tensor) and _compat.storage_key(buffer) not in seen:
+                    found[_compat.storage_key(buffer)] = storage_bytes(buffer)
+    return sum(found.values())
+
+
+def _tell_optimizer_step(job: Job, search: Search, picked: Picked) -> None:
+    """Warn where the optimizer's own step is over the budget."""
+    if job.optimizer is None:
+        return
+    peak = search.fixed_bytes + all_gradients(search.model) + job.update().temporaries_bytes
+    over = peak - (search.fixed_bytes + picked.allowed)
+    if over > 0:
+        log.warning(
+            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
+            readable(peak),
+            readable(search.fixed_bytes + picked.allowed),
+            job.advice(over),
+        )

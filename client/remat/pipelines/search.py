@@ -1,0 +1,219 @@
+"""The search for what each stage of a pipeline may hold: trial steps of the schedule, curves, one choice for all ranks.
+
+A step of the schedule by the plans that hold the least is watched by the allocator's own events, cut where the passes
+of the rank's stages begin and end: what is left when the plans' own bytes are taken off is the rest of the rank's, such
+as buffers, messages under way, gradients and the loss. Nobody plans while the schedule runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from remat_ir import Answer, InvalidData, Plan, Status, plain_plan
+from remat_ir.greedy import checkpointed
+
+from ..distributed.ranks import Ranks
+from ..errors import BudgetTooSmall, CaptureError, NothingFound
+from ..planning.budget import Budget, UnitBytes, readable
+from ..planning.options import SolveOptions
+from ..planning.planner import CoordinatedPlanner
+from ..training.enable import disable
+from ..training.halves import Halves
+from ..training.planned import Planned
+from ..units.curve import Point, curve, point_of, unit_problem
+from ..units.split import MOST_TRIES, allowed_bytes
+from ..units.trial import Trace
+from ..units.unit import Unit
+from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, times_of
+from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
+
+log = logging.getLogger("remat")
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What a search ends with on this rank; bytes are above the fixed ones."""
+
+    points: Sequence[Point]
+    allowed: int
+    predicted: int
+    measured: int
+    choice: Choice
+    plain_ns: int
+
+
+class Search:
+    """The stages of one rank, and what the ranks agree on."""
+
+    def __init__(
+        self, stages: Sequence[Any], schedule: Any, planner: CoordinatedPlanner, asking: SolveOptions, ranks: Ranks
+    ) -> None:
+        self.stages = sorted(stages, key=lambda stage: stage.stage_index)
+        self.planner, self.asking, self.ranks = planner, asking, ranks
+        runs = actions_of(schedule)
+        self.timeline = Timeline(runs)
+        self.numbers = [sorted({run.stage for run in own}) for own in runs]
+        own = runs[self.stages[0].group_rank]
+        mine = [stage.stage_index for stage in self.stages]
+        if mine != self.numbers[self.stages[0].group_rank]:
+            raise InvalidData(f"this rank runs the stages {sorted({r.stage for r in own})} of the schedule, not {mine}")
+        self.halved = in_halves(schedule) & set(mine)
+        self.runs = [run for run in own if run.kind != "weight" or run.stage in self.halved]
+        self.moments = residency(self.runs, mine)
+        self.units: list[Unit] = []
+        try:
+            for stage in self.stages:
+                self.units.append(self._unit(stage))
+        except BaseException:
+            self.undo()
+            raise
+        self.model = nn.ModuleList([unit.module for unit in self.units])
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+    def _unit(self, stage: Any) -> Unit:
+        module, name = stage.submod, f"stage {stage.stage_index}"
+        halves = Halves() if stage.stage_index in self.halved else None
+        if halves is not None and (stage.dw_builder is not None or isinstance(module, DistributedDataParallel)):
+            what = "a dw_builder of its own" if stage.dw_builder is not None else "DistributedDataParallel around it"
+            raise InvalidData(f"{name} has {what}, and its schedule runs backward passes in halves: leave that out")
+        module = module.module if isinstance(module, DistributedDataParallel) else module
+        unit = Unit(name, module, self.planner, self.asking, halves, on_failure="plain")
+        if halves is not None:
+            stage.dw_builder = halves.builder
+        return unit
+
+    def run(self, step: Callable[[], Any], budget: Budget, fixed: Callable[[], int]) -> Picked:
+        """Trial, curves, choice and check; see `optimize_pipeline`."""
+        step()  # captures each stage in its call, and makes what first steps make
+        self.ranks.gather(self._captured)
+        least = [point_of(u.step, checkpointed(u.step.graph)) for u in self.units if u.step]
+        plain = [point_of(u.step, plain_plan(u.step.graph)) for u in self.units if u.step]
+        _, places = self._watched(step, [unit.first for unit in self.units], least)
+        here = fixed()
+        self.fixed_bytes = here
+        allowed = allowed_bytes(budget, self.asking.slack, here, peak_of(places, [p.option for p in plain]))
+        plain_ns = self.timeline.makespan_ns(self._gathered_times(plain))
+        self.points = [
+            curve(u.step, ends) for u, ends in zip(self.units, zip(least, plain, strict=True), strict=True) if u.step
+        ]
+        for _ in range(MOST_TRIES):
+            points, choice = self._picked(places, allowed)
+            planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
+            predicted = peak_of(places, [p.option for p in points])
+            measured, seen = self._watched(step, planned, points)
+            log.info("pipeline: peak %s predicted, %s measured", readable(here + predicted), readable(here + measured))
+            if self.ranks.all_equal(measured <= allowed):
+                for unit, point, made in zip(self.units, points, planned, strict=True):
+                    unit.run_by(made)
+                    unit.size = point.size
+                return Picked(points, allowed, predicted, measured, choice, plain_ns)
+            rest = {place[:3]: place for place in places}
+            places = [max(place, rest[place[:3]], key=lambda p: p.rest_bytes) for place in seen]
+        raise NothingFound(
+            f"a budget is exceeded in a real step whatever is picked; on this rank {readable(here + measured)} was "
+            f"needed of {readable(here + allowed)}, the last time",
+            _no_answer(here + allowed),
+        )
+
+    def undo(self) -> None:
+        """Let the stages run as they did before."""
+        for stage, unit in zip(self.stages, self.units, strict=False):
+            disable(unit.module)
+            if unit.halves is not None:
+                stage.dw_builder = None
+
+    def _captured(self) -> None:
+        for unit in self.units:
+            if unit.failed is not None:
+                raise unit.failed
+            if unit.step is None:
+                raise CaptureError(f"{unit.name} does not run in a training step of the schedule")
+
+    def _watched(
+        self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
+    ) -> tuple[int, list[Place]]:
+        """The peak of a real step by these plans, above the fixed bytes, and what there was besides the stages'."""
+        self.model.zero_grad(set_to_none=True)
+        for stage in self.stages:
+            stage.clear_runtime_states()
+        gc.collect()
+        trace = Trace(self.device)
+        for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
+            unit.run_by(trace.marked(one, index))
+            if unit.halves is not None:
+                unit.halves.around = trace.around_second_half(index)
+        try:
+            stretches = trace.watch(step)
+        finally:
+            for unit in self.units:
+                if unit.halves is not None:
+                    unit.halves.around = None
+        seen = [Run(s.kind, self.stages[s.unit].stage_index, 0) for s in stretches if s.kind != "between"]
+        if [run[:2] for run in seen] != [run[:2] for run in self.runs]:
+            raise CaptureError("the schedule does not run what its actions say, so what its ranks hold is not known")
+        peaks = [stretch.peak_bytes for stretch in stretches]
+        return max(peaks), places_of(self.moments, peaks, [point.option for point in points])
+
+    def _picked(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
+        """A point for each stage by the greedy curves, then among what the planner makes of what was picked."""
+        points, _ = self._chosen(places, allowed)
+        for index, point in enumerate(points):
+            found = self._solved(index, point, self._room(places, points, index, allowed))
+            if found is not None:
+                self.points[index].append(found)
+        return self._chosen(places, allowed)
+
+    def _chosen(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
+        options = [[point.option for point in points] for points in self.points]
+        found = combinations(places, options, allowed)
+        least = 0 if found else least_budget(places, options)
+        told = self.ranks.gather(lambda: ([c.times for c in found], least, self.fixed_bytes))
+        for rank, (times, need, fixed) in enumerate(told):
+            if not times:
+                raise BudgetTooSmall(
+                    f"no choice of plans fits the budget of rank {rank}; {fixed + need} bytes are known to do there, "
+                    f"of which {readable(fixed)} are fixed",
+                    _no_answer(self.fixed_bytes + allowed),
+                )
+        ranks = [[Combination(tuple(Times(*t) for t in one), ()) for one in times] for times, _, _ in told]
+        choice = Choice(*self.ranks.share(lambda: list(choose(self.timeline, self.numbers, ranks))))
+        mine = found[choice.taken[self.stages[0].group_rank]].chosen
+        return [points[index] for points, index in zip(self.points, mine, strict=True)], choice
+
+    def _room(self, places: Sequence[Place], points: Sequence[Point], index: int, allowed: int) -> int:
+        """What a stage may take while it runs, next to what was picked for the others."""
+        options = [point.option for point in points]
+        idle = options[index]._replace(forward_bytes=0, backward_bytes=0, weight_bytes=0)
+        options[index] = idle
+        return allowed - max(place.bytes(options) for place in places if place.kind and place.stage == index)
+
+    def _solved(self, index: int, point: Point, room: int) -> Point | None:
+        """What the planner makes of a pick, by this rank alone."""
+        step = self.units[index].step
+        assert step is not None
+        if point.option.cost_ns == step.graph.total_cost_ns:
+            return None
+        size = UnitBytes(max(int(point.size.peak), room), point.size.held)
+        answer = self.planner.asked.plan(unit_problem(step.graph, size), self.asking)
+        return point_of(step, answer.plan, size) if isinstance(answer.plan, Plan) else None
+
+    def _gathered_times(self, points: Sequence[Point]) -> list[Times]:
+        """[stages] of all ranks, by these plans."""
+        told = self.ranks.gather(lambda: [times_of(point.option) for point in points])
+        found: list[Times] = [Times(0, 0, 0)] * self.timeline.stages
+        for numbers, times in zip(self.numbers, told, strict=True):
+            for number, one in zip(numbers, times, strict=True):
+                found[number] = Times(*one)
+        return found
+
+
+def _no_answer(budget: int) -> Answer:
+    return Answer(status=Status.NOTHING_FOUND, method="pipeline", budget_bytes=max(0, budget))
