@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ranks_collectives import COLLECTIVE_CASES
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
+from ranks_pipelines import PIPELINE_CASES
 from ranks_training import FRACTION, Block, blocks, buckets, data, message, trained, unreduced
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
@@ -322,6 +323,7 @@ def on_accelerators_only() -> dict[str, Any]:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **COLLECTIVE_CASES,
+    **PIPELINE_CASES,
     "on_accelerators_only": on_accelerators_only,
     "ddp": ddp,
     "buckets": buckets,

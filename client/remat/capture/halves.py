@@ -1,7 +1,7 @@
 """A backward pass in two halves, as zero-bubble schedules run it: first what the gradients of the inputs need.
 
-Qi et al., Zero Bubble Pipeline Parallelism, 2023, section 2: the gradient of a stage's input is what another stage
-waits for; the gradients of its parameters may come later.
+Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024: the gradient of a stage's input is what another stage waits for;
+the gradients of its parameters may come later.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from ..units.allot import Option
 from .schedule import Held, Moment, Pass, Timeline, Times
 
-MOST_TRIED = 20_000
-"""Simulations of the schedule after which the best choice so far is taken, and its bound is told."""
+MOST_RUNS = 20_000_000
+"""Runs of passes in simulations of the schedule, after which the best choice so far is taken, and its bound is told."""
 
 
 class Place(NamedTuple):
@@ -141,7 +141,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    timeline: Timeline, stages: Sequence[Sequence[int]], ranks: Sequence[Sequence[Combination]], most: int = MOST_TRIED
+    timeline: Timeline, stages: Sequence[Sequence[int]], ranks: Sequence[Sequence[Combination]], most: int = MOST_RUNS
 ) -> Choice:
     """The combination of each rank at the least makespan; among those, at the least total time.
 
@@ -174,7 +174,7 @@ class _Search:
             own = self.ranks[rank][taken[rank]].times if rank < len(taken) else self.quickest[rank]
             for stage, found in zip(stages, own, strict=True):
                 times[stage] = found
-        self.left -= 1
+        self.left -= self.timeline.runs
         return self.timeline.makespan_ns(times), sum(t.total_ns for t in times)
 
     def _extend(self, taken: tuple[int, ...], bound: tuple[int, int]) -> None:

@@ -24,7 +24,7 @@ from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import all_gradients, resident
 from ..training.job import Job
 from ..units.units import EACH, undisturbed
-from .search import Picked, Search
+from .search import Search
 
 log = logging.getLogger("remat")
 
@@ -36,7 +36,8 @@ class PipelinePlans:
     Attributes:
         stages: by number, this rank's alone.
         budget_bytes, predicted_bytes, measured_bytes: of a step of the schedule, fixed bytes included.
-        fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state.
+        fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state, EMA copies.
+        update_peak_bytes: predicted while the optimizer steps: fixed bytes, gradients, outputs, the step's temporaries.
         makespan_ns, plain_makespan_ns: of a step by these plans, and by plain ones if these fitted.
         bound_ns: no choice among the plans at hand has a shorter makespan.
     """
@@ -46,6 +47,7 @@ class PipelinePlans:
     predicted_bytes: int
     measured_bytes: int
     fixed_bytes: int
+    update_peak_bytes: int
     makespan_ns: int
     plain_makespan_ns: int
     bound_ns: int
@@ -117,10 +119,14 @@ def optimize_pipeline(
     args, kwargs = example_call(example_args, example_kwargs)
     ranks = Ranks(own[0].group)
     search = Search(own, schedule, planner_for(planner), asking, ranks)
+    left = 0
 
     def fixed() -> int:
+        nonlocal left
+        left = _bytes(tensors([stage.output_chunks for stage in own])) + all_gradients(search.model)
         parts = {**resident(search.model, (args, kwargs), {}), **job.fixed(search.model)}
-        return sum(size for name, size in parts.items() if name != "gradients") + _buffers(own, (args, kwargs))
+        beside = _bytes(_buffers(own), tensors((args, kwargs)))
+        return sum(size for name, size in parts.items() if name != "gradients") + beside
 
     try:
         with undisturbed(search.model):
@@ -128,17 +134,26 @@ def optimize_pipeline(
     except BaseException:
         search.undo()
         raise
-    _tell_optimizer_step(job, search, picked)
-    return PipelinePlans(
+    plans = PipelinePlans(
         stages={stage.stage_index: p.size for stage, p in zip(search.stages, picked.points, strict=True)},
         budget_bytes=search.fixed_bytes + picked.allowed,
         predicted_bytes=search.fixed_bytes + picked.predicted,
         measured_bytes=search.fixed_bytes + picked.measured,
         fixed_bytes=search.fixed_bytes,
+        update_peak_bytes=search.fixed_bytes + left + job.update().temporaries_bytes,
         makespan_ns=picked.choice.makespan_ns,
         plain_makespan_ns=picked.plain_ns,
         bound_ns=picked.choice.bound_ns,
     )
+    over = plans.update_peak_bytes - plans.budget_bytes
+    if job.optimizer is not None and over > 0:
+        log.warning(
+            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
+            readable(plans.update_peak_bytes),
+            readable(plans.budget_bytes),
+            job.advice(over),
+        )
+    return plans
 
 
 def _stages(stages: Any) -> list[Any]:
@@ -156,29 +171,13 @@ def _stages(stages: Any) -> list[Any]:
     return own
 
 
-def _buffers(stages: Sequence[Any], inputs: Any) -> int:
-    """Bytes of what the stages receive into, which stays from step to step."""
-    seen = {_compat.storage_key(t) for t in tensors(inputs)}
-    found: dict[int, int] = {}
-    for stage in stages:
-        for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
-            for info in infos:
-                buffer = getattr(info, "buffer", None)
-                if isinstance(buffer, torch.Tensor) and _compat.storage_key(buffer) not in seen:
-                    found[_compat.storage_key(buffer)] = storage_bytes(buffer)
-    return sum(found.values())
+def _bytes(found: Iterable[Any], seen: Iterable[torch.Tensor] = ()) -> int:
+    """Of the storages of tensors, but for those that were seen."""
+    sizes = {_compat.storage_key(t): storage_bytes(t) for t in found if isinstance(t, torch.Tensor)}
+    return sum(sizes[key] for key in set(sizes) - {_compat.storage_key(t) for t in seen})
 
 
-def _tell_optimizer_step(job: Job, search: Search, picked: Picked) -> None:
-    """Warn where the optimizer's own step is over the budget."""
-    if job.optimizer is None:
-        return
-    peak = search.fixed_bytes + all_gradients(search.model) + job.update().temporaries_bytes
-    over = peak - (search.fixed_bytes + picked.allowed)
-    if over > 0:
-        log.warning(
-            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
-            readable(peak),
-            readable(search.fixed_bytes + picked.allowed),
-            job.advice(over),
-        )
+def _buffers(stages: Sequence[Any]) -> list[Any]:
+    """What the stages receive into, which stays from step to step."""
+    infos = [one for s in stages for one in (*s.args_recv_info.values(), *s.grad_recv_info.values())]
+    return [getattr(info, "buffer", None) for one in infos for info in one]

@@ -189,6 +189,11 @@ class Timeline:
         if stuck:
             raise InvalidData(f"the schedule's actions wait for each other: {stuck[0]} is never reached")
 
+    @property
+    def runs(self) -> int:
+        """How many passes a step has."""
+        return len(self._runs)
+
     def _needs(self, run: Run) -> list[Run]:
         kind, stage, micro = run
         if kind == "weight":

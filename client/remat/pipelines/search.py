@@ -21,6 +21,7 @@ from remat_ir import Answer, InvalidData, Plan, Status, plain_plan
 from remat_ir.greedy import checkpointed
 
 from ..distributed.ranks import Ranks
+from ..distributed.refused import fsdp_module
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.budget import Budget, UnitBytes, readable
 from ..planning.options import SolveOptions
@@ -80,11 +81,16 @@ class Search:
 
     def _unit(self, stage: Any) -> Unit:
         module, name = stage.submod, f"stage {stage.stage_index}"
+        if isinstance(module, (DistributedDataParallel, *fsdp_module())):
+            raise InvalidData(
+                f"{name} is inside {type(module).__name__}: optimize_pipeline takes stages that are trained by one rank"
+            )
         halves = Halves() if stage.stage_index in self.halved else None
-        if halves is not None and (stage.dw_builder is not None or isinstance(module, DistributedDataParallel)):
-            what = "a dw_builder of its own" if stage.dw_builder is not None else "DistributedDataParallel around it"
-            raise InvalidData(f"{name} has {what}, and its schedule runs backward passes in halves: leave that out")
-        module = module.module if isinstance(module, DistributedDataParallel) else module
+        if halves is not None and stage.dw_builder is not None:
+            raise InvalidData(
+                f"{name} has a dw_builder of its own, by which its schedule runs the second halves of backward passes: "
+                "leave it out"
+            )
         unit = Unit(name, module, self.planner, self.asking, halves, on_failure="plain")
         if halves is not None:
             stage.dw_builder = halves.builder
@@ -172,6 +178,8 @@ class Search:
         return self._chosen(places, allowed)
 
     def _chosen(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
+        for index, points in enumerate(self.points):  # many bounds lead to one plan
+            self.points[index] = list({point.option: point for point in points}.values())
         options = [[point.option for point in points] for points in self.points]
         found = combinations(places, options, allowed)
         least = 0 if found else least_budget(places, options)

@@ -50,6 +50,7 @@ class Halves:
 
         return lambda: run() if self.around is None else self.around(run)
 
+    @torch.no_grad()  # as autograd runs a backward pass
     def _finish(self, left: Second) -> None:
         try:
             next(left)

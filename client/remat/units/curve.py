@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from remat_ir import Graph, InvalidPlan, Plan, Problem, replay, verify
+from remat_ir.greedy import least_memory
 from remat_ir.replay import Moment
 from remat_ir.working_set import working_set
 
@@ -45,10 +46,10 @@ def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int])
 
 
 def curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
-    """Greedy plans of a step at several bounds, with the two ends: the plan that holds least, and the plain one."""
+    """Greedy plans of a step at several bounds and one of a small peak, with the ends: the least held, and plain."""
     graph = step.graph
     least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
-    found = dict.fromkeys(ends)
+    found = dict.fromkeys((*ends, point_of(step, least_memory(graph))))
     for size, problem in curve_problems(graph, least, plain):
         answer = greedy_answer(problem, time_limit_s=1.0, look_s=0.0)
         if isinstance(answer.plan, Plan) and _passes(problem, answer.plan):

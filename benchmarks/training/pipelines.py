@@ -1,0 +1,159 @@
+"""Whole cycles of pipelines under a budget for each rank: the schedules of `torch.distributed.pipelining`, two ranks.
+
+    python -m benchmarks.training.pipelines [SCHEDULE …] [--share 0.6] [--micros 4] [--out FILE]
+
+Each rank trains its stages by plans next to copies that train without, three cycles each, over gloo. Measured are the
+allocator's own events over a whole cycle, with the bytes added that are there throughout. "passes" is a step of the
+schedule, "step" that of the optimizer: predicted → measured, in MiB. "plain" is the measured peak without plans.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import nn
+from torch.distributed import pipelining
+
+import remat
+from benchmarks.harness.table import Report
+from benchmarks.training.job import CYCLES, MIB, Block, Found
+from remat.profiling.measure import peak_memory
+
+COLUMNS = ("schedule, rank", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal", "plain", "time")
+RANKS = 2
+SCHEDULES: dict[str, tuple[Callable[..., Any], int]] = {
+    "GPipe": (pipelining.ScheduleGPipe, 1),
+    "1F1B": (pipelining.Schedule1F1B, 1),
+    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
+    "InterleavedZeroBubble": (pipelining.ScheduleInterleavedZeroBubble, 2),
+    "ZBVZeroBubble": (pipelining.ScheduleZBVZeroBubble, 2),
+}
+"""Classes of schedules, and how many stages each rank has."""
+
+
+class Job:
+    """One rank's share of a job: its stages, their schedule and their optimizer."""
+
+    def __init__(self, name: str, given: argparse.Namespace) -> None:
+        make, each = SCHEDULES[name]
+        rank, count = dist.get_rank(), RANKS * each
+        mine = [rank, count - 1 - rank] if "ZBV" in name else list(range(rank, count, RANKS))
+        torch.manual_seed(0)
+        blocks = [Block(given.width, False) for _ in range(given.layers)]
+        long = len(blocks) // count
+        parts = [nn.Sequential(*blocks[i * long : (i + 1) * long]) for i in range(count)]
+        self.stages = [pipelining.PipelineStage(parts[i], i, count, torch.device("cpu")) for i in mine]
+        loss: Any = lambda y, target: (y - target).square().mean()  # noqa: E731
+        self.schedule = make(self.stages if each > 1 else self.stages[0], given.micros, loss_fn=loss)
+        self.parameters = [p for stage in self.stages for p in stage.submod.parameters()]
+        self.optimizer = torch.optim.AdamW(self.parameters, foreach=True)
+        x, target = torch.randn(2, given.rows * given.micros, given.width, generator=torch.Generator().manual_seed(1))
+        self.args = (x,) if 0 in mine else ()
+        self.kwargs: dict[str, Any] = {"target": target, "losses": []} if count - 1 in mine else {}
+
+    def passes(self) -> None:
+        """A step of the schedule."""
+        self.schedule.step(*self.args, **self.kwargs)
+
+    def step(self) -> None:
+        """The optimizer's."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def outcome(self) -> Iterator[torch.Tensor]:
+        """Parameters and the optimizer's state."""
+        yield from self.parameters
+        for state in self.optimizer.state.values():
+            yield from state.values()
+
+
+def measured(name: str, given: argparse.Namespace) -> tuple[Found, int, float]:
+    """On this rank: what a cycle came to, the plain peak above the fixed bytes, and the time by plans over plain."""
+    jobs = [Job(name, given), Job(name, given)]
+    planned = jobs[1]
+    plans = remat.optimize_pipeline(
+        planned.stages,
+        planned.schedule,
+        planned.args,
+        planned.kwargs,
+        budget=remat.Fraction(given.share),
+        planner=given.planner,
+        optimizer=planned.optimizer,
+    )
+    peaks: list[tuple[int, int]] = []
+    for job in jobs:
+        torch.manual_seed(2 + dist.get_rank())
+        for _ in range(CYCLES - 1):
+            job.passes()
+            job.step()
+        passes = peak_memory(job.passes)
+        peaks.append((passes.peak_bytes, peak_memory(job.step).peak_bytes + passes.left_bytes))
+    (plain, _), (passes_bytes, step_bytes) = peaks
+    same = all(torch.equal(a, b) for a, b in zip(*(job.outcome() for job in jobs), strict=True))
+    fixed = plans.fixed_bytes
+    found = Found(
+        plans.budget_bytes,
+        plans.predicted_bytes,
+        passes_bytes + fixed,
+        plans.update_peak_bytes,
+        step_bytes + fixed,
+        same,
+    )
+    return found, plain + fixed, plans.overhead
+
+
+def run(rank: int, given: argparse.Namespace, folder: str) -> None:
+    """One rank; the first one prints the table."""
+    torch.set_num_threads(1)
+    os.environ["REMAT_CACHE_DIR"] = str(Path(folder) / f"cache-{rank}")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    worst = 0.0
+    with Report("Pipelines under their budgets", COLUMNS, given.out if rank == 0 else None) as report:
+        for name in given.schedules or SCHEDULES:
+            told: list[Any] = [None] * RANKS
+            dist.all_gather_object(told, measured(name, given))
+            for other, (found, plain, overhead) in enumerate(told if rank == 0 else []):
+                close = abs(found.of_predicted - 1) <= 0.03
+                worst = max(worst, found.of_budget, 0.0 if found.equal and close else 9.0)
+                plain_text = f"{plain / MIB:.1f}"
+                report.add(f"{name}, {other}", *found.cells(), plain_text, f"+{100 * overhead:.1f} %")
+    dist.destroy_process_group()
+    if worst > 1:
+        raise SystemExit(1)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training.pipelines",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("schedules", nargs="*", choices=[*SCHEDULES, []], metavar="SCHEDULE", help="; ".join(SCHEDULES))
+    parser.add_argument("--share", type=float, default=0.6, help="of what the rank needs without plans (default 0.6)")
+    parser.add_argument("--micros", type=int, default=4, help="micro-batches in a step (default 4)")
+    parser.add_argument("--layers", type=int, default=8, help="blocks of the whole network (default 8)")
+    parser.add_argument("--width", type=int, default=64, help="of a block (default 64)")
+    parser.add_argument("--rows", type=int, default=1024, help="of a micro-batch (default 1024)")
+    parser.add_argument("--planner", default="greedy", help="as for remat.optimize_pipeline (default greedy)")
+    parser.add_argument("--out", type=Path, help="a file that the table is added to")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            processes.start_processes(run, (given, folder), nprocs=RANKS, start_method="fork")
+        except processes.ProcessExitedException as error:
+            return error.exit_code or 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Cases of two ranks that run the stages of a pipeline by one choice of plans: see `ranks_cases`."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ranks_training import message
+from torch import nn
+from torch.distributed import pipelining
+
+import remat
+from remat.distributed.ranks import RankPlanner
+from remat.profiling import measure
+
+WIDTH, ROWS, MICROS = 32, 512, 4
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+}
+
+
+class Block(nn.Module):
+    """Two layers, a normalization, dropout and a count of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(1))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x + self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+
+def made(name: str) -> tuple[Any, list[Any]]:
+    """A schedule and this rank's stages of it, equal at each call."""
+    rank, count = dist.get_rank(), 2 if name in ("gpipe", "1f1b") else 4
+    mine = {2: [rank], 4: [rank, 3 - rank] if name == "zbv" else [rank, rank + 2]}[count]
+    torch.manual_seed(0)
+    modules = [nn.Sequential(Block(), Block()) for _ in range(count)]
+    stages = [pipelining.PipelineStage(modules[i], i, count, torch.device("cpu")) for i in mine]
+    given = stages[0] if count == 2 else stages
+    return SCHEDULES[name](given, MICROS, loss_fn=lambda y, t: (y - t).square().mean()), stages
+
+
+def batch(stages: list[Any], seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What this rank gives to a step of the schedule."""
+    torch.manual_seed(seed)
+    x, target = torch.randn(ROWS * MICROS, WIDTH), torch.randn(ROWS * MICROS, WIDTH)
+    first, last = (any(getattr(s, what) for s in stages) for what in ("is_first", "is_last"))
+    return (x,) if first else (), {"target": target, "losses": []} if last else {}
+
+
+def trained(schedule: Any, stages: list[Any]) -> tuple[list[Any], int]:
+    """Losses, gradients and buffers of two steps, and the measured peak of a third one."""
+    found: list[Any] = []
+    for seed in range(2):
+        args, kwargs = batch(stages, seed)
+        torch.manual_seed(100 + seed + dist.get_rank())
+        before = [buffer.clone() for stage in stages for buffer in stage.submod.buffers()]
+        schedule.step(*args, **kwargs)
+        after = [buffer for stage in stages for buffer in stage.submod.buffers()]
+        if seed:  # in its first step a schedule runs each stage once more, to see shapes
+            found += [float(b - a) for a, b in zip(before, after, strict=True)]
+        found += [float(loss.detach()) for loss in kwargs.get("losses", ())]
+        for stage in stages:
+            for tensor in (p.grad for p in stage.submod.parameters()):
+                found.append(None if tensor is None else float(tensor.double().square().sum()))
+            stage.submod.zero_grad()
+    args, kwargs = batch(stages, 2)
+    return found, measure.peak_memory(lambda: schedule.step(*args, **kwargs)).peak_bytes
+
+
+def pipelined(name: str) -> dict[str, Any]:
+    """A schedule without plans and by them."""
+    schedule, stages = made(name)
+    plain, plain_peak = trained(schedule, stages)
+    schedule, stages = made(name)
+    before = [copy.deepcopy(stage.submod.state_dict()) for stage in stages]
+    state = torch.get_rng_state()
+    args, kwargs = batch(stages, 7)
+    torch.set_rng_state(state)
+    plans = remat.optimize_pipeline(stages, schedule, args, kwargs, budget=remat.Fraction(0.8), planner="greedy")
+    untouched = torch.equal(state, torch.get_rng_state())
+    for stage, saved in zip(stages, before, strict=True):
+        untouched &= all(torch.equal(t, saved[key]) for key, t in stage.submod.state_dict().items())
+        untouched &= all(p.grad is None for p in stage.submod.parameters())
+    planned, peak = trained(schedule, stages)
+    return {
+        "plain": plain,
+        "planned": planned,
+        "untouched": untouched,
+        "peak": peak / (plans.budget_bytes - plans.fixed_bytes),
+        "of_predicted": peak / (plans.predicted_bytes - plans.fixed_bytes),
+        "of_plain": peak / plain_peak,
+        "stages": list(plans.stages),
+        "overhead": plans.overhead,
+        "makespans": [plans.plain_makespan_ns, plans.bound_ns, plans.makespan_ns],
+        "text": str(plans),
+    }
+
+
+def refused() -> dict[str, Any]:
+    """On both ranks, and the stages are as they were."""
+    schedule, stages = made("zero_bubble")
+    args, kwargs = batch(stages, 7)
+
+    def ask(**options: Any) -> str:
+        options = {"budget": remat.Fraction(0.8), "planner": "greedy", **options}
+        return message(
+            lambda: remat.optimize_pipeline(options.pop("stages", stages), schedule, args, kwargs, **options)
+        )
+
+    found = {
+        "small": ask(budget=remat.ActivationBytes(1000 if dist.get_rank() else "1GiB")),
+        "planner": ask(planner=RankPlanner("greedy")),
+        "budget": ask(budget=remat.UnitBytes(1, 1)),
+        "stages": ask(stages=[stage.submod for stage in stages]),
+        "others": ask(stages=stages[:1]),
+    }
+    found["left"] = [stage.dw_builder is None and "forward" not in stage.submod.__dict__ for stage in stages]
+    stages[0].dw_builder = lambda: lambda: None
+    found["dw_builder"] = ask()
+    stages[0].dw_builder = None
+    capture = stages[0].submod[0].register_forward_hook(lambda *_: print(end="") if dist.get_rank() else None)
+    found["captured"] = ask()
+    capture.remove()
+    return found
+
+
+PIPELINE_CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    **{name: lambda name=name: pipelined(name) for name in SCHEDULES},  # type: ignore[misc]
+    "pipelines_refused": refused,
+}
