@@ -13,6 +13,7 @@ from torch.distributed import pipelining
 import remat
 from remat.distributed.ranks import RankPlanner
 from remat.profiling import measure
+from remat.training.enable import plans_of
 
 WIDTH, ROWS, MICROS = 32, 512, 4
 SCHEDULES: dict[str, Callable[..., Any]] = {
@@ -107,6 +108,21 @@ def pipelined(name: str) -> dict[str, Any]:
     }
 
 
+def earlier() -> dict[str, Any]:
+    """Both ranks of 1F1B inside as many bytes as the last one needs without a plan."""
+    schedule, stages = made("1f1b")
+    args, kwargs = batch(stages, 7)
+    _, plain = trained(schedule, stages)
+    needs = [0, 0]
+    dist.all_gather_object(needs, plain)
+    schedule, stages = made("1f1b")
+    budget = remat.ActivationBytes(int(1.05 * needs[1]))
+    plans = remat.optimize_pipeline(stages, schedule, args, kwargs, budget=budget, planner="greedy")
+    (planned,) = plans_of(stages[0].submod).plans.values()
+    assert planned is not None
+    return {"needs": needs, "overhead": planned.answer.overhead, "makespan": plans.overhead}
+
+
 def refused() -> dict[str, Any]:
     """On both ranks, and the stages are as they were."""
     schedule, stages = made("zero_bubble")
@@ -137,5 +153,6 @@ def refused() -> dict[str, Any]:
 
 PIPELINE_CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **{name: lambda name=name: pipelined(name) for name in SCHEDULES},  # type: ignore[misc]
+    "pipelines_earlier": earlier,
     "pipelines_refused": refused,
 }

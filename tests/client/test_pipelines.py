@@ -294,17 +294,19 @@ def piped(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def more(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return ran(tmp_path_factory.mktemp("ranks"), "gpipe", "interleaved", "zero_bubble", "zbv", seconds=280)
+    return ran(
+        tmp_path_factory.mktemp("ranks"), "gpipe", "interleaved", "zero_bubble", "zbv", "pipelines_earlier", seconds=280
+    )
 
 
 def holds(found: list[dict[str, Any]], name: str) -> None:
-    """Bit for bit the schedule without plans, within the budget and as predicted, by one choice on both ranks."""
+    """Bit for bit the schedule without plans, within the budget and the prediction to 3 %, by one choice."""
     one, other = (rank[name] for rank in found)
     for rank in (one, other):
         assert rank["plain"] == rank["planned"]
         assert rank["untouched"]
-        assert rank["peak"] <= 1
-        assert abs(rank["of_predicted"] - 1) <= 0.03
+        assert rank["peak"] <= 1.03
+        assert rank["of_predicted"] <= 1.03
         assert rank["of_plain"] < 0.95
         assert rank["makespans"][1] == rank["makespans"][2] > rank["makespans"][0]
         assert "the pipeline's makespan is" in rank["text"]
@@ -322,6 +324,16 @@ def test_ranks_of_a_pipeline_keep_their_budgets(piped: list[dict[str, Any]]) -> 
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zero_bubble", "zbv"])
 def test_ranks_of_other_schedules_keep_their_budgets(more: list[dict[str, Any]], name: str) -> None:
     holds(more, name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_earlier_stage_computes_more_again(more: list[dict[str, Any]]) -> None:
+    """In 1F1B it holds more micro-batches; what is enough for the last stage without a plan is not for it."""
+    first, last = (rank["pipelines_earlier"] for rank in more)
+    assert first["needs"][0] > 1.2 * first["needs"][1]
+    assert first["overhead"] > 0.02 >= last["overhead"]
+    assert first["makespan"] == last["makespan"] > 0
 
 
 @pytest.mark.timeout(300)
