@@ -18,6 +18,7 @@ from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from client.test_ranks import ran
+import remat
 from remat.capture.operations import Kind
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
@@ -353,6 +354,11 @@ def test_what_a_pipeline_cannot_do_is_said_on_every_rank(piped: list[dict[str, A
     for rank in piped:
         assert said in rank["pipelines_refused"][name], rank["pipelines_refused"][name]
         assert rank["pipelines_refused"]["left"] == [True, True]
+
+
+def test_a_link_is_refused_before_anything_is_captured() -> None:
+    with pytest.raises(InvalidData, match="move nothing to the host: leave link= out"):
+        remat.optimize_pipeline([], None, budget="1GiB", link="pcie4")
 
 
 def test_a_stage_that_cannot_be_captured_is_told_on_every_rank(piped: list[dict[str, Any]]) -> None:

@@ -107,6 +107,8 @@ def optimize_pipeline(
     """
     asking = solve_options(optimize_pipeline, StepFields, options, fields, default=EACH)
     check_functional(asking.functional_ops)
+    if asking.link is not None:
+        raise InvalidData("optimize_pipeline looks for plans that move nothing to the host: leave link= out")
     budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
