@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from client.test_ranks import ran
 import remat
+from client.test_ranks import ran
 from remat.capture.operations import Kind
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
