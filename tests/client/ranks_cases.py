@@ -1,4 +1,4 @@
-"""What each of two ranks does, in a process of its own under `test_ranks.py`: cases by name, found as JSON."""
+"""What each of some ranks does, in a process of its own under `test_ranks.py`: cases by name, found as JSON."""
 
 # no `from __future__ import annotations`: DDP looks at the annotations of a communication hook
 
@@ -350,12 +350,12 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def rank_of_two(rank: int, folder: Path, names: list[str]) -> None:
+def one_rank(rank: int, ranks: int, folder: Path, names: list[str]) -> None:
     """One rank: its findings go to `found-{rank}`, what it says to `errors-{rank}`."""
     with (folder / f"errors-{rank}").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     os.environ["REMAT_CACHE_DIR"] = str(folder / f"cache-{rank}")
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks)
     found = {name: CASES[name]() for name in names}
     dist.barrier()
     dist.destroy_process_group()
@@ -363,16 +363,16 @@ def rank_of_two(rank: int, folder: Path, names: list[str]) -> None:
 
 
 def main() -> None:
-    """Two ranks forked from one process, so that torch is imported once; it ends badly when one of them does."""
-    folder, *names = sys.argv[1:]
+    """Ranks forked from one process, so that torch is imported once; it ends badly when one of them does."""
+    folder, count, *names = sys.argv[1:]
     torch.set_num_threads(1)
     ranks = []
-    for rank in range(2):
+    for rank in range(int(count)):
         child = os.fork()
         if not child:
             status = 1
             try:
-                rank_of_two(rank, Path(folder), names)
+                one_rank(rank, int(count), Path(folder), names)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -380,7 +380,7 @@ def main() -> None:
                 sys.stderr.flush()
                 os._exit(status)
         ranks.append(child)
-    for _ in range(2):
+    for _ in range(int(count)):
         child, status = os.wait()
         ranks.remove(child)
         if status:

@@ -1,21 +1,25 @@
 """Cases of two ranks whose step has collectives, or is a stage of a pipeline: see `ranks_cases`."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from ranks_training import FRACTION, blocks, data, message, trained
+from ranks_training import FRACTION, blocks, message, trained
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import remat
 from remat.distributed.ranks import RankPlanner
 from remat.profiling import timing
+from remat.profiling.fixed import here
 from remat.settings import settings
 from remat.training.enable import plans_of
 
@@ -190,26 +194,92 @@ class Split(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def tensor_parallel() -> dict[str, Any]:
-    """DTensor parameters: refused by name in a planned module, planned under `torch.compile`."""
-    mesh = init_device_mesh("cpu", (2,))
+COLUMNS_AND_ROWS = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+SEQUENCES = {
+    "norm": SequenceParallel(),
+    "up": ColwiseParallel(input_layouts=Shard(1)),
+    "down": RowwiseParallel(output_layouts=Shard(1)),
+}
 
-    def split() -> nn.Sequential:
-        torch.manual_seed(0)
-        made = nn.Sequential(*(Split() for _ in range(4)))
-        for block in made:
-            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        return made
 
-    plain, planned = split(), split()
-    enabled = remat.enable(split(), budget=FRACTION, planner=RankPlanner("greedy"))
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"))
-    found = {
-        "said": message(lambda: enabled(data(0))),
-        "plain": trained(plain, plain),
-        "planned": trained(planned, torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)),
+def split(mesh: Any, layers: Mapping[str, Any]) -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(*(Split() for _ in range(3)))
+    for block in made:
+        parallelize_module(block, mesh, dict(layers))
+    return made
+
+
+def taught(model: nn.Module, call: Any, rows: int, sequence: int = 0) -> list[float]:
+    """Losses, norms of the gradients on this rank, and of what was learned; AdamW."""
+    optimizer, found = torch.optim.AdamW(model.parameters()), []
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(rows, 8, WIDTH)
+        if sequence:
+            x = x.chunk(sequence, 1)[dist.get_rank() % sequence].contiguous()
+        loss = call(x).square().mean()
+        loss.backward()
+        found += [loss.item(), *(float(here(p.grad).double().square().sum()) for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return found + [float(here(p).detach().double().square().sum()) for p in model.parameters()]
+
+
+def made_by(model: nn.Module) -> dict[str, Any]:
+    """Of the only plan of an enabled module."""
+    (plan,) = (p for p in plans_of(model).plans.values() if p)
+    graph = plan.step.graph
+    return {
+        "overhead": plan.answer.overhead,
+        "digest": plan.answer.digest,
+        "parameters": plan.step.fixed["parameters"],
+        "local": sum(here(p).numel() * p.element_size() for p in model.parameters()),
+        "collectives": sum("all_" in name or "reduce_scatter" in name for name in graph.op_names),
     }
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """DTensor parameters under `torch.compile`."""
+    mesh = init_device_mesh("cpu", (2,))
+    plain, planned = (split(mesh, COLUMNS_AND_ROWS) for _ in range(2))
+    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"))
+    compiled = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
+    found = {"plain": taught(plain, plain, 16), "planned": taught(planned, compiled, 16)}
     return {**found, "overhead": backend.answers[0].overhead, "digest": backend.answers[0].digest}
+
+
+def split_and_enabled(layers: Mapping[str, Any], sequence: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+    plain, planned = split(mesh, layers), split(mesh, layers)
+    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"), mode="graph")
+    found = [taught(m, m, 16, sequence) for m in (plain, planned)]
+    return {"plain": found[0], "planned": found[1], **made_by(planned)}
+
+
+def tensor_parallel_enabled() -> dict[str, Any]:
+    """DTensor parameters in a module that is planned whole."""
+    return split_and_enabled(COLUMNS_AND_ROWS, 0)
+
+
+def sequence_parallel() -> dict[str, Any]:
+    """The same with activations that are split between the layers."""
+    return split_and_enabled(SEQUENCES, 2)
+
+
+def two_dimensions() -> dict[str, Any]:
+    """fully_shard over one dimension of a mesh, tensor parallelism over the other, each block with its plan."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    plain, planned = split(mesh["tensor"], COLUMNS_AND_ROWS), split(mesh["tensor"], COLUMNS_AND_ROWS)
+    for block in planned:
+        remat.enable(block, budget=remat.Fraction(0.92), planner=RankPlanner("greedy"), mode="graph")
+    for model in (plain, planned):
+        for block in model:
+            fully_shard(block, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh["data"])
+    found = {"plain": taught(plain, plain, 16), "planned": taught(planned, planned, 16)}
+    made = [made_by(block) for block in planned]
+    return {**found, **made[-1], "overhead": min(m["overhead"] for m in made)}
 
 
 COLLECTIVE_CASES = {
@@ -219,4 +289,7 @@ COLLECTIVE_CASES = {
     "stages_with_collectives": stages_with_collectives,
     "pipeline": pipeline,
     "tensor_parallel": tensor_parallel,
+    "tensor_parallel_enabled": tensor_parallel_enabled,
+    "sequence_parallel": sequence_parallel,
+    "two_dimensions": two_dimensions,
 }

@@ -16,10 +16,10 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def ran(folder: Path, *names: str, seconds: float = 200) -> list[dict[str, Any]]:
-    """What two ranks find, by rank."""
+def ran(folder: Path, *names: str, seconds: float = 200, ranks: int = 2) -> list[dict[str, Any]]:
+    """What some ranks find, by rank."""
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "ranks_cases.py"), str(folder), *names],
+        [sys.executable, str(HERE / "ranks_cases.py"), str(folder), str(ranks), *names],
         env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
         start_new_session=True,
     )
@@ -31,7 +31,7 @@ def ran(folder: Path, *names: str, seconds: float = 200) -> list[dict[str, Any]]
         process.wait()
     errors = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("errors-*")))
     assert process.returncode == 0, errors
-    return [json.loads((folder / f"found-{rank}").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"found-{rank}").read_text()) for rank in range(ranks)]
 
 
 def same(found: list[dict[str, Any]], name: str) -> None:
@@ -126,7 +126,7 @@ def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Ranks that measure at other times than one another, and run other stages."""
-    names = ("cold_rank", "slow_rank", "stages_with_collectives", "hidden_collective", "pipeline", "tensor_parallel")
+    names = ("cold_rank", "slow_rank", "stages_with_collectives", "hidden_collective", "pipeline")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -177,15 +177,35 @@ def test_a_planner_of_all_ranks_does_not_block_a_pipeline(apart: list[dict[str, 
     assert one["digest"] != other["digest"]
 
 
-def test_tensor_parallel_parameters_are_planned_under_compile_and_refused_elsewhere(
-    apart: list[dict[str, Any]],
-) -> None:
-    """Nobody who has called `enable` is told to."""
-    same(apart, "tensor_parallel")
-    for rank in apart:
-        said = rank["tensor_parallel"]["said"]
-        assert "0.up.weight is split over ranks (DTensor)" in said
-        assert "backend=remat.backend(" in said
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    names = ("tensor_parallel", "tensor_parallel_enabled", "sequence_parallel", "two_dimensions")
+    return ran(tmp_path_factory.mktemp("ranks"), *names)
+
+
+def equal(found: list[dict[str, Any]], name: str) -> None:
+    """Ranks trained as without a plan, bit for bit, by one plan that recomputes, made for what lies on each."""
+    for rank in (rank[name] for rank in found):
+        assert rank["plain"] == rank["planned"]
+        assert rank["overhead"] > 0
+        assert rank["digest"] == found[0][name]["digest"]
+        assert rank.get("parameters") == rank.get("local")
+        assert rank.get("collectives", 1) > 0
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "tensor_parallel_enabled", "sequence_parallel", "two_dimensions"])
+def test_split_parameters_train_as_plain_ones_do(split: list[dict[str, Any]], name: str) -> None:
+    """Tensor and sequence parallelism, under `torch.compile` and in planned modules, and inside fully_shard."""
+    equal(split, name)
+
+
+@pytest.mark.slow
+def test_four_ranks_in_two_dimensions(tmp_path: Path) -> None:
+    """Two of fully_shard's by two of tensor parallelism."""
+    found = ran(tmp_path, "two_dimensions", ranks=4)
+    for rank in found:  # a rank's own parameters are shards again after the step
+        assert rank["two_dimensions"].pop("local") * 2 == rank["two_dimensions"].pop("parameters")
+    equal(found, "two_dimensions")
 
 
 @pytest.fixture(scope="module")

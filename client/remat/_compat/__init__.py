@@ -25,6 +25,7 @@ from .module_state import (
     flattened_by_fsdp,
     modules_of,
     parameters_of,
+    sharded_by_fsdp,
     unreduced_by_fsdp,
 )
 from .operators import (
@@ -139,6 +140,7 @@ __all__ = [
     "run_watched",
     "saved_unchecked",
     "set_descriptors",
+    "sharded_by_fsdp",
     "split_by_ddp",
     "stand_in",
     "start_recording",

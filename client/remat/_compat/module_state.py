@@ -33,6 +33,7 @@ __all__ = [
     "hooks_set_aside",
     "modules_of",
     "parameters_of",
+    "sharded_by_fsdp",
     "unreduced_by_fsdp",
 ]
 
@@ -161,11 +162,20 @@ def flattened_by_fsdp(module: nn.Module) -> bool:
     return module.__dict__.get("_fsdp_use_orig_params") is False
 
 
+def sharded_by_fsdp(module: nn.Module) -> bool:
+    """Whether parameters of a module's own group are shards now, and not what fully_shard has gathered for a call."""
+    return any(group.fsdp_params and not group.is_unsharded for group in _fsdp_groups(module))
+
+
 def unreduced_by_fsdp(module: nn.Module) -> tuple[bool, list[torch.Tensor]]:
     """Whether fully_shard leaves the gradients of a module's own group unreduced, and those that it holds apart."""
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if sharded is None or not isinstance(module, sharded):
-        return False, []
-    groups = module._get_fsdp_state()._fsdp_param_groups
+    groups = _fsdp_groups(module)
     apart = [p.unsharded_accumulated_grad for group in groups for p in group.fsdp_params]
     return any(not group.reduce_grads for group in groups), [t for t in apart if t is not None]
+
+
+def _fsdp_groups(module: nn.Module) -> list[Any]:
+    """The groups of parameters that fully_shard gathers and reduces together for a module itself."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    found = sharded is not None and isinstance(module, sharded)
+    return list(module._get_fsdp_state()._fsdp_param_groups) if found else []  # type: ignore[operator]

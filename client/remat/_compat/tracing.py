@@ -179,7 +179,8 @@ def state_names(descriptor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def forward_outputs(descriptor: Any) -> int:
     """How many of the joint graph's outputs the forward pass returns."""
-    meta = descriptor._aot_state.fw_metadata
+    split = getattr(descriptor._aot_graph_capture, "maybe_subclass_meta", None)  # a DTensor comes as shard and mesh
+    meta = descriptor._aot_state.fw_metadata if split is None else split.fw_metadata
     return int(meta.num_mutated_inp_runtime_indices + meta.num_outputs + meta.num_intermediate_bases)
 
 
@@ -192,17 +193,31 @@ def compile_joint(
     """A function of (parameters, buffers, arguments) that runs the two graphs under AOTAutograd's own runtime."""
     # compiling empties the metadata that it is given, and one capture may be compiled for several plans
     descriptor, state = copy.copy(descriptor), copy.copy(descriptor._aot_state)
-    state.fw_metadata = copy.copy(state.fw_metadata)
+    state.fw_metadata = _kept_metadata(state.fw_metadata)
     state.fw_metadata.bw_donated_idxs = []  # None would be taken for some, and retain_graph=True be refused
     descriptor._aot_state = state
     descriptor._aot_graph_capture = copy.copy(descriptor._aot_graph_capture)
     inner = getattr(descriptor._aot_graph_capture, "maybe_subclass_meta", None)
     if inner is not None:
-        descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
+        inner = descriptor._aot_graph_capture.maybe_subclass_meta = copy.copy(inner)
+        inner.fw_metadata = _kept_metadata(inner.fw_metadata)
+        inner.grad_input_metas = _kept_subclasses(inner.grad_input_metas)
     with _functorch_config.patch(donated_buffer=False):
         return aot_compile_joint_with_descriptors(
             descriptor, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
+
+
+def _kept_metadata(metadata: Any) -> Any:
+    """A copy of AOTAutograd's metadata that may be emptied, those of tensor subclasses such as DTensor included."""
+    metadata = copy.copy(metadata)
+    for name in ("subclass_inp_meta", "subclass_fw_graph_out_meta", "subclass_tangent_meta"):
+        setattr(metadata, name, _kept_subclasses(getattr(metadata, name)))
+    return metadata
+
+
+def _kept_subclasses(found: Sequence[Any] | None) -> list[Any] | None:
+    return None if found is None else [copy.copy(each) for each in found]
 
 
 def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., Any]:

@@ -70,6 +70,12 @@ class Dataflow:
     mutated: Mapping[fx.Node, fx.Node]
     storages_of: Mapping[fx.Node, tuple[int, ...]]
 
+    @property
+    def given(self) -> tuple[fx.Node, ...]:
+        """The primals that are tensors: the module's own come first. A parameter that is split over ranks (DTensor) is
+        its local shard here, with its mesh as a primal of its own."""
+        return tuple(p for p in self.primals if isinstance(p.meta.get("val"), torch.Tensor))
+
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors inside nested tuples, lists and mappings, in order."""

@@ -339,6 +339,8 @@ def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozens
 
 def _owns(flow: Dataflow, result: fx.Node) -> bool:
     """Whether some gradient keeps its own storage although another, returned with it, is copied."""
+    if not isinstance(result.meta.get("val"), torch.Tensor):  # a mesh of processes comes back with its gradients
+        return False
     position = flow.backward_results.index(result)
     primal = flow.primals[position] if position < len(flow.primals) else None
     return primal is not None and same_layout(result.meta["val"], primal.meta["val"])

@@ -25,19 +25,12 @@ def refuse_sharded(module: nn.Module) -> None:
                 f"FSDP shards {name} of this {_class_before(module)} as a unit of its own, so one plan of the whole is "
                 "not supported: enable remat on each unit, or make a chain of the units"
             )
-    sharded = _class("torch.distributed.tensor", "DTensor")
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, sharded):
-            if not any(isinstance(part, unit) for part in module.modules()):
-                raise CaptureError(
-                    f"{name} is split over ranks (DTensor) when this {type(module).__name__} is called, as by tensor "
-                    "parallelism, which remat.enable and remat.optimize do not plan: use torch.compile(model, "
-                    "backend=remat.backend(budget, planner=remat.RankPlanner()))"
-                )
-            raise CaptureError(
-                f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
-                "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"
-            )
+    if any(map(_compat.sharded_by_fsdp, module.modules())):
+        name = next((name for name, p in module.named_parameters() if hasattr(p, "to_local")), "a parameter")
+        raise CaptureError(
+            f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
+            "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"
+        )
     if _flattened(module):
         raise CaptureError(
             f"FullyShardedDataParallel has flattened the parameters of this {type(module).__name__}, which is not "

@@ -29,20 +29,21 @@ class Lowered:
 
     `forward` takes the primals and returns the forward results, then what the backward pass needs; `backward` takes
     that and the tangents and returns the gradients. A value is freed by its last use. `reread` are the primals from
-    which the backward pass computes something again.
+    which the backward pass computes something again, `read_late` all that it reads.
     """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
     saved: int
     reread: frozenset[fx.Node]
+    read_late: frozenset[fx.Node]
 
 
 def lower(step: Operations, plan: Plan, update: Update | None = None) -> Lowered:
     """Emit a plan for the ops of a step. The plan must have passed the verifier on the step's graph.
 
     Args:
-        update: takes the position of a parameter among the primals, and its gradient, which is then gone.
+        update: takes the position of a parameter among the tensors given, and its gradient, which is then gone.
     """
     return _Lowering(step, plan, update).run()
 
@@ -124,8 +125,13 @@ class _Lowering:
         saved = [source for _, source in pairs]
         forward = self.forward.close([*results, *saved], descriptors[:first] + [None] * len(saved))
         joint = self.flow.joint
+        late = frozenset(primal for primal in self.flow.primals if self.saved_as.get(self.forward.env[primal]))
         return Lowered(
-            fx.GraphModule(joint, forward), fx.GraphModule(joint, backward), len(saved), frozenset(self.reread)
+            fx.GraphModule(joint, forward),
+            fx.GraphModule(joint, backward),
+            len(saved),
+            frozenset(self.reread),
+            late,
         )
 
     def _originals_read_late(self) -> frozenset[int]:
@@ -183,7 +189,8 @@ class _Lowering:
         assert self.update is not None
         position = self.flow.primals.index(primal)
         result = self.flow.backward_results[position]
-        made = into.call(self.update, (position, self._get(into, result)), {}, primal.name + "_update")
+        place = self.flow.given.index(primal)
+        made = into.call(self.update, (place, self._get(into, result)), {}, primal.name + "_update")
         into.pinned.add(made)
 
     def _replayed(self, node: fx.Node) -> bool:

@@ -60,7 +60,7 @@ class Planned:
     def overwritten(self) -> tuple[int, ...]:
         """Which of those tensors the step writes to, by position."""
         flow = self.step.operations.flow
-        held = flow.primals[: len(self.holders.names)]
+        held = flow.given[: len(self.holders.names)]
         return tuple(n for n, primal in enumerate(held) if primal in flow.mutated)
 
     @property

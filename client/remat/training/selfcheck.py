@@ -101,6 +101,14 @@ class SelfCheck:
             log.info("the first step peaked at %s above the fixed bytes; %s was predicted (%+.1f %%)", *said)
         elif left:
             self.due[planned] = left
+        elif device_of_step(planned.step).device.type == "cpu" and any(
+            _compat.is_collective(node.target) for node in planned.step.operations.flow.kernels
+        ):
+            log.info(
+                "a step by the plan peaks at no more than %s above the fixed bytes, and %s was predicted (%+.1f %%): "
+                "threads of the backend free what collectives have used, of which the allocator does not tell this one",
+                *said,
+            )
         else:
             log.warning(
                 "a step by the plan peaks at %s above the fixed bytes, and %s was predicted (%+.1f %%): the budget "
@@ -117,6 +125,8 @@ def _taken_in(args: list[Any], tangents: int, window: Window) -> int:
     """
     found: dict[int, int] = {}
     for position in range(len(args) - tangents, len(args)):
+        if not isinstance(args[position], torch.Tensor):  # the mesh of a DTensor
+            continue
         if args[position].device.type == "cpu":
             window.open()
             args[position] = args[position].clone()

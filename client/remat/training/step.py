@@ -23,7 +23,7 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
-from ..profiling.fixed import resident
+from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 from .halves import Halves
 from .release import Release
@@ -41,6 +41,7 @@ class TrainingStep:
         fixed: bytes that are there throughout, by what they are.
         release: what updates parameters inside the backward pass, if something does.
         halves: what runs the second halves of backward passes, where these are in halves.
+        split: the positions of the module's tensors that are split over ranks (DTensor).
     """
 
     captured: Capture
@@ -51,6 +52,7 @@ class TrainingStep:
     fixed: Mapping[str, int]
     release: Release | None = None
     halves: Halves | None = None
+    split: frozenset[int] = frozenset()
 
     def compile(self, plan: Plan) -> StepFunction:
         """The step by a plan, which must have passed the verifier on `graph`."""
@@ -62,13 +64,16 @@ class TrainingStep:
             return made[0].forward, made[0].backward
 
         names = (*self.captured.params, *self.captured.buffers)
-        updated = [n for n, p in enumerate(self.operations.flow.primals) if p in self.operations.updates]
+        flow = self.operations.flow
+        updated = [n for n, p in enumerate(flow.given) if p in self.operations.updates]
         function = StepFunction(names, release, updated, self.halves, self.operations)
         function.forward = _compat.compile_joint(
             self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
         )
-        held = self.operations.flow.primals[: len(names)]
+        held = flow.given[: len(names)]
         function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)
+        late = [n for n, primal in enumerate(held) if primal in made[0].read_late]
+        function.unseen = tuple(n for n in late if n in self.split)
         return function
 
 
@@ -82,10 +87,13 @@ class StepFunction:
 
     Attributes:
         reread: the positions of those from which the backward pass computes something again.
+        unseen: the positions of those that the backward pass reads and autograd does not watch: it is given the local
+            shard, whose version counter a write to the DTensor leaves as it is.
     """
 
     forward: Callable[..., Any]
     reread: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -134,18 +142,24 @@ class StepFunction:
         if self._halves is not None:
             self._halves.parameters = state
         output = self.forward(*state, *args, **kwargs)
-        if around is None and not self.reread and self._release is None:
+        if around is None and not self.reread and not self.unseen and self._release is None:
             return output
         assert self._backward is not None
         node = _compat.backward_node(tensors(output), self._backward)
         if node is not None and self._release is not None:
             self._release.after_forward(node, state)
-        if node is not None and (around is not None or self.reread):
+        if node is not None and (around is not None or self.reread or self.unseen):
             read = [(n, state[n], _compat.storage_key(state[n])) for n in self.reread]
-            node.register_prehook(lambda _: self._begin_backward(around, read))
+            versions = [(n, state[n], _compat.version_counter(state[n])) for n in self.unseen]
+            node.register_prehook(lambda _: self._begin_backward(around, read, versions))
         return output
 
-    def _begin_backward(self, around: Around | None, read: Sequence[tuple[int, torch.Tensor, int]]) -> None:
+    def _begin_backward(
+        self,
+        around: Around | None,
+        read: Sequence[tuple[int, torch.Tensor, int]],
+        versions: Sequence[tuple[int, torch.Tensor, int]],
+    ) -> None:
         """Before the backward pass of a call; what it computes again must be what the forward pass computed.
 
         Autograd sees writes in place, but no storage that is put in another's place.
@@ -156,6 +170,12 @@ class StepFunction:
                 raise CaptureError(
                     f"{self.names[n]} was given another storage between the forward and the backward pass, which "
                     "computes from it again: set p.data after backward()"
+                )
+        for n, tensor, version in versions:
+            if _compat.version_counter(tensor) != version:
+                raise RuntimeError(
+                    f"{self.names[n]}, which the backward pass reads, has been modified by an inplace operation since "
+                    "the forward pass: step the optimizer after backward()"
                 )
 
 
@@ -201,8 +221,12 @@ def training_step(
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
     call = Call(module, module if run is None else run, args, kwargs)
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
+    split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
-        named = list(zip(flow.primals, state, strict=False))[: len(captured.params)]
+        if split:
+            name = (*captured.params, *captured.buffers)[min(split)]
+            raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
+        named = list(zip(flow.given, state, strict=False))[: len(captured.params)]
         ops = with_updates(ops, {p: size for p, t in named if (size := release.workspace(t)) is not None})
     if halves is not None:
         ops = in_halves(ops, range(len(state), len(flow.backward_results)))
@@ -211,12 +235,12 @@ def training_step(
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
-    return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves)
+    return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves, split)
 
 
 def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
     """The tensors of the call by the inputs of the graph that they are, if they are real and all are seen to fit."""
-    inputs = [p for p in flow.primals if isinstance(p.meta.get("val"), torch.Tensor)]
+    inputs, found = flow.given, [here(t) for t in found]
     fits = len(inputs) == len(found) and all(p.meta["val"].shape == t.shape for p, t in zip(inputs, found, strict=True))
     fake = any(isinstance(t, _compat.FakeTensor) or t.device.type == "meta" for t in found)
     return dict(zip(inputs, (t.detach() for t in found), strict=True)) if fits and not fake else {}
