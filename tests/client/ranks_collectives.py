@@ -17,8 +17,10 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import remat
+from remat.device import of
 from remat.distributed.ranks import RankPlanner
 from remat.profiling import timing
+from remat.profiling.collectives import link_signatures
 from remat.profiling.fixed import here
 from remat.settings import settings
 from remat.training.enable import plans_of
@@ -72,10 +74,10 @@ def parallel() -> nn.Sequential:
     return nn.Sequential(*(Parallel() for _ in range(3)))
 
 
-def in_parallel(planner: Any = "greedy") -> dict[str, Any]:
+def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
     """Training with and without a plan, and what the plan makes of the collectives."""
     plain, planned = parallel(), parallel()
-    remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph")
+    remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph", **options)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
     made = next(iter(plans_of(planned).plans.values()))
     assert made is not None
@@ -105,9 +107,38 @@ def slow_rank() -> dict[str, Any]:
     if dist.get_rank() == 1:
         timing.LONGEST_NS = 0
     try:
-        return in_parallel(RankPlanner("greedy"))
+        return in_parallel(RankPlanner("greedy"), recompute_collectives=True)
     finally:
         timing.LONGEST_NS = usual
+
+
+def priced() -> dict[str, Any]:
+    """Where all ranks meet, the link is measured, and an all-reduce costs more than a kernel of its size."""
+    planner = RankPlanner("greedy")
+    found = in_parallel(planner)
+    kind = f"{of('cpu').describe()} timing {timing.VERSION}"
+    known = planner.profiles.get(kind, sorted(link_signatures(dist.group.WORLD, torch.device("cpu")).values()))
+    return {**found, "known": sorted(profile[0] for profile in known.values())}
+
+
+class Extreme(nn.Module):
+    """The sum on one rank, and the largest on the other: the same shapes, and other collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+        self.how = ("sum", "max")[dist.get_rank()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        reduced = functional.wait_tensor(functional.all_reduce(y.detach(), self.how, dist.group.WORLD))
+        return nn.functional.gelu(y + reduced)
+
+
+def other_collectives() -> dict[str, Any]:
+    """Told before a plan is taken up."""
+    model = remat.enable(Extreme(), budget=remat.Fraction(0.9), planner=RankPlanner("greedy"), mode="graph")
+    return {"said": message(lambda: model(torch.randn(64, WIDTH)))}
 
 
 @torch.library.custom_op("remat_ranks::hidden", mutates_args=())
@@ -285,6 +316,8 @@ def two_dimensions() -> dict[str, Any]:
 COLLECTIVE_CASES = {
     "cold_rank": cold_rank,
     "slow_rank": slow_rank,
+    "priced": priced,
+    "other_collectives": other_collectives,
     "hidden_collective": hidden_collective,
     "stages_with_collectives": stages_with_collectives,
     "pipeline": pipeline,

@@ -221,6 +221,9 @@ class Untimed:
     def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
         return profiles
 
+    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
+        return False
+
 
 class TwiceOver(GreedyPlanner):
     """Plans that keep nothing they can make again: all of the forward pass is run twice; or a share of its ops."""

@@ -126,7 +126,15 @@ def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Ranks that measure at other times than one another, and run other stages."""
-    names = ("cold_rank", "slow_rank", "stages_with_collectives", "hidden_collective", "pipeline")
+    names = (
+        "cold_rank",
+        "slow_rank",
+        "priced",
+        "other_collectives",
+        "stages_with_collectives",
+        "hidden_collective",
+        "pipeline",
+    )
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -148,6 +156,26 @@ def test_ranks_of_one_plan_may_measure_each_at_its_own_pace(apart: list[dict[str
     same(apart, "slow_rank")
     for rank in apart:
         assert rank["slow_rank"]["once"] == [False] * len(rank["slow_rank"]["costs"])
+
+
+def test_collectives_have_the_price_of_their_link(apart: list[dict[str, Any]]) -> None:
+    """It is the first rank's on all of them, and each runs once: it costs more than a kernel of its size."""
+    same(apart, "priced")
+    one, other = (rank["priced"] for rank in apart)
+    assert one["costs"] == other["costs"]
+    assert one["known"] == other["known"]
+    small, large = one["known"]
+    assert 0 < small < large
+    assert min(one["costs"]) >= small - 1
+    assert max(one["costs"]) < large, "they are smaller than 4 MiB"
+    for rank in (one, other):
+        assert rank["once"] == [True] * len(rank["costs"])
+
+
+def test_ranks_that_run_other_collectives_are_told_so(apart: list[dict[str, Any]]) -> None:
+    for rank in apart:
+        assert rank["other_collectives"]["said"].startswith("RanksDiffer: "), rank["other_collectives"]["said"]
+        assert "runs other collectives" in rank["other_collectives"]["said"]
 
 
 def test_stages_with_collectives_are_refused_before_one_is_launched(apart: list[dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +19,7 @@ __all__ = [
     "EFFICIENT_ATTENTION",
     "FLASH_ATTENTION",
     "FLASH_ATTENTION_BACKWARD",
+    "GROUP_NAMES",
     "READ_NUMBER",
     "RESULTS_ON_HOST",
     "TO_COPY",
@@ -30,6 +32,7 @@ __all__ = [
     "is_mutable",
     "operator_name",
     "parameter_names",
+    "process_group",
     "raw_call",
     "run_watched",
     "written_arguments",
@@ -75,6 +78,25 @@ _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dte
 def is_collective(target: Any) -> bool:
     """Whether an operator speaks with other processes, or waits for them."""
     return isinstance(target, OpOverload) and full_name(target).split("::")[0] in _COLLECTIVES
+
+
+GROUP_NAMES = ("group", "group_name", "process_group")
+"""What a collective's operator calls the group that it speaks in."""
+
+
+def process_group(node: fx.Node) -> Any:
+    """The process group in which a node's collective speaks; None where it names none, such as a wait."""
+    if not isinstance(node.target, OpOverload):
+        return None
+    for name, given in zip(parameter_names(node.target), node.args, strict=False):
+        if name in GROUP_NAMES:
+            value = given.meta.get("val") if isinstance(given, fx.Node) else given
+            value = getattr(value, "real_obj", value)
+            if not isinstance(value, str):
+                return value
+            resolved = torch.distributed.distributed_c10d._resolve_process_group
+            return resolved(value) if torch.distributed.is_initialized() else None
+    return None
 
 
 _FUNCTIONAL = frozenset({"aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "torchvision"})

@@ -237,7 +237,17 @@ class BatchSearch:
             args, kwargs = self._arguments(batch)
             extra, table = {"optimizer state": self.optimizer_bytes}, self.planner.profiles
             functional, before = self.asking.functional_ops, self.device.requested_bytes()
-            step = training_step(self.model, args, kwargs, table=table, extra=extra, like=like, functional=functional)
+            again = self.asking.recompute_collectives
+            step = training_step(
+                self.model,
+                args,
+                kwargs,
+                table=table,
+                extra=extra,
+                like=like,
+                functional=functional,
+                collectives_again=again,
+            )
             self.kept += max(0, self.device.requested_bytes() - before)
             if like is not None and not same_structure(like.graph, step.graph):
                 if batch != self.unit:

@@ -193,6 +193,9 @@ def notes(step: Operations) -> list[str]:
     if once:
         names = ", ".join(f"{name} ({times})" for name, times in sorted(once.items()))
         found.append(f"run once, since a custom operator may do anything: {names}; functional_ops says which do not")
+    spoken = sum(_compat.is_collective(node.target) and "wait" not in custom_name(node) for node in step.once)
+    if spoken:
+        found.append(f"{spoken} collectives run once: see recompute_collectives")
     own = _compat.own_checkpoints(step.flow.joint.graph)
     if own:
         found.append(f"the module's own {own} checkpoints are taken out: the plan says what is computed again")

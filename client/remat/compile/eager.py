@@ -25,6 +25,7 @@ from ..planning.budget import Budget, budget_bytes
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
 from ..planning.sources import OnProgress
+from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
 
 log = logging.getLogger("remat")
@@ -90,6 +91,7 @@ class Backend:
         # AOTAutograd partitions under its fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
             profiled = profile_kernels(flow.kernels, self.planner.profiles, functional=functional)
+            step = with_collectives_once(step, profiled.kernels, self.asking.recompute_collectives)
             graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
             link = link_for(self.asking, device_of(flow), self.planner.coordinator)
             graph = graph if link is None else replace(graph, link=link)

@@ -298,6 +298,20 @@ class RankProfiles(ProfileTable):
             )
         return {s: Profile(*p) for s, p in heard["known"].items()}
 
+    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
+        """Whether all ranks of the groups are among these; every rank of these is here.
+
+        Raises:
+            RanksDiffer: some rank runs other collectives, or in another order.
+        """
+        if not self._ranks.all_equal(self._ranks.share(lambda: order) == order):
+            raise RanksDiffer(
+                f"rank {dist.get_rank(self._ranks.group)} or another one runs other collectives than the first rank, "
+                "or in another order: all ranks must train the same model on inputs of the same shape"
+            )
+        here = set(dist.get_process_group_ranks(self._ranks.group))
+        return self._ranks.all_equal(all(here.issuperset(group) for group in groups))
+
     def put(self, device: str, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """The first rank's measurements stand for all."""
         stands = self._ranks.share(lambda: {s: list(p) for s, p in self._table.put(device, profiles).items()})

@@ -37,7 +37,8 @@ class SolveOptions:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
 on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), link=None, \
-host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, name=None)
+host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, \
+recompute_collectives=None, name=None)
 
     Attributes:
         method: of the solver; "auto" combines them. The client's own greedy plan takes no notice of it.
@@ -69,6 +70,8 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, na
         clip_grad_norm: whether `torch.nn.utils.clip_grad_norm_` runs before the optimizer's step, whose memory counts.
         release_gradients: whether each parameter is updated inside the backward pass as soon as its gradient is
             complete, by `optimizer=`, and the gradient is freed; not with accumulation or clipping.
+        recompute_collectives: whether a plan of all ranks (`remat.RankPlanner`) may run a collective again: True,
+            False, or None, where that costs no more than a kernel of its size. Ranks that plan apart run each once.
         name: what the solve is called in the lists of a service, 1 to 100 printable characters; it is sent there. None
             sends no name, but with REMAT_SEND_NAMES=1 the model's class and the shape of its first input.
 
@@ -92,6 +95,7 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, na
     accumulate: int = 1
     clip_grad_norm: bool = False
     release_gradients: bool = False
+    recompute_collectives: bool | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +109,8 @@ host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, na
         for name in ("wait", "self_check", "clip_grad_norm", "release_gradients"):
             value = getattr(self, name)
             _check(name, value, isinstance(value, bool), "must be True or False")
+        again = self.recompute_collectives
+        _check("recompute_collectives", again, again is None or isinstance(again, bool), "must be True, False or None")
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
             value = getattr(self, name)
             _check(name, value, isinstance(value, str) and value in values, f"is one of {', '.join(map(repr, values))}")
@@ -148,6 +154,7 @@ class StepFields(PlanFields, total=False):
     functional_ops: tuple[str, ...]
     link: str | Link | None
     host_bytes: int | str | None
+    recompute_collectives: bool | None
 
 
 class TrainingFields(StepFields, total=False):

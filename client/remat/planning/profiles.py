@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -59,6 +59,17 @@ class ProfileTable(Protocol):
     def derived(self, profiles: Mapping[str, Profile]) -> dict[str, Profile]:
         """What stands for profiles that were not measured but follow from others; nothing is written."""
         return dict(profiles)
+
+    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool:
+        """Whether all ranks of some groups are here, so that collectives launched now pair.
+
+        Args:
+            order: of the collectives of the step, as a digest.
+
+        Raises:
+            RanksDiffer: those who meet are about to run other collectives, or in another order.
+        """
+        return False
 
 
 class DiskProfiles(ProfileTable):

@@ -1,46 +1,186 @@
-"""What a collective costs, by a model that is the same on all ranks: none is launched to be timed."""
+"""What a collective costs, the same on all ranks: measured where they meet, by a fixed model where they do not."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import fx
 
 from .. import _compat
 from ..capture.dataflow import tensors
-from ..capture.operations import Measured
-from ..device import storage_bytes
+from ..capture.operations import Measured, Operations
+from ..device import of, storage_bytes
 from ..errors import CaptureError
+from .fitted import elements
 from .timing import rounded
 
-LATENCY_NS = {"cpu": 50_000}
-BYTES_PER_US = {"cpu": 1_000}
-"""Of a link, by kind of device: sockets between hosts' memories."""
 
-ACCELERATOR_LATENCY_NS = 20_000
-ACCELERATOR_BYTES_PER_US = 50_000
-"""Of a link between accelerators."""
+class Link(NamedTuple):
+    """What sending from rank to rank takes: ns of a message, and bytes in a microsecond."""
+
+    latency_ns: int
+    bytes_per_us: int
 
 
-def modelled_collective(node: fx.Node) -> Measured:
-    """Time in ns and workspace in bytes of a collective: latency, and what a rank sends over one link.
+LINKS = {"cpu": Link(25_000, 1_000)}
+"""By kind of device: sockets between hosts' memories."""
 
-    A ring of many ranks sends what is gathered, scattered or sent once, and what is reduced on all ranks twice. A wait
-    costs nothing of its own. What the backend allocates for itself is not counted.
+ACCELERATORS = Link(10_000, 50_000)
+
+SMALL, LARGE = 2, 2**20
+"""Elements of four bytes, of which all-reduces are timed; a mean of both is what a step's are like."""
+
+SAMPLES = 5
+"""Of which the least counts: what a rank waits for another one is not the link's."""
+
+
+class Meeting(Protocol):
+    """A table of measured kernels that knows whether ranks meet at it: see `remat.planning.profiles`."""
+
+    def get(self, device: str, signatures: Sequence[str]) -> Mapping[str, Any]: ...
+
+    def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool: ...
+
+
+def collective_costs(nodes: Sequence[fx.Node], table: Meeting | None, device: str) -> dict[fx.Node, Measured]:
+    """Time in ns of each collective of a step; all of them are seen to be the same ones in the same order on all ranks.
+
+    Where all ranks of their groups meet at the table, an all-reduce of eight bytes and one of 4 MiB are timed for each
+    size of group that the table does not know; latency and bandwidth of a link follow from both. Else a fixed model
+    counts, since a collective that one rank launches to time it would pair with another one's training.
+
+    Args:
+        nodes: in the order of the captured step.
+        device: under which the table holds what is measured.
+
+    Raises:
+        RanksDiffer: the ranks that meet run other collectives, or in another order.
+    """
+    groups = list(dict.fromkeys(filter(None, map(_compat.process_group, nodes))))
+    found: dict[Any, Link] = {}
+    members = [dist.get_process_group_ranks(group) for group in groups]
+    if nodes and table is not None and table.meets(members, order(nodes)):
+        for group in groups:
+            where = next(_device(n) for n in nodes if _compat.process_group(n) is group)
+            found[group] = _measured(group, where, table, device)
+    return {node: modelled_collective(node, found.get(_compat.process_group(node))) for node in nodes}
+
+
+def order(nodes: Sequence[fx.Node]) -> str:
+    """A digest of collectives in their order: operators, shapes, types, and groups, by number and by size."""
+    number: dict[Any, int] = {}
+    text = []
+    for node in nodes:
+        group = _compat.process_group(node)
+        shapes = [[list(t.shape), str(t.dtype)] for t in (*_read(node), *tensors(node.meta.get("val")))]
+        named = zip(_compat.parameter_names(node.target), node.args, strict=False)  # type: ignore[arg-type]
+        how = [str(a) for name, a in named if isinstance(a, (int, str)) and name not in _compat.GROUP_NAMES]
+        text.append([str(node.target), shapes, how, number.setdefault(group, len(number)), _ranks(group)])
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()
+
+
+def _measured(group: Any, device: torch.device, table: Meeting, kind: str) -> Link:
+    """The link between the ranks of a group, all of which are here."""
+    ranks = _ranks(group)
+    if ranks < 2:
+        return LINKS.get(device.type, ACCELERATORS)
+    signatures = link_signatures(group, device)
+    known = dict(table.get(kind, sorted(signatures.values())))
+    if len(known) < len(signatures):
+        with _compat.only_real_tensors(), torch.no_grad():
+            known = dict(table.put(kind, {s: Measured(_timed(group, device, n), 0) for n, s in signatures.items()}))
+    small, large = (int(known[signatures[size]][0]) for size in (SMALL, LARGE))
+    sent = 2 * (ranks - 1) * 4 * (LARGE - SMALL) // ranks
+    return Link(max(1, small // (2 * (ranks - 1))), max(1, sent * 1000 // max(1, large - small)))
+
+
+def link_signatures(group: Any, device: torch.device) -> dict[int, str]:
+    """What a table calls the all-reduces that are timed among the ranks of a group, by their elements."""
+    ranks = dist.get_process_group_ranks(group)
+    span = max(ranks) - min(ranks) + 1  # the same for all groups of a dimension of a mesh, wherever they begin
+    hosts = -(-span // int(os.environ.get("LOCAL_WORLD_SIZE", span)))
+    text = f"all-reduce {dist.get_backend(group)} {device.type} {len(ranks)} ranks {hosts} hosts"
+    return {n: hashlib.sha256(f"{text} {n}".encode()).hexdigest()[:32] for n in (SMALL, LARGE)}
+
+
+def _timed(group: Any, device: torch.device, size: int) -> int:
+    tensor, took = torch.zeros(size, device=device), []
+    for _ in range(SAMPLES + 1):
+        of(device).synchronize()
+        began = time.perf_counter_ns()
+        dist.all_reduce(tensor, group=group)
+        of(device).synchronize()
+        took.append(time.perf_counter_ns() - began)
+    return rounded(min(took[1:]))
+
+
+def modelled_collective(node: fx.Node, link: Link | None = None) -> Measured:
+    """Time in ns and workspace in bytes of a collective among n ranks in a ring, each of which sends to the next.
+
+    An all-gather, a reduce-scatter or an all-to-all takes n − 1 messages and (n − 1) / n of the whole, an all-reduce
+    both twice, anything else the whole once (Thakur, Rabenseifner and Gropp, "Optimization of Collective
+    Communication Operations in MPICH", 2005, sections 4.1 to 4.4). A wait costs nothing of its own: that compute may
+    hide a collective is not modelled. What the backend allocates for itself is not counted.
     """
     assert isinstance(node.target, _compat.OpOverload)
     name = _compat.operator_name(node.target)
     if "wait" in name:
         return Measured(1, 0)
-    read = [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
     made = list(tensors(node.meta.get("val")))
-    size = max(sum(map(storage_bytes, read)), sum(map(storage_bytes, made)))
-    device = next((t.device.type for t in (*made, *read)), "cpu")
-    rate = BYTES_PER_US.get(device, ACCELERATOR_BYTES_PER_US)
+    size = max(sum(map(storage_bytes, _read(node))), sum(map(storage_bytes, made)))
+    latency, rate = link or LINKS.get(_device(node).type, ACCELERATORS)
+    ranks = max(1, _ranks(_compat.process_group(node)))
     times = 2 if "reduce" in name and "scatter" not in name else 1
-    return Measured(rounded(LATENCY_NS.get(device, ACCELERATOR_LATENCY_NS) + times * size * 1000 // rate), 0)
+    whole = not any(word in name for word in ("reduce", "gather", "all_to_all"))
+    sent = size if whole else times * size * (ranks - 1) // ranks
+    return Measured(rounded(times * max(1, ranks - 1) * latency + sent * 1000 // rate), 0)
+
+
+def with_collectives_once(
+    step: Operations, kernels: Mapping[fx.Node, Measured], again: bool | None = None
+) -> Operations:
+    """The step with those collectives marked that no plan may run again.
+
+    Args:
+        again: whether any may; None: where it costs no more than the kernel of the step that is nearest in size.
+    """
+    others = [n for n in kernels if not _compat.is_collective(n.target)]
+
+    def once(node: fx.Node) -> bool:
+        if again is not None or not others:
+            return not again
+        size = elements(node)
+        nearest = min(others, key=lambda other: (abs(elements(other) - size), other.name))
+        return kernels[node].cost_ns > kernels[nearest].cost_ns
+
+    found = {n for n in step.flow.kernels if _compat.is_collective(n.target) and n in kernels and once(n)}
+    return replace(step, once=step.once | found)
+
+
+def _read(node: fx.Node) -> list[torch.Tensor]:
+    return [t for argument in node.all_input_nodes for t in tensors(argument.meta.get("val"))]
+
+
+def _device(node: fx.Node) -> torch.device:
+    return next((t.device for t in (*tensors(node.meta.get("val")), *_read(node))), torch.device("cpu"))
+
+
+def _ranks(group: Any) -> int:
+    """Of a group, or of the whole job; two where there is none: a step that is planned for another machine."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 2
+    return dist.get_world_size(group)
 
 
 def no_collectives(what: str) -> AbstractContextManager[Any]:

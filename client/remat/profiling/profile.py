@@ -21,7 +21,7 @@ from ..capture.operations import Measured, custom_name
 from ..device import Accelerator, Device, of
 from ..device_flags import BENCHMARK, device_failed, out_of_memory, risks
 from ..errors import CaptureError
-from .collectives import modelled_collective, no_collectives
+from .collectives import collective_costs, no_collectives
 from .fitted import Costs, elements, fitted_cost, same_kernels
 from .inputs import DEPTHS, arguments
 from .measure import Window
@@ -46,6 +46,8 @@ class Table(Protocol):
     def put(self, device: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
 
     def derived(self, profiles: Mapping[str, Any]) -> Mapping[str, Any]: ...
+
+    def meets(self, groups: Sequence[Sequence[int]], order: str) -> bool: ...
 
 
 class Profiled(NamedTuple):
@@ -79,7 +81,7 @@ def profile_kernels(
 ) -> Profiled:
     """Cost in ns and workspace in bytes of each kernel, each signature looked up first and measured if unknown.
 
-    A collective is never launched: its cost is modelled (`modelled_collective`), whatever a table says.
+    A collective's cost follows from the link between its ranks: see `collective_costs`.
 
     Needs the memory of the largest single kernel, not that of the step. Generators' states are left as they were.
 
@@ -109,7 +111,8 @@ def profile_kernels(
         log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
     if isinstance(device_of_values(by_signature.values()), Accelerator) and BENCHMARK in risks():
         log.warning(BENCHMARK)
-    known = {s: modelled_collective(n) for s, n in by_signature.items() if _compat.is_collective(n.target)}
+    collectives = [n for n in kernels if _compat.is_collective(n.target)]
+    known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
     if table is not None:
         found = _as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})

@@ -241,6 +241,7 @@ def plan_step(
             release=job.release,
             halves=halves,
             functional=options.functional_ops,
+            collectives_again=options.recompute_collectives,
             phase=phases.begin,
         )
     step = linked(step, options, planner.coordinator)

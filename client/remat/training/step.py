@@ -23,6 +23,7 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
+from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 from .halves import Halves
@@ -190,6 +191,7 @@ def training_step(
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
     one_plan: bool = False,
+    collectives_again: bool | None = None,
     functional: Collection[str] = (),
     run: Callable[..., Any] | None = None,
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
@@ -205,6 +207,7 @@ def training_step(
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
         one_plan, functional: as for `operations`.
+        collectives_again: as for `with_collectives_once`.
         run: as for `capture`.
         price: gives the costs of the kernels in place of a measurement here.
         phase: called with what is done from now on.
@@ -233,6 +236,7 @@ def training_step(
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
     phase("pricing" if price else "profiling")
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
+    ops = with_collectives_once(ops, profiled.kernels, collectives_again)
     fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves, split)

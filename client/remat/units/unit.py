@@ -70,6 +70,7 @@ class Unit:
                 one_plan=self._planner.coordinator.in_step,
                 run=call.run,
                 functional=self._asking.functional_ops,
+                collectives_again=self._asking.recompute_collectives,
                 halves=self.halves,
             )
         self.step = linked(self.step, self._asking, self._planner.coordinator)

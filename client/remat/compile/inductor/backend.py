@@ -22,6 +22,7 @@ from ...planning.budget import Budget, budget_bytes, readable
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
 from ...planning.sources import OnProgress
+from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
 from ..eager import Backend, resident_bytes
 from .cost import region_costs
@@ -124,6 +125,8 @@ class InductorBackend(Backend):
         # Inductor partitions under a fake mode, where a kernel measured would be a fake one
         with _compat.only_real_tensors():
             costs = region_costs(step, self.planner.profiles, functional)
+        alone = {op.nodes[0]: cost for op, cost in costs.items() if len(op.nodes) == 1}
+        step = with_collectives_once(step, alone, self.asking.recompute_collectives)
         graph = region_graph(step, costs, resident_bytes(found.flow))
         budget = budget_bytes(self.budget, graph, self.asking.slack)
         search = Search(
