@@ -60,9 +60,9 @@ def test_the_largest_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "pipeline"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tensor_parallel", "pipeline"])
 def test_two_ranks_share_a_plan(name: str, tmp_path: Path) -> None:
-    """Three steps over gloo on both ranks: DDP and FSDP2 by the first one's plan, a pipeline by a choice for both."""
+    """Three steps over gloo on both ranks, by one plan, or a pipeline by a choice for both."""
     command = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
     out = run(*command, str(EXAMPLES / f"{name}.py"), folder=tmp_path)
     assert out.count("rank 0 step") == 3

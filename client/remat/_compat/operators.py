@@ -103,9 +103,16 @@ _FUNCTIONAL = frozenset({"aten", "prims", "prim", "inductor", "quantized", "quan
 """The namespaces of torch's own operators, whose schemas say what they write and which of them draw numbers."""
 
 
+_FUNCTIONAL_ELSEWHERE = frozenset({"transformers::grouped_mm_fallback", "transformers::grouped_mm_fallback_backward"})
+"""Products with groups of rows, as transformers registers them where torch's own kernel does not run."""
+
+
 def is_known(target: Any) -> bool:
-    """Whether an operator is one of torch's own, so that what it does is known."""
-    return isinstance(target, OpOverload) and full_name(target).split("::")[0] in _FUNCTIONAL | _COLLECTIVES
+    """Whether what an operator does is known: it is one of torch's own, or one of few others."""
+    if not isinstance(target, OpOverload):
+        return False
+    name = full_name(target)
+    return name.split("::")[0] in _FUNCTIONAL | _COLLECTIVES or name in _FUNCTIONAL_ELSEWHERE
 
 
 def full_name(target: OpOverload) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,3 +81,18 @@ class CacheSwitch:
             self._said = True
             log.info("%s trains with use_cache=False: a training step has no use for a key-value cache", self._name)
         return {**kwargs, "use_cache": False}
+
+
+def install_recorders(module: nn.Module) -> None:
+    """Install the hooks by which transformers records what parts of a model give, such as routers.
+
+    It would install them at the first call, behind a lock that no capture goes through.
+    """
+    install = getattr(sys.modules.get("transformers.utils.output_capturing"), "maybe_install_capturing_hooks", None)
+    for part in module.modules() if install else ():
+        forward: Any = type(part).forward
+        while forward is not None:
+            if install.__name__ in getattr(getattr(forward, "__code__", None), "co_names", ()):
+                install(part)
+                break
+            forward = getattr(forward, "__wrapped__", None)

@@ -124,6 +124,28 @@ def is_unknown(node: fx.Node) -> bool:
     return not _compat.is_known(node.target) and not is_random(node)
 
 
+CHOICES = frozenset(
+    {
+        torch.ops.aten.argmax.default,
+        torch.ops.aten.argmin.default,
+        torch.ops.aten.argsort.default,
+        torch.ops.aten.argsort.stable,
+        torch.ops.aten.sort.default,
+        torch.ops.aten.sort.stable,
+        torch.ops.aten.topk.default,
+    }
+)
+"""What chooses among numbers, such as the experts of a token."""
+
+
+def is_choice(node: fx.Node) -> bool:
+    """Whether a node chooses by numbers that may come out otherwise in the last bits where they are computed again."""
+    if node.op != "call_function" or node.target not in CHOICES or not isinstance(node.args[0], fx.Node):
+        return False
+    value = node.args[0].meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
 def stateless(node: fx.Node) -> tuple[Any, tuple[int, ...]] | None:
     """What makes the same outputs without reading the statistics that a node updates, and the arguments that it takes.
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from .. import _compat
-from .dataflow import Dataflow, is_random, is_unknown
+from .dataflow import Dataflow, is_choice, is_random, is_unknown
 from .operations import Kind, Operations
 
 aten = torch.ops.aten
@@ -55,8 +55,8 @@ def groups(
     """The kernels of a step in groups, in the order in which they run, the forward pass's first.
 
     Two groups become one when the second is the only reader of what the first makes for it, both run in the same pass,
-    neither draws random numbers, may do anything or is a collective, one of them is cheap, nothing that the step
-    returns comes to be made together with what could else be made again, and:
+    neither draws random numbers, chooses among numbers, may do anything or is a collective, one of them is cheap,
+    nothing that the step returns comes to be made together with what could else be made again, and:
     - what the first makes for others too is small, is read after the second has run, and the second is cheap;
     - the second makes no more bytes than it read from the first, or the first is the cheap one;
     - the first read no more bytes than it made for the second, beyond what the second reads anyway;
@@ -154,7 +154,8 @@ class _Grouping:
     def _lossless(self, first: _Group, second: _Group, between: set[int]) -> bool:
         if not (first.cheap or second.cheap) or self._forward(first) != self._forward(second):
             return False
-        if any(is_random(n) or is_unknown(n) or _compat.is_collective(n.target) for n in (*first.nodes, *second.nodes)):
+        nodes = (*first.nodes, *second.nodes)
+        if any(is_random(n) or is_unknown(n) or is_choice(n) or _compat.is_collective(n.target) for n in nodes):
             return False
         outputs = self._outputs(second)
         elsewhere = self._outputs(first) - between

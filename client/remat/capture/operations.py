@@ -15,7 +15,7 @@ from torch import fx
 from remat_ir import Graph, InvalidData
 
 from .. import _compat
-from .dataflow import Dataflow, is_random, is_unknown, stateless, tensors
+from .dataflow import Dataflow, is_choice, is_random, is_unknown, stateless, tensors
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -106,7 +106,8 @@ def operations(
     Groups are listed in the order in which they run, those of the forward pass first. Unless `replayed`, random
     kernels have no saved state to be run again from. Unless all ranks run `one_plan`, a collective runs once: one that
     a single rank ran again would pair with another one of the other ranks. An operator that is none of torch's runs
-    once, unless it is one of `functional`: it may draw numbers, or count its calls.
+    once, unless it is one of `functional`: it may draw numbers, or count its calls. So does a choice among numbers: by
+    a kernel that adds in another order each time, experts that are computed again would see other tokens.
     """
     groups = [(n,) for n in flow.kernels] if groups is None else groups
     sizes = list(flow.sizes)
@@ -133,6 +134,7 @@ def operations(
     ops += [Op(Kind.ACCUMULATE, (n,), flow.storages_of[n], (extra(_bytes(n)),)) for n in _copied_gradients(flow)]
     ops, keep = _only_what_is_read(flow, ops)
     once = {n for n in flow.kernels if not one_plan and _compat.is_collective(n.target)}
+    once |= {n for n in flow.kernels if is_choice(n)}
     once |= {n for n in flow.kernels if is_unknown(n) and custom_name(n) not in functional}
     return Operations(flow, tuple(ops), turn, tuple(sizes), keep, states, originals, frozenset(once))
 

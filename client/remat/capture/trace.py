@@ -19,6 +19,7 @@ from .. import _compat, generators
 from .._compat.module_state import backward_hooks_of_all, has_backward_hooks
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
+from .call import install_recorders
 from .dataflow import tensors
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,6 +67,7 @@ def capture(
     refuse_sharded(module)
     _refuse_not_strided(module, args, kwargs)
     _refuse_backward_hooks(module, whole=run is None or run is module)
+    install_recorders(module)
     try:
         with generators.kept(), contextlib.ExitStack() as stack:
             run = module if run is None else run
@@ -195,6 +197,12 @@ def _advice(module: nn.Module, error: Exception) -> str:
     """What to do about the commonest reasons: a key–value cache that is returned, a size that depends on the data."""
     if "Cache" in str(error) and getattr(getattr(module, "config", None), "use_cache", False):
         return "set model.config.use_cache = False, since training needs no key–value cache. "
+    if _looping_experts(module):
+        return (
+            "its experts run in a loop over those that have tokens, which depends on the data: call "
+            "model.set_experts_implementation('grouped_mm') or 'batched_mm', whose sizes are bounded by the tokens' "
+            "choices, or train its layers as a chain (remat.optimize_chain), which takes any Python. "
+        )
     if "DynamicOutputShape" in type(error).__name__:
         return (
             "the size of what an operator gives depends on the data, and memory is planned for one size: use "
@@ -202,6 +210,13 @@ def _advice(module: nn.Module, error: Exception) -> str:
             "dynamic=False) without fullgraph, which plans the parts before and after it. "
         )
     return ""
+
+
+def _looping_experts(module: nn.Module) -> bool:
+    """Whether transformers runs a mixture of experts one after the other, each on the tokens that chose it."""
+    experts = (part for part in module.modules() if type(part).__name__.endswith("Experts"))
+    configs = (getattr(part, "config", None) for part in experts)
+    return any(getattr(config, "_experts_implementation", None) == "eager" for config in configs)
 
 
 def _first_line(error: Exception) -> str:
