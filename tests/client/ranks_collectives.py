@@ -20,7 +20,7 @@ import remat
 from remat.device import of
 from remat.distributed.ranks import RankPlanner
 from remat.profiling import timing
-from remat.profiling.collectives import link_signatures
+from remat.profiling.collectives import hop_signatures
 from remat.profiling.fixed import here
 from remat.settings import settings
 from remat.training.enable import plans_of
@@ -117,7 +117,7 @@ def priced() -> dict[str, Any]:
     planner = RankPlanner("greedy")
     found = in_parallel(planner)
     kind = f"{of('cpu').describe()} timing {timing.VERSION}"
-    known = planner.profiles.get(kind, sorted(link_signatures(dist.group.WORLD, torch.device("cpu")).values()))
+    known = planner.profiles.get(kind, sorted(hop_signatures(dist.group.WORLD, torch.device("cpu")).values()))
     return {**found, "known": sorted(profile[0] for profile in known.values())}
 
 

@@ -24,17 +24,17 @@ from .fitted import elements
 from .timing import rounded
 
 
-class Link(NamedTuple):
+class Hop(NamedTuple):
     """What sending from rank to rank takes: ns of a message, and bytes in a microsecond."""
 
     latency_ns: int
     bytes_per_us: int
 
 
-LINKS = {"cpu": Link(25_000, 1_000)}
+HOPS = {"cpu": Hop(25_000, 1_000)}
 """By kind of device: sockets between hosts' memories."""
 
-ACCELERATORS = Link(10_000, 50_000)
+ACCELERATORS = Hop(10_000, 50_000)
 
 SMALL, LARGE = 2, 2**20
 """Elements of four bytes, of which all-reduces are timed; a mean of both is what a step's are like."""
@@ -68,7 +68,7 @@ def collective_costs(nodes: Sequence[fx.Node], table: Meeting | None, device: st
         RanksDiffer: the ranks that meet run other collectives, or in another order.
     """
     groups = list(dict.fromkeys(filter(None, map(_compat.process_group, nodes))))
-    found: dict[Any, Link] = {}
+    found: dict[Any, Hop] = {}
     members = [dist.get_process_group_ranks(group) for group in groups]
     if nodes and table is not None and table.meets(members, order(nodes)):
         for group in groups:
@@ -90,22 +90,22 @@ def order(nodes: Sequence[fx.Node]) -> str:
     return hashlib.sha256(json.dumps(text).encode()).hexdigest()
 
 
-def _measured(group: Any, device: torch.device, table: Meeting, kind: str) -> Link:
+def _measured(group: Any, device: torch.device, table: Meeting, kind: str) -> Hop:
     """The link between the ranks of a group, all of which are here."""
     ranks = _ranks(group)
     if ranks < 2:
-        return LINKS.get(device.type, ACCELERATORS)
-    signatures = link_signatures(group, device)
+        return HOPS.get(device.type, ACCELERATORS)
+    signatures = hop_signatures(group, device)
     known = dict(table.get(kind, sorted(signatures.values())))
     if len(known) < len(signatures):
         with _compat.only_real_tensors(), torch.no_grad():
             known = dict(table.put(kind, {s: Measured(_timed(group, device, n), 0) for n, s in signatures.items()}))
     small, large = (int(known[signatures[size]][0]) for size in (SMALL, LARGE))
     sent = 2 * (ranks - 1) * 4 * (LARGE - SMALL) // ranks
-    return Link(max(1, small // (2 * (ranks - 1))), max(1, sent * 1000 // max(1, large - small)))
+    return Hop(max(1, small // (2 * (ranks - 1))), max(1, sent * 1000 // max(1, large - small)))
 
 
-def link_signatures(group: Any, device: torch.device) -> dict[int, str]:
+def hop_signatures(group: Any, device: torch.device) -> dict[int, str]:
     """What a table calls the all-reduces that are timed among the ranks of a group, by their elements."""
     ranks = dist.get_process_group_ranks(group)
     span = max(ranks) - min(ranks) + 1  # the same for all groups of a dimension of a mesh, wherever they begin
@@ -125,7 +125,7 @@ def _timed(group: Any, device: torch.device, size: int) -> int:
     return rounded(min(took[1:]))
 
 
-def modelled_collective(node: fx.Node, link: Link | None = None) -> Measured:
+def modelled_collective(node: fx.Node, hop: Hop | None = None) -> Measured:
     """Time in ns and workspace in bytes of a collective among n ranks in a ring, each of which sends to the next.
 
     An all-gather, a reduce-scatter or an all-to-all takes n − 1 messages and (n − 1) / n of the whole, an all-reduce
@@ -139,7 +139,7 @@ def modelled_collective(node: fx.Node, link: Link | None = None) -> Measured:
         return Measured(1, 0)
     made = list(tensors(node.meta.get("val")))
     size = max(sum(map(storage_bytes, _read(node))), sum(map(storage_bytes, made)))
-    latency, rate = link or LINKS.get(_device(node).type, ACCELERATORS)
+    latency, rate = hop or HOPS.get(_device(node).type, ACCELERATORS)
     ranks = max(1, _ranks(_compat.process_group(node)))
     times = 2 if "reduce" in name and "scatter" not in name else 1
     whole = not any(word in name for word in ("reduce", "gather", "all_to_all"))
