@@ -94,8 +94,8 @@ def process_group(node: fx.Node) -> Any:
             value = getattr(value, "real_obj", value)
             if not isinstance(value, str):
                 return value
-            resolved = torch.distributed.distributed_c10d._resolve_process_group
-            return resolved(value) if torch.distributed.is_initialized() else None
+            resolved: Any = torch.distributed.distributed_c10d
+            return resolved._resolve_process_group(value) if torch.distributed.is_initialized() else None
     return None
 
 

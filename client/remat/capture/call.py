@@ -88,8 +88,12 @@ def install_recorders(module: nn.Module) -> None:
 
     It would install them at the first call, behind a lock that no capture goes through.
     """
-    install = getattr(sys.modules.get("transformers.utils.output_capturing"), "maybe_install_capturing_hooks", None)
-    for part in module.modules() if install else ():
+    install: Any = getattr(
+        sys.modules.get("transformers.utils.output_capturing"), "maybe_install_capturing_hooks", None
+    )
+    if install is None:
+        return
+    for part in module.modules():
         forward: Any = type(part).forward
         while forward is not None:
             if install.__name__ in getattr(getattr(forward, "__code__", None), "co_names", ()):
