@@ -22,6 +22,7 @@ from benchmarks.graphs.instances import instance
 from benchmarks.harness.machine import machine
 from benchmarks.harness.table import table
 from benchmarks.solver.chains import random_chain
+from remat.planning.links import LINKS as KINDS
 from remat_ir import Answer, Chain, Graph, Link, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import least_need
@@ -31,9 +32,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 GRAPHS = ("vgg-16", "gpt-6-whole", "gpt-12", "resnet-8", "unet-3", "densenet-12", "random-40")
 CHAINS = {"chain-8": 8, "chain-16": 16, "chain-32": 32}
 BUDGETS = (0.2, 0.5, 0.8)
-LINKS = {"pcie4": Link(25_200_000_000, 25_200_000_000, 10_000), "pcie5": Link(50_400_000_000, 50_400_000_000, 10_000),
-         "nvlink-c2c": Link(360_000_000_000, 360_000_000_000, 5_000)}  # fmt: skip
-"""As `remat.target.links` has them; of a chain without the latency."""
+LINKS = {name: kind.link for name, kind in KINDS.items()}
+"""Of a chain without the latency."""
 COLUMNS = ("auto", "pofo", "recompute", "offload", "save-on-cpu", "fractions")
 
 

@@ -19,11 +19,11 @@ from torch import nn
 import remat
 from remat.capture.dataflow import dataflow
 from remat.capture.trace import capture
+from remat.planning.links import OF_TARGET, named_link
 from remat.planning.plan_file import PlanFile
 from remat.target.attention import choice
 from remat.target.build import build, load, tracing_for
 from remat.target.devices import CLASSES, TARGETS, target_of
-from remat.target.links import OF_TARGET, link_of
 from remat.target.price import class_of, operations_of, price, spread
 from remat.target.step import target_step
 from remat_ir import InvalidData, Plan, plain_plan
@@ -325,15 +325,15 @@ def test_no_plan_costs_nothing_over_and_nothing_is_uncertain(script: Path) -> No
     ("text", "both"), [("pcie4", 25_200_000_000), ("H200", 50_400_000_000), ("25GB/s", 25 * 10**9)]
 )
 def test_a_link_by_its_name(text: str, both: int) -> None:
-    link = link_of(text)
+    link = named_link(text)
     assert (link.to_host_bytes_per_s, link.to_device_bytes_per_s) == (both, both)
 
 
 def test_a_link_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="'fast' is no link: write one of pcie4, pcie5"):
-        link_of("fast")
+        named_link("fast")
     file = tmp_path / "link.json"
     file.write_text('{"to_host_bytes_per_s": 5, "to_device_bytes_per_s": 0}')
     with pytest.raises(InvalidData, match="to_device_bytes_per_s must be at least 1"):
-        link_of(str(file))
+        named_link(str(file))
     assert set(OF_TARGET) == set(TARGETS)

@@ -210,7 +210,8 @@ def test_a_step_that_fails_leaves_nothing_on_the_host_and_the_module_usable(
 def test_links_that_cannot_be_meant_are_refused() -> None:
     model, x = network(), torch.randn(64, 256)
     for given, says in (
-        ({"link": "pcie9"}, "link is 'measured', one of 'pcie4'"),
+        ({"link": "pcie9"}, "'pcie9' is no link: write one of pcie4"),
+        ({"link": 9}, "link is 'measured', a name such as 'pcie4', or a remat_ir.Link, not 9"),
         ({"host_bytes": "1GiB"}, "give link= as well"),
         ({"link": "pcie4", "host_bytes": "much"}, "a budget is bytes or text"),
         ({"link": "pcie4", "mode": "chain"}, "optimize_chain"),

@@ -30,11 +30,11 @@ from remat_ir.plan import Plan
 
 from ..planning.budget import Fraction, bytes_of, read_budget, readable
 from ..planning.check import checked
+from ..planning.links import named_link
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
 from ..planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
 from ..settings import settings
-from ..target.links import link_of
 from .app import (
     BAD_INPUT,
     BudgetOption,
@@ -111,7 +111,7 @@ def linked(subject: Subject, link: str | None) -> Subject:
     """
     if link is None:
         return subject
-    found = link_of(link)
+    found = named_link(link)
     if isinstance(subject, Graph):
         return subject.with_link(found)
     if isinstance(subject, Join):

@@ -61,7 +61,8 @@ recompute_collectives=None, name=None)
         functional_ops: names of custom operators, as "namespace::name", that a plan may run again: the same inputs give
             the same outputs, and nothing else changes. Any other custom operator runs once in a step.
         link: over which values may move to the host and back: "measured", that of the step's device, measured once in a
-            process; "pcie4", "pcie5" or "nvlink-c2c", whose numbers are declared; or a `remat.Link` with its own.
+            process; a name such as "pcie5" or "h100", whose numbers are declared; "25GB" a second, a .json file, or a
+            `remat.Link` with its own.
             Without one nothing moves.
         host_bytes: what the host may hold at most, as a size such as "64GiB"; None without a limit.
         accumulate: how many backward passes there are to a step of the optimizer, at least 1; beyond 1 gradients that

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from remat_ir import Graph, InvalidData, Link, Offload, Plan, Prefetch, Subject, host_peak, replay
 
 from .budget import bytes_of, readable
+from .links import named_link
 
 MEASURED = "measured"
-
-LINKS: Mapping[str, Link] = {
-    "pcie4": Link(25_200_000_000, 25_200_000_000, 10_000),
-    "pcie5": Link(50_400_000_000, 50_400_000_000, 10_000),
-    "nvlink-c2c": Link(360_000_000_000, 360_000_000_000, 5_000),
-}
-"""Each way, in bytes a second: 80 % of the data sheets' 31.5 and 63 GB/s of 16 lanes, and of 450 GB/s.
-
-Declared, not measured: what pinned copies are reported to reach, rounded, and the time to launch one.
-"""
 
 
 def read_link(link: object, host_bytes: int | str | None = None) -> Link | None:
@@ -31,21 +21,20 @@ def read_link(link: object, host_bytes: int | str | None = None) -> Link | None:
         68719476736
 
     Args:
-        link: None, "measured", a name of `LINKS`, or a `remat_ir.Link`.
+        link: None, "measured", what `named_link` reads, or a `remat_ir.Link`.
         host_bytes: what the host may hold, in place of the link's own limit.
 
     Raises:
         InvalidData: it is none, or not a size; the message says what is one.
     """
-    if link is not None and not isinstance(link, Link) and link != MEASURED and link not in LINKS:
-        names = ", ".join(map(repr, LINKS))
-        raise InvalidData(f"link is {MEASURED!r}, one of {names}, or a remat_ir.Link, not {link!r}", "/link")
+    if link is not None and not isinstance(link, (Link, str)):
+        raise InvalidData(f"link is {MEASURED!r}, a name such as 'pcie4', or a remat_ir.Link, not {link!r}", "/link")
     limit = None if host_bytes is None else bytes_of(host_bytes)
     if link is None and limit is not None:
         raise InvalidData("host_bytes says what a link's host may hold: give link= as well", "/host_bytes")
     if link is None or link == MEASURED:
         return None
-    found = link if isinstance(link, Link) else LINKS[str(link)]
+    found = link if isinstance(link, Link) else named_link(link)
     return found if limit is None else replace(found, host_bytes=limit)
 
 

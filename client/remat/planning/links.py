@@ -1,7 +1,7 @@
 """The link between a kind of device and its host, by its data sheet, and what share of that copies achieve.
 
 Copies from and to pinned memory. The shares and the time that starting a copy takes are not measured: they are what
-such copies are reported to reach, rounded. `remat.chains.transfer.bandwidth` measures a device that is there. No figure
+such copies are reported to reach, rounded. `remat.lowering.link_profile` measures a device that is there. No figure
 of this module was taken on a GPU by this project.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from remat_ir import InvalidData, Link
 
-from ..planning.budget import bytes_of
+from .budget import bytes_of
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,14 @@ OF_TARGET: Mapping[str, str] = {"a100": "pcie4", "l40s": "pcie4", "h100": "pcie5
 """Which link a kind of device of `remat.target.devices` has in a common server."""
 
 
-def link_of(text: str) -> Link:
+def named_link(text: str) -> Link:
     """A link by its name, by a device that has it, by its bandwidth each way, or from a JSON file.
 
     Example:
-        >>> link_of("pcie5").to_host_bytes_per_s, link_of("h100") == link_of("pcie5"), link_of("25GB").latency_ns
-        (50400000000, True, 0)
+        >>> named_link("pcie5").to_host_bytes_per_s, named_link("h100") == named_link("pcie5")
+        (50400000000, True)
+        >>> named_link("25GB").latency_ns
+        0
 
     Raises:
         InvalidData: none of these; the message says what may be written.
