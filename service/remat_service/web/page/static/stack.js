@@ -34,7 +34,13 @@ window.Remat = window.Remat || {};
     const fixed = graph.fixed_bytes || 0, { sums, total } = layered(graph, run, layers, layerOf);
     const all = [...(fixed ? [{ name: "fixed: parameters, inputs", color: "--fixed" }] : []), ...layers, { name: "the op that runs: outputs, workspace", color: "--running" }];
     const at = (i) => [...(fixed ? [fixed] : []), ...sums.map((sum) => sum[i]), Math.max(0, run.rows.memory[i] - fixed - total[i])];
-    return { layers: all, at, upTo: (i, j) => at(i).slice(0, j + 1).reduce((a, b) => a + b, 0) };
+    const tops = []; // of each layer between, the bytes up to its upper edge
+    for (const sum of sums) { const below = tops[tops.length - 1]; tops.push(sum.map((size, i) => size + (below ? below[i] : fixed))); }
+    const upTo = (i, j) => {
+      const k = j - (fixed ? 1 : 0);
+      return k < 0 ? fixed : k < tops.length ? tops[k][i] : Math.max(run.rows.memory[i], fixed + total[i]);
+    };
+    return { layers: all, at, upTo };
   }
 
   function byOrigin(graph, run) {
