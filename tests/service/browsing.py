@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from remat_ir import Graph, Problem, budget_at
 from service.serving import Service, serving, training_graph
 
 WIDTHS = {"phone": (390, 844), "tablet": (820, 1180), "desktop": (1440, 900)}
-LOOKS = [(width, theme) for width in WIDTHS for theme in ("light", "dark")]
-"""The screens and themes in which every flow is gone through."""
+_SLOW = {("phone", "dark"), ("tablet", "light"), ("desktop", "dark")}
+LOOKS = [
+    pytest.param(look, id="-".join(look), marks=[pytest.mark.slow] if look in _SLOW else [])
+    for look in itertools.product(WIDTHS, ("light", "dark"))
+]
+"""The screens and themes in which every flow is gone through; each screen and each theme among the quick tests too."""
+
+in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True)
 
 
 class Visit:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak
-from service.browsing import LOOKS, Stored, Visit, named_graph, storing
+from service.browsing import Stored, Visit, in_every_look, named_graph, storing
 from service.serving import serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -31,9 +31,6 @@ def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Itera
     here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
     yield here
     here.leave()
-
-
-in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True, ids="-".join)
 
 
 def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from remat_ir import plain_peak
-from service.browsing import GRAPH, LOOKS, Stored, Visit, named_graph, storing
+from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph, storing
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -33,7 +33,6 @@ def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Itera
     here.leave()
 
 
-in_every_look = pytest.mark.parametrize("visit", LOOKS, indirect=True, ids="-".join)
 ROWS = ".solves tbody tr"
 
 

@@ -52,12 +52,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield running
 
 
-@pytest.mark.parametrize(("width", "theme"), LOOKS)
-def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, width: str, theme: str) -> None:
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[str, str]) -> None:
     """A form, an error next to its field, then the page that was asked for; signing out forgets the key."""
     key = cli(keyed, "keys", "create", "vision")
     solve = plan_of(keyed, key)
-    here = Visit(browser, keyed.url, width, theme)
+    here = Visit(browser, keyed.url, *look)
     here.go(f"#/solve/{solve}", "input[type=password]")
     tab = here.tab
     assert here.unreadable() == []
