@@ -28,8 +28,7 @@ def test_beyond_persistence(n: int) -> None:
     assert isinstance(answer.plan, ChainPlan)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [4, 5, 6, 7, 8])
+@pytest.mark.parametrize("n", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 6, 7, 8))])
 def test_auto_proves_what_lies_beyond_persistence(n: int) -> None:
     """The same optimum, proved over the whole space, from the persistent incumbent on."""
     seen: list[tuple[str, int | None]] = []

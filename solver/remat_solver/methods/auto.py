@@ -57,7 +57,7 @@ class AutoOptions:
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
     if not isinstance(incumbent.problem.subject, Graph):
-        run_structured(incumbent, lambda lifted: run_auto(lifted, replace(options, proof=False)))
+        run_structured(incumbent, lambda lifted: run_auto(lifted, options))
         return
     if _keep_everything(incumbent):
         return
