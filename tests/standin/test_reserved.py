@@ -71,6 +71,8 @@ def subject(name: str) -> Case:
     return moved(Case(made.model, (), dict(made.inputs), None), DEVICE)
 
 
+SMALL_SEGMENT = 2 * 2**20
+
 ALL = [*sorted(CASES.keys() - set(ON_THE_HOST)), "vgg", "gpt2", "resnet_basic"]
 
 
@@ -94,7 +96,9 @@ def test_training_reserves_what_was_predicted(name: str, profiles: DiskProfiles)
             optimizer.zero_grad()
         seen = there.memory()
         del optimizer
-        assert predicted.reserved == pytest.approx(seen.peak_reserved, rel=0.01)
+        # values of vgg all but fill a segment of small blocks; whether they need another differs from run to run
+        near = SMALL_SEGMENT if name == "vgg" else 0
+        assert predicted.reserved == pytest.approx(seen.peak_reserved, rel=0.01, abs=near)
         # the optimizer has no state of a parameter without a gradient, of which one case has some
         assert predicted.allocated == pytest.approx(seen.peak_allocated, rel=0.01, abs=16384)
 
