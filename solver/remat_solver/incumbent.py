@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Problem, Progress, Proof, gap_of, verify, worth_more_time
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, gap_of, verify, worth_more_time
 from remat_ir.proof import certifiable
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
@@ -113,6 +113,13 @@ class Incumbent:
             self._refute(plan, verdict.cost_ns)
             self._report(source, plan)
             return True
+
+    def offer_or_say(self, plan: AnyPlan, source: str) -> None:
+        """Take a method's only plan, or end without one and say what the budget or the host's limit has against it."""
+        try:
+            self.offer(plan, source)
+        except InvalidPlan as error:
+            self.ends_without_plan(f"The plan does not fit: {error.reason}.")
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds.

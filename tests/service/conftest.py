@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from service.browsing import Stored, Visit, storing
 from service.serving import Service, serving
 
 os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
@@ -35,3 +36,18 @@ def browser() -> Iterator[Any]:
         running = driver.chromium.launch(executable_path=found, args=quiet)
         yield running
         running.close()
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    """What there is to look at on the page."""
+    with storing(tmp_path_factory.mktemp("page")) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    """A tab that must end without a complaint, having asked nobody but the service."""
+    here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
+    yield here
+    here.leave()

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak
-from service.browsing import Stored, Visit, in_every_look, named_graph, storing
+from service.browsing import Stored, Visit, in_every_look, named_graph
 from service.serving import serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    """What there is to look at."""
-    with storing(tmp_path_factory.mktemp("page")) as found:
-        yield found
-
-
-@pytest.fixture
-def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    """A tab that must end without a complaint, having asked nobody but the service."""
-    here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
-    yield here
-    here.leave()
 
 
 def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:

@@ -5,32 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from remat_ir import plain_peak
-from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph, storing
+from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
-    """What there is to look at."""
-    with storing(tmp_path_factory.mktemp("lists")) as found:
-        yield found
-
-
-@pytest.fixture
-def visit(browser: Any, stored: Stored, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    """A tab that must end without a complaint, having asked nobody but the service."""
-    here = Visit(browser, stored.service.url, *getattr(request, "param", ()))
-    yield here
-    here.leave()
 
 
 ROWS = ".solves tbody tr"

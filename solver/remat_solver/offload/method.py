@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
-from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan, verify
+from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, plain_chain_plan
 
 from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
@@ -126,7 +126,7 @@ def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
         if stage > 1:
             steps += (ChainStep(verb, stage - 1) for verb in (Verb.PREFETCH, Verb.WAIT))
         steps.append(ChainStep(Verb.B, stage))
-    _offer(incumbent, ChainPlan(tuple(steps)), "save-on-cpu")
+    incumbent.offer_or_say(ChainPlan(tuple(steps)), "save-on-cpu")
 
 
 def _linked(incumbent: Incumbent) -> Chain | None:
@@ -146,14 +146,4 @@ def _offer_schedule(incumbent: Incumbent, schedule: Schedule, source: str) -> No
     except InvalidPlan as error:
         incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
         return
-    _offer(incumbent, plan, source)
-
-
-def _offer(incumbent: Incumbent, plan: ChainPlan, source: str) -> None:
-    """Offer a plan, or say what the budget or the host's limit has against it."""
-    try:
-        verify(incumbent.problem, plan)
-    except InvalidPlan as error:
-        incumbent.ends_without_plan(f"The plan does not fit: {error.reason}.")
-        return
-    incumbent.offer(plan, source)
+    incumbent.offer_or_say(plan, source)

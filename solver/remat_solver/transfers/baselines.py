@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
-from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Plan, Prefetch, Step, Wait, verify
+from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Plan, Prefetch, Step, Wait
 from remat_ir.working_set import pinned_ops
 
 from ..baselines.shape import articulation_points
@@ -40,7 +40,7 @@ def offload_all(incumbent: Incumbent) -> None:
     except InvalidPlan as error:
         incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
         return
-    _offer(incumbent, placed.plan, "offload-all")
+    incumbent.offer_or_say(placed.plan, "offload-all")
 
 
 def save_on_cpu(incumbent: Incumbent) -> None:
@@ -60,7 +60,7 @@ def save_on_cpu(incumbent: Incumbent) -> None:
         steps += (Free(value) for value in table.dying[position])
         for value in out.get(position, ()):
             steps += (Offload(value), Wait(value), Drop(value))
-    _offer(incumbent, Plan(tuple(steps)), "save-on-cpu")
+    incumbent.offer_or_say(Plan(tuple(steps)), "save-on-cpu")
 
 
 def layer_fractions(incumbent: Incumbent) -> None:
@@ -73,7 +73,7 @@ def layer_fractions(incumbent: Incumbent) -> None:
     if plan is None:
         incumbent.ends_without_plan("layer-fractions has no plan within the budget.")
     else:
-        _offer(incumbent, plan, "layer-fractions")
+        incumbent.offer_or_say(plan, "layer-fractions")
 
 
 def fractions_plan(incumbent: Incumbent) -> Plan | None:
@@ -108,16 +108,6 @@ def _saved(table: Timetable, forward: int) -> list[Gap]:
     [0]
     """
     return [gap for gap in table.gaps if gap.last < forward <= gap.next]
-
-
-def _offer(incumbent: Incumbent, plan: Plan, source: str) -> None:
-    """Offer a plan, or say what the budget or the host's limit has against it."""
-    try:
-        verify(incumbent.problem, plan)
-    except InvalidPlan as error:
-        incumbent.ends_without_plan(f"The plan does not fit: {error.reason}.")
-        return
-    incumbent.offer(plan, source)
 
 
 def _sequence(graph: Graph, forward: int, held: set[int]) -> list[int]:
