@@ -6,15 +6,20 @@ The part that knows Inductor, `_compat.inductor`, is imported by plans under Ind
 from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
 from .autograd import (
     OpaqueBase,
+    accumulate_by_hand,
     backward_node,
+    backward_task,
     boxed,
     boxed_gradients,
     has_gradient_hooks,
+    has_hooks_after_accumulation_alone,
     is_used_up,
     keeps_graph,
     register_opaque,
+    run_hooks_after_accumulation,
     used_up,
     version_counter,
+    will_accumulate,
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards
@@ -102,9 +107,11 @@ __all__ = [
     "OpaqueBase",
     "SideEffects",
     "TorchDispatchMode",
+    "accumulate_by_hand",
     "active_ddp",
     "aot_backend",
     "backward_node",
+    "backward_task",
     "boxed",
     "boxed_gradients",
     "buffers_of",
@@ -120,6 +127,7 @@ __all__ = [
     "frame_number",
     "full_name",
     "has_gradient_hooks",
+    "has_hooks_after_accumulation_alone",
     "is_collective",
     "is_known",
     "is_mutable",
@@ -141,6 +149,7 @@ __all__ = [
     "recording",
     "register_opaque",
     "replaced",
+    "run_hooks_after_accumulation",
     "run_watched",
     "saved_unchecked",
     "set_descriptors",
@@ -158,5 +167,6 @@ __all__ = [
     "updated_inputs",
     "used_up",
     "version_counter",
+    "will_accumulate",
     "written_arguments",
 ]

@@ -11,16 +11,23 @@ from torch._opaque_base import OpaqueBase
 
 __all__ = [
     "OpaqueBase",
+    "accumulate_by_hand",
     "backward_node",
+    "backward_task",
     "boxed",
     "boxed_gradients",
     "has_gradient_hooks",
+    "has_hooks_after_accumulation_alone",
     "is_used_up",
     "keeps_graph",
     "register_opaque",
+    "run_hooks_after_accumulation",
     "used_up",
     "version_counter",
+    "will_accumulate",
 ]
+
+_BY_HAND = "remat: accumulated by hand in this task"
 
 F = TypeVar("F", bound=type[torch.autograd.Function])
 
@@ -97,6 +104,60 @@ def is_used_up(gradient: Any) -> bool:
     return isinstance(gradient, _UsedUp)
 
 
+def backward_task() -> int:
+    """The number of the backward pass that runs in this thread; -1: none does."""
+    return int(torch._C._current_graph_task_id())
+
+
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether hooks of a parameter's own run on its gradient."""
     return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)
+
+
+def has_hooks_after_accumulation_alone(parameter: torch.Tensor) -> bool:
+    """Whether hooks of a parameter's own run on its gradient, all of them once that has been accumulated."""
+    return bool(parameter._post_accumulate_grad_hooks) and not parameter._backward_hooks
+
+
+def run_hooks_after_accumulation(parameter: torch.Tensor) -> None:
+    """What autograd does once it has added to a parameter's gradient."""
+    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):
+        hook(parameter)
+
+
+def will_accumulate(parameter: torch.Tensor) -> bool:
+    """Whether the backward pass that runs adds to a parameter's gradient, before which no hook looks at it."""
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        return not parameter._backward_hooks and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # torch.autograd.grad, which accumulates nothing
+        return False
+
+
+def accumulate_by_hand(parameter: torch.Tensor, error: str) -> bool:
+    """Let autograd leave a parameter's gradient and hooks alone in the backward pass that runs; False: it does already.
+
+    Where something else of the same loss gives it a part of the gradient after all, a RuntimeError says so.
+    """
+    node, task = torch.autograd.graph.get_gradient_edge(parameter).node, backward_task()
+    notes: Any = node.metadata  # a dict, which torch's stub calls a method
+    if notes.get(_BY_HAND) == task:
+        return False
+    notes[_BY_HAND] = task
+    hooks, aside = parameter._post_accumulate_grad_hooks, dict[Any, Any]()
+
+    def before(gradients: Iterable[torch.Tensor | None]) -> None:
+        if any(gradient is not None for gradient in gradients):
+            raise RuntimeError(error)
+        if hooks:  # autograd runs them without a gradient too
+            aside.update(hooks)
+            hooks.clear()
+
+    def after(*_: Any) -> None:
+        if hooks is not None:
+            hooks.update(aside)
+        for handle in handles:
+            handle.remove()
+
+    handles = node.register_prehook(before), node.register_hook(after)
+    return True

@@ -70,6 +70,7 @@ class Kind:
         code: the classes of the submodules, with the code that was captured.
         hooks: those that ran around every module's call.
         gradients: whether there are gradients before the step, where the plan's budget holds for such calls only.
+        outdated: says why the plan counts too little from now on, where something may make it so.
     """
 
     arguments: tuple[Any, ...]
@@ -79,6 +80,7 @@ class Kind:
     code: tuple[tuple[type[nn.Module], Any], ...] = field(repr=False)
     hooks: tuple[Any, ...]
     gradients: bool | None = None
+    outdated: Callable[[], str] = str
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class Kind:
         guards: _compat.CallGuards | None,
         numbers_matter: bool = True,
         gradients: bool | None = None,
+        outdated: Callable[[], str] = str,
     ) -> Kind:
         """The kind of a call that was captured with these guards; without, all that it is told by is its state."""
         types = dict.fromkeys(type(part) for part in parts(call.module))
@@ -98,6 +101,7 @@ class Kind:
             code=tuple((t, t.forward) for t in types),
             hooks=global_hooks(),
             gradients=gradients,
+            outdated=outdated,
         )
 
     def holds(self, call: Call) -> bool:
@@ -107,6 +111,8 @@ class Kind:
         if self.hooks != global_hooks() or any(t.forward is not code for t, code in self.code):
             return False
         if self.gradients is not None and self.gradients != call.finds_gradients():
+            return False
+        if self.outdated():
             return False
         if self.guards is None:
             return self.state == state_of(call.module)
@@ -123,6 +129,8 @@ class Kind:
                 return f"{t.__name__}.forward"
         if self.gradients is not None and self.gradients != call.finds_gradients():
             return "gradients that are not there any more" if self.gradients else "gradients that stay from before"
+        if self.outdated():
+            return self.outdated()
         if self.guards is None:
             assert self.state is not None
             return what_changed(((), *state_of(call.module)), ((), *self.state))

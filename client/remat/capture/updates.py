@@ -17,16 +17,18 @@ from .dataflow import Dataflow
 from .operations import Kind, Op, Operations, same_layout
 
 
-def with_updates(step: Operations, workspace: Mapping[fx.Node, int]) -> Operations:
+def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: bool = False) -> Operations:
     """The step with an update of each parameter whose gradient can be used up.
 
     Args:
         workspace: by the parameters' placeholders, the bytes that their updates take while they run.
+        together: all gradients of these parameters, or none.
     """
     flow = step.flow
     results = dict(zip(flow.primals, flow.backward_results, strict=False))
     chosen = {p: results[p] for p in workspace if _can_be_released(flow, p, results.get(p))}
-    if not chosen:
+    kept = sum(isinstance(results.get(p), fx.Node) for p in workspace) - len(chosen)
+    if not chosen or (together and kept):
         return step
     gone = {op.makes[0] for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in chosen.values()}
     ops = [op for op in step.ops if op.kind is not Kind.ACCUMULATE or op.makes[0] not in gone]

@@ -15,6 +15,7 @@ from remat_ir import InvalidData
 from ..planning.budget import readable
 from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existing_gradients, leaves_gradients
 from ..profiling.optimizers import UpdateMemory, check_optimizer, update_memory
+from .delivery import Delivery
 from .release import Release
 
 HELPS = ({"fused": True}, {"foreach": False})
@@ -86,9 +87,11 @@ class Job:
         return max(0, found - buckets) if views else found
 
     @cached_property
-    def release(self) -> Release | None:
-        """What updates parameters inside the backward pass."""
-        return Release(self.optimizer) if self.releases else None
+    def release(self) -> Release | Delivery | None:
+        """What takes gradients inside the backward pass: the optimizer, or hooks that the parameters may have."""
+        if self.releases:
+            return Release(self.optimizer)
+        return Delivery() if self.accumulate == 1 and not self.clip else None
 
     def advice(self, over: int) -> str:
         """What would make the optimizer's step smaller by so many bytes, as a sentence; what is best, if nothing is."""

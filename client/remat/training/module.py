@@ -195,7 +195,7 @@ class Rematerialized(nn.Module):
             made = None
         if isinstance(made, Planned):
             captured = made.step.captured
-            kind = Kind.of(call, captured.guards, captured.returns_numbers, made.gradients)
+            kind = Kind.of(call, captured.guards, captured.returns_numbers, made.gradients, made.outdated)
             self._expected(made)
         else:
             kind = Kind.of(call, None)

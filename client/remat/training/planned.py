@@ -13,6 +13,7 @@ from ..capture.guards import Holders
 from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
 from ..planning.coordinator import Pending
+from .delivery import Delivery
 from .job import Job
 from .step import TrainingStep
 
@@ -67,6 +68,12 @@ class Planned:
     def activation_bytes(self) -> int:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""
         return self.predicted_bytes - self.step.graph.fixed_bytes
+
+    @property
+    def outdated(self) -> Callable[[], str]:
+        """Says why the plan counts too little from now on; empty while it does not."""
+        release = self.step.release
+        return release.outdated if isinstance(release, Delivery) and self.step.operations.updates else str
 
     @cached_property
     def gradient_bytes(self) -> int:

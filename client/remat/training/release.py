@@ -13,6 +13,7 @@ from remat_ir import InvalidData
 from .. import _compat, generators
 from ..profiling.fixed import here
 from ..profiling.optimizers import dry_twin, inner, run_step, takes_closure, update_memory
+from .delivery import owned
 
 USED_UP = (
     "this gradient has been released: remat updated the parameter inside the backward pass, as release_gradients=True "
@@ -99,7 +100,7 @@ class Release:
         """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
         self._open, self._state, self._running = weakref.ref(node), state, False
 
-    def begin(self) -> None:
+    def begin(self, positions: Sequence[int]) -> None:
         """The backward pass of the step begins.
 
         Raises:
@@ -116,28 +117,25 @@ class Release:
         """Step one parameter by its gradient, which is the caller's to free."""
         parameter = self._state[position]
         group = self._groups[id(parameter)]
-        if gradient.stride() != parameter.stride() or not _alone(gradient):
-            gradient = torch.empty_like(parameter).copy_(gradient)
         one = self._step_of_one
         one.__dict__.update({k: v for k, v in self.optimizer.__dict__.items() if k not in _compat.STEP_HOOKS})
         one.state, one.param_groups = self.optimizer.state, [{**group, "params": [parameter]}]
-        parameter.grad = gradient
+        parameter.grad = owned(gradient, parameter)
         try:
             run_step(one)
         finally:
             parameter.grad = _compat.used_up(parameter, USED_UP.format(INSTEAD))
             self._touched.append(parameter)
 
+    def end(self, results: Sequence[Any], places: Mapping[int, int]) -> Sequence[Any]:
+        """What the backward function returns: no gradient that has been released."""
+        return results
+
     def _clear(self) -> None:
         for parameter in self._touched:
             if _compat.is_used_up(parameter.grad):
                 parameter.grad = None
         self._touched.clear()
-
-
-def _alone(gradient: torch.Tensor) -> bool:
-    """Whether nothing else lies in a gradient's storage."""
-    return gradient.untyped_storage().nbytes() == gradient.numel() * gradient.element_size()
 
 
 def _refuse_coupled(optimizer: Any) -> None:

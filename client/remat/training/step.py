@@ -26,6 +26,7 @@ from ..lowering.peak import kernel_peak
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
+from .delivery import Delivery
 from .halves import Halves
 from .release import Release
 
@@ -40,7 +41,7 @@ class TrainingStep:
         graph: what is planned; its values stand for the storages `values`.
         profiled: what its kernels cost, and where that is known from.
         fixed: bytes that are there throughout, by what they are.
-        release: what updates parameters inside the backward pass, if something does.
+        release: what takes gradients inside the backward pass, if something does.
         halves: what runs the second halves of backward passes, where these are in halves.
         split: the positions of the module's tensors that are split over ranks (DTensor).
     """
@@ -51,7 +52,7 @@ class TrainingStep:
     values: tuple[int, ...]
     profiled: Profiled
     fixed: Mapping[str, int]
-    release: Release | None = None
+    release: Release | Delivery | None = None
     halves: Halves | None = None
     split: frozenset[int] = frozenset()
 
@@ -66,7 +67,7 @@ class TrainingStep:
 
         names = (*self.captured.params, *self.captured.buffers)
         flow = self.operations.flow
-        updated = [n for n, p in enumerate(flow.given) if p in self.operations.updates]
+        updated = {n: flow.primals.index(p) for n, p in enumerate(flow.given) if p in self.operations.updates}
         function = StepFunction(names, release, updated, self.halves, self.operations)
         function.forward = _compat.compile_joint(
             self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
@@ -83,7 +84,8 @@ class StepFunction:
 
     Args:
         names: of the module's tensors that it takes.
-        release, updated: what updates those at these positions in the backward pass.
+        release, updated: what takes the gradients of those at these positions in the backward pass, which stand at
+            these places of its results.
         halves, step: what keeps the second half of a backward pass of this step.
 
     Attributes:
@@ -99,12 +101,12 @@ class StepFunction:
     def __init__(
         self,
         names: Sequence[str],
-        release: Release | None = None,
-        updated: Sequence[int] = (),
+        release: Release | Delivery | None = None,
+        updated: Mapping[int, int] | None = None,
         halves: Halves | None = None,
         step: Operations | None = None,
     ) -> None:
-        self.names, self._release, self._updated = names, release, tuple(updated)
+        self.names, self._release, self._updated = names, release, updated or {}
         self._halves, self._step = halves, step
         self._backward: Callable[[list[Any]], Any] | None = None
         self._around: Around | None = None
@@ -118,9 +120,11 @@ class StepFunction:
 
         def backward(args: list[Any]) -> Any:
             around, self._around = self._around, None
-            if self._release is not None:
-                self._release.begin()
-            return function(args) if around is None else around(function, args)
+            if self._release is None:
+                return function(args) if around is None else around(function, args)
+            self._release.begin(list(self._updated))
+            results = function(args) if around is None else around(function, args)
+            return self._release.end(results, self._updated)
 
         self._backward = _compat.boxed(backward)
         return self._backward
@@ -196,7 +200,7 @@ def training_step(
     run: Callable[..., Any] | None = None,
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
     phase: Callable[[str], None] = lambda _: None,
-    release: Release | None = None,
+    release: Release | Delivery | None = None,
     halves: Halves | None = None,
 ) -> TrainingStep:
     """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
@@ -211,7 +215,7 @@ def training_step(
         run: as for `capture`.
         price: gives the costs of the kernels in place of a measurement here.
         phase: called with what is done from now on.
-        release: what updates the parameters that it trains inside the backward pass.
+        release: what takes the gradients of its parameters inside the backward pass.
         halves: keeps the second half of each backward pass, that of the parameters' gradients, until it is asked for.
 
     Raises:
@@ -226,11 +230,14 @@ def training_step(
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
     split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
-        if split:
+        if split and isinstance(release, Release):
             name = (*captured.params, *captured.buffers)[min(split)]
             raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
         named = list(zip(flow.given, state, strict=False))[: len(captured.params)]
-        ops = with_updates(ops, {p: size for p, t in named if (size := release.workspace(t)) is not None})
+        sizes_of = {p: size for p, t in named if (size := release.workspace(t)) is not None}
+        together = isinstance(release, Delivery)
+        if not together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
+            ops = with_updates(ops, sizes_of, together)
     if halves is not None:
         ops = in_halves(ops, range(len(state), len(flow.backward_results)))
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
