@@ -19,6 +19,7 @@ from .storage.cache import Cache
 from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
+from .storage.leases import Leases
 from .storage.response_cache import ResponseCache
 from .storage.seals import Seals, seals_of
 from .storage.snapshot import SnapshotReader
@@ -52,6 +53,7 @@ class Context:
     metrics: Metrics
     supervisor: Supervisor
     health: Health
+    leases: Leases
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
@@ -99,5 +101,6 @@ def build_context(
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),
         health=Health(database),
+        leases=Leases(database.clock, settings.stale_after_s if settings.embedded else None),
         enqueue=enqueue_nothing,
     )

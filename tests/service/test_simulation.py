@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from sqlalchemy import select, true, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
 from remat_service.requests import cancel, completion, housekeeping, submit
-from remat_service.solving import claim
 from remat_service.solving.monitor import Monitor
 from remat_service.solving.record import SolveRecord
 from remat_service.storage.cache_key import Keys
+from remat_service.storage.leases import Leases
 from remat_service.storage.snapshot import SnapshotReader
 from remat_service.storage.tables import requests, solves
 from remat_service.storage.verifier import Verifier
@@ -142,6 +143,27 @@ def _spent_nothing(self: SolveRecord) -> float:
     return 0.0
 
 
+async def _all_running(self: Leases, connection: Any) -> list[str]:
+    return list(await connection.scalars(select(solves.c.id).where(solves.c.state == "running")))
+
+
+async def _by_the_clock(self: Leases, connection: Any) -> list[str]:
+    """Heartbeats against the wall clock of the one that looks."""
+    stale = self._clock.now() - timedelta(seconds=self._stale_after_s or 0.0)
+    query = select(solves.c.id).where(solves.c.state == "running", solves.c.heartbeat_at < stale)
+    return list(await connection.scalars(query))
+
+
+def _wall_clock(m: pytest.MonkeyPatch) -> None:
+    m.setattr(Leases, "silent", _by_the_clock)
+    m.setattr(Leases, "lapsed", lambda self, solve_id: true())
+
+
+def _all_lapsed(m: pytest.MonkeyPatch) -> None:
+    m.setattr(Leases, "silent", _all_running)
+    m.setattr(Leases, "lapsed", lambda self, solve_id: true())
+
+
 def _leaves_all(m: pytest.MonkeyPatch) -> None:
     for module in (cancel, completion, housekeeping):
         m.setattr(module, "end_if_unwanted", _end_for_all)
@@ -152,7 +174,8 @@ _STOLEN = "which works on it"
 MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "fence off": (lambda m: m.setattr(SolveRecord, "write", _unfenced), "takeover", "written past the fence"),
     "lease not renewed": (lambda m: m.setattr(Monitor, "watch", _no_heartbeat), "leases", _STOLEN),
-    "live workers taken for dead": (lambda m: m.setattr(claim, "silent", lambda context: true()), "leases", _STOLEN),
+    "live workers taken for dead": (_all_lapsed, "leases", _STOLEN),
+    "heartbeats by the wall clock": (_wall_clock, "clocks", _STOLEN),
     "join not atomic": (
         lambda m: m.setattr(submit.Submission, "_join_flight", _split_join), "joins", "clients wait"),
     "quota unchecked": (lambda m: m.setattr(submit, "check_quota", _no_quota), "quotas", "queued of 2"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, Status
@@ -37,17 +36,6 @@ class Claim:
     keys: Keys
 
 
-def silent(context: Context) -> ColumnElement[bool]:
-    """Whether a solve runs in a process that has fallen silent: there to be taken over.
-
-    Never in a cluster: there the engine says which worker is dead, and the solve is queued again.
-    """
-    if not context.settings.embedded:
-        return false()
-    stale = context.clock.now() - timedelta(seconds=context.settings.stale_after_s)
-    return and_(solves.c.state == "running", solves.c.heartbeat_at < stale)
-
-
 async def claim_solve(context: Context, solve_id: str, ticket: int | None = None) -> Claim | None:
     """Make a queued solve ours, or one whose process has fallen silent; None where there is none."""
     moment = context.clock.now()
@@ -57,7 +45,7 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
         row = (
             await connection.execute(
                 update(solves)
-                .where(solves.c.id == solve_id, or_(solves.c.state == "queued", silent(context)))
+                .where(solves.c.id == solve_id, or_(solves.c.state == "queued", context.leases.lapsed(solve_id)))
                 .values(
                     state="running",
                     attempt=solves.c.attempt + 1,

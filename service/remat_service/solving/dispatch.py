@@ -7,11 +7,10 @@ import contextlib
 from functools import partial
 
 import structlog
-from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy import Select, and_, bindparam, case, func, or_, select
 
 from ..context import Context
 from ..storage.tables import solves, tenants
-from .claim import silent
 from .execute import execute_solve
 
 log = structlog.get_logger("remat_service.solving.dispatch")
@@ -19,12 +18,9 @@ log = structlog.get_logger("remat_service.solving.dispatch")
 _LOOK_S = 1.0
 
 
-async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> str | None:
-    """The queued solve that is due next, or a running one whose worker has fallen silent.
-
-    By priority; among equals the tenant with the fewest running solves for its weight; then the oldest.
-    """
-    taken_over = silent(context)
+def _due() -> Select[tuple[str]]:
+    """By priority; among equals the tenant with the fewest running solves for its weight; then the oldest."""
+    taken_over = and_(solves.c.state == "running", solves.c.id.in_(bindparam("silent", expanding=True)))
     busy = (
         select(solves.c.tenant_id, func.count().label("running"))
         .where(solves.c.state == "running")
@@ -35,18 +31,28 @@ async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> st
     full = and_(
         tenants.c.most_running.is_not(None), func.coalesce(busy.c.running, 0) >= tenants.c.most_running, ~taken_over
     )
-    query = (
+    return (
         select(solves.c.id)
         .join(tenants, tenants.c.id == solves.c.tenant_id)
         .outerjoin(busy, busy.c.tenant_id == solves.c.tenant_id)
         .where(or_(solves.c.state == "queued", taken_over), ~full)
+        .where(solves.c.id.not_in(bindparam("skip", expanding=True)))
         .order_by(case((taken_over, 0), else_=1), solves.c.priority.desc(), share, solves.c.queued_at, solves.c.id)
         .limit(1)
     )
-    if skip:
-        query = query.where(solves.c.id.not_in(sorted(skip)))
+
+
+_DUE = _due()
+
+
+async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> str | None:
+    """The queued solve that is due next, or a running one whose worker has fallen silent.
+
+    Never the latter in a cluster: there the engine says which worker is dead, and the solve is queued again.
+    """
     async with context.database.read() as connection:
-        found: str | None = await connection.scalar(query)
+        given = {"silent": await context.leases.silent(connection), "skip": sorted(skip)}
+        found: str | None = await connection.scalar(_DUE, given)
     return found
 
 

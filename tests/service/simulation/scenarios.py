@@ -46,6 +46,17 @@ def leases(world: World) -> None:
     _pass(world, 12.0)
 
 
+def clocks(world: World) -> None:
+    """The clock of one of two servers is an hour fast, and then it dies."""
+    _serve(world, 2)
+    fast = world.processes[0]
+    fast.clock.skew_s, fast.line.disturbed = 3600.0, True
+    for which in range(4):
+        world.ask(_RED, _problem(which), **_AS_ASKED)
+    _pass(world, 6.0)
+    world.run(world.kill(fast))
+
+
 def joins(world: World) -> None:
     """Clients join a solve while it ends, again and again."""
     _serve(world, 1, work_s=0.3)
