@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
+import time
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +17,9 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 import remat
+from remat.planning.options import SolveOptions
 from remat.training.enable import plans_of
+from remat_ir import Answer, Problem
 
 
 class Block(nn.Module):
@@ -92,6 +99,70 @@ def test_backend_plans_each_shape(models: tuple[nn.Module, nn.Module]) -> None:
     for side in (8, 10, 8):
         run(torch.randn(2, 3, side, side)).backward()
     assert len(backend.answers) == 2
+
+
+class Uneven(nn.Module):
+    """Layers of many widths and a dropout, which greedy walks do not plan at the least cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (32, 48, 40, 96, 24, 56, 72, 16, 8, 100)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.dropout(x).square().mean()
+
+
+def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> None:
+    """Equal bit for bit before, at and after the step at which the better plan takes over."""
+    torch._dynamo.reset()
+    plain = Uneven()
+    planned, planner = copy.deepcopy(plain), Stalled()
+    backend = remat.backend(remat.Fraction(0.5), planner=planner, max_gap=0)
+    run = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
+    other = torch.compile(plain, backend=aot_autograd(fw_compiler=nop, bw_compiler=nop), fullgraph=True, dynamic=False)
+
+    def same(rows: int) -> bool:
+        x, found = torch.randn(rows, 32), []
+        for model, compiled in ((plain, other), (planned, run)):
+            model.zero_grad()
+            torch.manual_seed(1)
+            loss = compiled(x)
+            loss.backward()
+            found.append([loss.detach(), *(p.grad for p in model.parameters()), torch.get_rng_state()])
+        return equal(*found)
+
+    assert same(256)
+    assert same(512), "while the planner is at work"
+    assert [answer.method for answer in backend.answers] == ["greedy", "greedy"]
+    planner.go.set()
+    for _ in range(3000):
+        assert same(512)
+        if len(backend.answers) > 2:
+            break
+        time.sleep(0.01)
+    assert same(512)
+    _, quick, better = backend.answers
+    assert better.digest == quick.digest
+    assert (better.cost_ns or 0) < (quick.cost_ns or 0)
+    assert same(256)
+    assert len(backend.answers) == 3
+
+
+class Stalled:
+    """A plan at once, and the solver's when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), 0
+
+    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        if self.asked == 1:
+            return remat.GreedyPlanner().plan(problem)
+        assert self.go.wait(60)
+        return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=5.0))
 
 
 def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture) -> None:

@@ -21,12 +21,14 @@ from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles
+from remat.planning.quick import quick_answer
 from remat.profiling import measure, profile
 from remat.profiling.fitted import fitted_cost
 from remat.profiling.timing import times
+from remat.training.enable import plans_of
 from remat.training.sizes import plan_of_another_size
 from remat.training.step import training_step
-from remat_ir import Answer, Problem, budget_at, problem_digest, verify
+from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +120,86 @@ def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
     planner.go.set()
     assert quick.better.result(60) is None  # the same walk once more, and no better
     assert trained.plan_for((x,)) is quick
+
+
+@pytest.mark.parametrize("way", ["enable", "optimize"])
+def test_no_step_waits_where_no_known_plan_fits(way: str) -> None:
+    """The plan of the small size keeps everything; the large one starts on a greedy plan, and a better one arrives."""
+    torch.manual_seed(0)
+    planner, module = Stalled(), Net()
+    small, large = (numbers(size, 64) for size in (128, 512))
+    budget = budget_at(training_step(module, (large,), {}).graph, 0.75)
+    if way == "enable":
+        plans = plans_of(remat.enable(module, budget=budget, planner=planner, max_gap=0))
+        plain = Net()
+        plain.load_state_dict(module.state_dict())
+        runs: tuple[nn.Module, nn.Module] = (plain, module)
+    else:
+        plans = remat.optimize(module, small, budget=budget, planner=planner, max_gap=0)
+        runs = (module, plans)
+    assert measure.differences(outcome(runs[0], runs[0], small), outcome(runs[-1], runs[-1], small)) == []
+    expected = outcome(runs[0], runs[0], large)
+    assert measure.differences(expected, outcome(module, runs[1], large)) == [], "while the planner is at work"
+    quick = plans.plan_for((large,))
+    assert quick is not None
+    assert quick.answer.method == "greedy"
+    assert quick.answer.overhead
+    verify(Problem(quick.step.graph, budget), quick.answer.plan, cost_ns=quick.answer.cost_ns)
+    planner.go.set()
+    assert quick.better is not None
+    found = quick.better.result(120)  # type: ignore[call-arg]
+    after = plans.plan_for((large,))
+    assert after is (found or quick)
+    assert measure.differences(expected, outcome(module, runs[1], large)) == []
+    assert [problem.graph for problem in planner.asked] == [p.step.graph for p in plans.plans.values() if p is not None]
+
+
+class Stalled:
+    """The solver, whose answers after the first come when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go, self.asked, self.solver = threading.Event(), list[Problem](), remat.LocalPlanner()
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.asked.append(problem)
+        assert len(self.asked) == 1 or self.go.wait(60)
+        return self.solver.plan(problem, replace(options, time_limit_s=3.0), on_progress=on_progress)
+
+
+READS = [[], [0], [0, 1], [2], [0, 1, 2], [0, 1, 2], [1, 4], [2], [1], [6, 7], [4], [3, 7], [5, 6, 9], [5, 10]]
+COSTS, SIZES = [2, 6, 5, 8, 9, 3, 8, 8, 9, 3, 5, 4, 3, 9], [6, 5, 6, 8, 5, 5, 7, 3, 8, 9, 4, 4, 4, 6]
+
+
+class Patient:
+    """The solver, which has its plan only where it is given so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.asked, self.solver = seconds, list[float](), remat.LocalPlanner()
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.asked.append(options.time_limit_s)
+        if options.time_limit_s < self.seconds:
+            return Answer(Status.NOTHING_FOUND, "auto", problem.budget_bytes)
+        return self.solver.plan(problem, options)
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(60.0, [1, 4, 16]), (6.0, [1, 4, 6])])
+def test_where_no_greedy_walk_fits_solves_grow_until_one_has_a_plan(limit: float, asked: list[float]) -> None:
+    planner, problem = Patient(16.0), Problem(graph_of(COSTS, SIZES, READS), 27)
+    assert greedy_answer(problem).plan is None
+    found = quick_answer(problem, planner, SolveOptions(time_limit_s=limit))
+    assert planner.asked == asked
+    assert (found.plan is not None) == (limit > 16)
+    if found.plan is not None:
+        verify(problem, found.plan, cost_ns=found.cost_ns)
+
+
+def test_a_quick_plan_asks_nobody_where_a_greedy_walk_fits_and_once_where_none_can() -> None:
+    planner, graph = Patient(0.0), graph_of(COSTS, SIZES, READS)
+    assert quick_answer(Problem(graph, 33), planner, DEFAULT).plan is not None
+    assert planner.asked == []
+    assert quick_answer(Problem(graph, 20), planner, DEFAULT).status is Status.INFEASIBLE
+    assert len(planner.asked) == 1
 
 
 class Failing:

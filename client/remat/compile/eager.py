@@ -22,8 +22,10 @@ from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
 from ..planning.budget import Budget, budget_bytes
+from ..planning.coordinator import Pending
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
+from ..planning.quick import quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
@@ -35,7 +37,8 @@ class Backend:
     """A backend for `torch.compile` that runs each training graph by a plan of its own.
 
     Attributes:
-        answers: the planner's answer for each graph compiled so far, in order.
+        answers: the answer that each graph compiled so far follows, in order; a better plan of a graph comes as one
+            more.
         graphs: the graphs that were planned.
     """
 
@@ -50,7 +53,10 @@ class Backend:
         self._given = self.planner = planner
         self.answers: list[Answer] = []
         self.graphs: list[Graph] = []
-        self._frame: int | None = None
+        self._frames: set[int | None] = set()
+        self._known_frame = False
+        self._chosen: Answer | None = None
+        self._better: Pending[Answer] | None = None
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls for each graph and each kind of input.
@@ -62,7 +68,19 @@ class Backend:
         self.note_frame()
         compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
         function: Callable[..., Any] = compiled(module, example_inputs)
-        return function
+        better = self._better
+        if better is None:
+            return function
+
+        def by_plan(answer: Answer, inputs: Sequence[Any]) -> Callable[..., Any]:
+            self._chosen = answer
+            try:
+                again: Callable[..., Any] = compiled(module, inputs)
+            finally:
+                self._chosen = None
+            return again
+
+        return Replaced(function, better, by_plan)
 
     def note_frame(self) -> None:
         """Say so in the log where Dynamo compiles a part of a model that is not the first.
@@ -71,14 +89,16 @@ class Backend:
             CaptureError: the part is one of DistributedDataParallel's buckets.
         """
         refuse_split_by_ddp()
+        self._better = None
         self.planner = self._given.here()
         frame = _compat.frame_number()
-        if self._frame is not None and frame != self._frame:
+        self._known_frame = frame in self._frames
+        if self._frames and not self._known_frame:
             log.warning(
                 "torch.compile has split the model, or this backend serves two: each part is given the whole budget; "
                 "use fullgraph=True and a backend a model"
             )
-        self._frame = frame
+        self._frames.add(frame)
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **unused: Any
@@ -96,7 +116,7 @@ class Backend:
             link = link_for(self.asking, device_of(flow), self.planner.coordinator)
             graph = graph if link is None else replace(graph, link=link)
             problem = Problem(graph, budget_bytes(self.budget, graph, self.asking.slack))
-            answer = plan_or_raise(self.planner.plan(problem, self.asking, on_progress=self.on_progress))
+            answer = self._chosen or plan_or_raise(self._ask(problem))
         if not isinstance(answer.plan, Plan):
             raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
@@ -106,6 +126,50 @@ class Backend:
         self.answers.append(answer)
         self.graphs.append(graph)
         return lowered.forward, lowered.backward
+
+    def _ask(self, problem: Problem) -> Answer:
+        """The planner's answer; for another kind of input to a known frame a quick one, with the planner's to come."""
+        planner, asking = self.planner, self.asking
+
+        def ask() -> Answer:
+            return planner.asked.plan(problem, asking, on_progress=self.on_progress)
+
+        if not self._known_frame:
+            return planner.coordinator.answer(problem, ask)
+        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking))
+        most = quick.cost_ns or 0
+
+        def better(answer: Answer) -> Answer | None:
+            return answer if answer.plan is not None and (answer.cost_ns or 0) < most else None
+
+        if quick.plan is not None and (quick.gap or 0) > asking.max_gap:
+            self._better = planner.coordinator.later(problem, ask, better)
+        return quick
+
+
+class Replaced:
+    """A compiled graph that is compiled again for a better plan, once there is one: at the start of a step.
+
+    A step that has begun ends by what it began with: each compilation has a backward pass of its own.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        better: Pending[Answer],
+        by_plan: Callable[[Answer, Sequence[Any]], Callable[..., Any]],
+    ) -> None:
+        self._function, self._by_plan = function, by_plan
+        self._better: Pending[Answer] | None = better
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The graph by the best plan so far."""
+        if self._better is not None and self._better.done():
+            answer, self._better = self._better.result(), None
+            if answer is not None:
+                log.info("a better plan takes over: %s ns", answer.cost_ns)
+                self._function = self._by_plan(answer, inputs)
+        return self._function(*inputs)
 
 
 def resident_bytes(flow: Dataflow) -> int:

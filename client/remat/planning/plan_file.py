@@ -196,6 +196,20 @@ class PinnedPlanner:
         self.file, self.otherwise = file, otherwise
         self._met = False
 
+    def planner_of(self, graph: Graph) -> Planner:
+        """Who answers for a graph: the file, or with a warning `otherwise`.
+
+        Raises:
+            PlanMismatch: the file has no plan of it, and must.
+        """
+        if self.file.find(graph) is not None:
+            return self
+        refused = self.file.mismatch(graph)
+        if not self._met or self.otherwise is None:
+            raise refused
+        log.warning("%s; it is planned as if there were no file", refused)
+        return self.otherwise
+
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
@@ -204,14 +218,9 @@ class PinnedPlanner:
         Raises:
             PlanMismatch: the file has no plan of this graph, or one that does not fit the budget here.
         """
-        graph = problem.graph
-        found = self.file.find(graph)
+        found = self.file.find(problem.graph)
         if found is None:
-            refused = self.file.mismatch(graph)
-            if not self._met or self.otherwise is None:
-                raise refused
-            log.warning("%s; it is planned as if there were no file", refused)
-            return self.otherwise.plan(problem, options, on_progress=on_progress)
+            return self.planner_of(problem.graph).plan(problem, options, on_progress=on_progress)
         plan = found.answer.plan
         assert isinstance(plan, Plan)
         self._met = True

@@ -28,7 +28,8 @@ from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, page_of, plan_or_raise, planner_for
-from ..planning.sources import GreedyPlanner, OnProgress
+from ..planning.quick import quick_answer
+from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves
@@ -81,9 +82,9 @@ def optimize(
             what is done and for how long.
         options, fields: a `remat.SolveOptions`, its fields as keywords, or both; a keyword counts.
 
-    A call of another size gets a plan of its own. Where the step is the same but for its sizes, it starts on the plan
-    of a size that is known, verified on the new one, and the planner's takes over as with `wait=False`. Kernels of a
-    size between two known ones, or little below, are not timed: their times follow from those two.
+    A call of another size gets a plan of its own. It starts on the plan of a size that is known, verified on the new
+    one, or else on a quick plan, and the planner's takes over as with `wait=False`. Kernels of a size between two known
+    ones, or little below, are not timed: their times follow from those two.
 
     Returns:
         A module with the state_dict of `model`.
@@ -221,7 +222,8 @@ def plan_step(
     Args:
         extra: fixed bytes besides those of the module and its inputs, by name.
         job: what else is there, and steps the parameters.
-        known: plans of other kinds of calls, the latest last; one that fits is used until the planner's is there.
+        known: plans of other kinds of calls, the latest last. With any, nothing is waited for: one that fits, or else
+            a quick plan, is used until the planner's is there.
         halves: as for `training_step`.
     """
     phases = phases or Phases()
@@ -255,35 +257,36 @@ def plan_step(
     def carried(answer: Answer) -> Planned:
         return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
 
-    pinned = isinstance(planner.asked, PinnedPlanner)
-    quick = None if coordinator.in_step or pinned else plan_of_another_size(problem, known)
-    if quick is None and not options.wait and not pinned:
-        quick = coordinator.answer(problem, lambda: GreedyPlanner().plan(problem, options))
-    if quick is None or not isinstance(quick.plan, Plan) or room.over(quick.plan):
-        phases.begin("planning")
-        for _ in range(ATTEMPTS):
-            answer = plan_or_raise(planner.plan(problem, options, on_progress=phases.on_progress), step.graph)
-            over = 0 if pinned else room.over(answer.plan)
-            if not over:
-                break
-            log.info("segments of the allocator take %s more than the budget: planning for less", readable(over))
-            problem = room.lowered(problem, over)
-        else:
-            log.warning("the allocator may reserve up to %s more than the budget", readable(over))
-        phases.begin("compiling")
-        return _told(carried(answer))
-    phases.begin("compiling")
-    log.info("training starts on %s", "a greedy plan" if quick.cache is None else "the plan of another size")
-    made = _told(carried(quick))
-    if (quick.gap or 0) <= 0:
-        return made
-    most = quick.cost_ns or 0
-
-    def better(answer: Answer) -> Planned | None:
-        return carried(answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
+    asked = planner.asked.planner_of(step.graph) if isinstance(planner.asked, PinnedPlanner) else planner.asked
+    pinned = isinstance(asked, PinnedPlanner)
+    at_once = not pinned and (bool(known) or not options.wait)
 
     def ask() -> Answer:
-        return planner.asked.plan(problem, options, on_progress=phases.on_progress)
+        return asked.plan(problem, options, on_progress=phases.on_progress)
+
+    def quick() -> Answer:
+        return plan_of_another_size(problem, known) or quick_answer(problem, asked, options)
+
+    phases.begin("planning")
+    for _ in range(ATTEMPTS):
+        answer = plan_or_raise(coordinator.answer(problem, quick if at_once else ask), step.graph)
+        over = 0 if pinned else room.over(answer.plan)
+        if not over:
+            break
+        log.info("segments of the allocator take %s more than the budget: planning for less", readable(over))
+        problem = room.lowered(problem, over)
+    else:
+        log.warning("the allocator may reserve up to %s more than the budget", readable(over))
+    phases.begin("compiling")
+    made = _told(carried(answer))
+    if not at_once or (answer.gap or 0) <= options.max_gap:
+        return made
+    log.info("training starts on %s", "the plan of another size" if answer.cache == "near" else "a quick plan")
+    most = answer.cost_ns or 0
+
+    def better(answer: Answer) -> Planned | None:
+        fits = isinstance(answer.plan, Plan) and (answer.cost_ns or 0) < most and not room.over_here(answer.plan)
+        return carried(answer) if fits else None
 
     return replace(made, better=coordinator.later(problem, ask, better))
 

@@ -79,10 +79,13 @@ class Room:
         """By how many bytes a plan is over the budget, on the rank where it is most; without a plan by 0."""
         if self.budget is None:
             return 0
-        found = self.peaks(plan) if isinstance(plan, Plan) else None
-        own = 0 if found is None else self.outside + found.reserved - self.budget
-        (most,) = self._coordinator.most([max(0, own)])
+        (most,) = self._coordinator.most([self.over_here(plan)])
         return most
+
+    def over_here(self, plan: Any) -> int:
+        """By how many bytes a plan is over the budget on this rank; without a plan by 0."""
+        found = self.peaks(plan) if isinstance(plan, Plan) else None
+        return 0 if found is None or self.budget is None else max(0, self.outside + found.reserved - self.budget)
 
     def planned(self, problem: Problem) -> Problem:
         """The problem with what is left of the budget: what others take is not there, nor what segments waste.
