@@ -37,11 +37,8 @@ def test_samples_train_as_aot_eager_does(section: str, part: int) -> None:
         assert found.ending in ("bitwise", "as eager", "refused", "not by aot_eager", "nothing to train"), found
         assert found.over_bytes <= KNOWN_OVER.get(found.name, SMALL_BYTES), found
         if found.ending == "refused" and section == "architectures":
-            assert ".py, line " in found.why or found.name in WITHOUT_A_LINE, found
+            assert ".py, line " in found.why, found
 
-
-WITHOUT_A_LINE = {"mra"}
-"""What Dynamo refuses in what the module returns, for which it names no line."""
 
 SMALL_BYTES = 512
 """By so much at most some convolutions of the CPU are above what was predicted."""

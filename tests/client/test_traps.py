@@ -159,9 +159,18 @@ class Chosen(nn.Module):
         return torch.masked_select(self.inner(x), x > 0).sum()
 
 
+class Returned(Chosen):
+    """Gives away a tensor that was made a leaf inside, which Dynamo refuses where the module returns."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = torch.zeros_like(x).requires_grad_()
+        return self.inner(x) + made
+
+
 def test_a_refusal_names_the_line() -> None:
-    with pytest.raises(CaptureError, match=r"\(at client.test_traps.py, line \d+: return torch.masked_select"):
-        training_step(Chosen(), (numbers(4, 4),), {})
+    for module, line in ((Chosen(), "return torch.masked_select"), (Returned(), "made = torch.zeros_like")):
+        with pytest.raises(CaptureError, match=rf"\(at client.test_traps.py, line \d+: {line}"):
+            training_step(module, (numbers(4, 4),), {})
 
 
 def test_memory_is_predicted_to_the_byte() -> None:

@@ -7,7 +7,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo.config as _dynamo_config
@@ -16,7 +16,9 @@ import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode
 from torch._library import simple_registry
@@ -60,12 +62,15 @@ require(
             (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
             (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
             (dynamo_graph_capture_for_export, ("fn",)),
+            (unimplemented, ("gb_type", "context")),
         ),
         (
             (_dynamo_config, "ignore_logging_functions"),
             (_dynamo_config, "automatic_dynamic_shapes"),
             (_functorch_config, "donated_buffer"),
             (_output_graph, "warnings"),
+            (_output_graph, "unimplemented"),
+            (InstructionTranslator, "current_tx"),
             (EffectHolder, "register"),
         ),
     )
@@ -131,7 +136,9 @@ def strict_graph(
 
 
 class _Told:
-    """Stands for the module `warnings` where Dynamo tells of side effects, and keeps what it says of them.
+    """Stands for what Dynamo speaks by: it keeps what is said of side effects, and names a line where none is named.
+
+    It takes the place of the module `warnings` and of `unimplemented` where Dynamo looks at what a graph returns.
 
     `warnings.catch_warnings` is not enough: whoever leaves another one meanwhile, in another thread or in a suspended
     function that the garbage collector ends, puts back the state from before, and what is said after that is lost.
@@ -146,14 +153,23 @@ class _Told:
         else:
             warnings.warn(message, *args, **{"stacklevel": 2, **kwargs})
 
+    @staticmethod
+    def unimplemented(*, gb_type: str, context: str, **said: Any) -> NoReturn:
+        """Refuse what the graph returns for a `requires_grad_()` with the line of the first one."""
+        if "requires_grad_()" in gb_type:
+            nodes = InstructionTranslator.current_tx().output.graph.nodes
+            context += "\n" + next((n.stack_trace for n in nodes if n.target == "requires_grad_" and n.stack_trace), "")
+        unimplemented(gb_type=gb_type, context=context, **said)
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         speaker: Any = _output_graph
-        before, speaker.warnings = speaker.warnings, self
+        before = speaker.warnings, speaker.unimplemented
+        speaker.warnings, speaker.unimplemented = self, self.unimplemented
         try:
             yield
         finally:
-            speaker.warnings = before
+            speaker.warnings, speaker.unimplemented = before
 
 
 def _harmless(source: str) -> bool:
