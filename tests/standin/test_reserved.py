@@ -71,8 +71,6 @@ def subject(name: str) -> Case:
     return moved(Case(made.model, (), dict(made.inputs), None), DEVICE)
 
 
-SMALL_SEGMENT = 2 * 2**20
-
 ALL = [*sorted(CASES.keys() - set(ON_THE_HOST)), "vgg", "gpt2", "resnet_basic"]
 
 
@@ -83,7 +81,9 @@ def test_training_reserves_what_was_predicted(name: str, profiles: DiskProfiles)
     step = training_step(whole.module, whole.args, whole.kwargs, table=profiles)
     there = of(DEVICE)
     assert isinstance(there, Accelerator)
-    for plan in (plain_plan(step.graph), everything_again(step), random_plan(step, 1)):
+    # values of vgg all but fill a segment of small blocks: with one request in another order these plans need one more
+    seeds = (1, 5, 17) if name == "vgg" else (1,)
+    for plan in (plain_plan(step.graph), everything_again(step), *(random_plan(step, seed) for seed in seeds)):
         run = measure.forward_backward(callable_of(whole, step, plan), whole.args, whole.kwargs)
         whole.module.zero_grad()
         torch.manual_seed(0)
@@ -96,9 +96,7 @@ def test_training_reserves_what_was_predicted(name: str, profiles: DiskProfiles)
             optimizer.zero_grad()
         seen = there.memory()
         del optimizer
-        # values of vgg all but fill a segment of small blocks; whether they need another differs from run to run
-        near = SMALL_SEGMENT if name == "vgg" else 0
-        assert predicted.reserved == pytest.approx(seen.peak_reserved, rel=0.01, abs=near)
+        assert predicted.reserved == pytest.approx(seen.peak_reserved, rel=0.01)
         # the optimizer has no state of a parameter without a gradient, of which one case has some
         assert predicted.allocated == pytest.approx(seen.peak_allocated, rel=0.01, abs=16384)
 

@@ -10,7 +10,8 @@ from torch import fx
 
 from remat_ir import Compute, Drop, Free, Offload, Plan, Prefetch, Step
 
-from ..capture.dataflow import is_check, is_random
+from .. import _compat
+from ..capture.dataflow import is_check, is_random, stateless
 from ..capture.operations import CPU_GENERATOR_BYTES, Kind, Measured, Op, Operations
 
 
@@ -94,15 +95,16 @@ def moments(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) 
     for instance, position in last.items():
         if instance[0] >= 0:
             dying.setdefault(position, []).append(instance)
-    return [
-        Moment(
-            tuple((storage, position) for storage in runs[position].makes if storage >= 0),
-            runs[position].workspace,
-            tuple(dying.get(position, ())),
-            runs[position].kind,
-        )
-        for position in live
-    ]
+    copied = {s for value in step.flow.mutated.values() for s in step.flow.storages_of[value]}
+    found = []
+    for position in live:
+        run, frees = runs[position], tuple(dying.get(position, ()))
+        if run.kind is Kind.TURN:  # new values of inputs are copied there, and gone, when the forward pass returns
+            found.append(Moment((), 0, tuple(i for i in frees if i[0] in copied), Kind.KERNELS))
+            frees = tuple(i for i in frees if i[0] not in copied)
+        makes = tuple((storage, position) for storage in run.makes if storage >= 0)
+        found.append(Moment(makes, run.workspace, frees, run.kind))
+    return found
 
 
 def _liveness(runs: list[_Run], keep: frozenset[int]) -> tuple[list[int], dict[tuple[int, int], int]]:
@@ -180,5 +182,8 @@ def _kernel(step: Operations, op: Op, node: fx.Node, again: bool, late: bool, me
     if node in step.states and again:
         reads.append(step.states[node])
         workspace += CPU_GENERATOR_BYTES  # the present state, put back afterwards
+    makes = flow.makes[node]
+    if node.target is _compat.BATCH_NORM:  # it copies the old statistics first, whose new values come last
+        makes = makes[:3] if again and late and stateless(node) else makes[3:] + makes[:3]
     runs_unread = is_check(node) or (is_random(node) and not again)
-    return _Run(tuple(reads), flow.makes[node], runs_unread, workspace)
+    return _Run(tuple(reads), makes, runs_unread, workspace)

@@ -178,12 +178,12 @@ def missing_state(job: Job) -> list[int]:
 
 
 def _spread(size: int, job: Job) -> list[int]:
-    """Bytes as copies of the parameters that are trained, and what is left of them in one piece."""
+    """Bytes as copies of each parameter that is trained, one after the other, and what is left of them in one piece."""
     groups = [] if job.optimizer is None else job.optimizer.param_groups
     trained = [here(p) for group in groups for p in group["params"] if p.requires_grad]
     sizes = [storage_bytes(p) for p in trained]
     count, rest = divmod(size, sum(sizes)) if sizes else (0, size)
-    return sizes * count + [rest] * (rest > 0)
+    return [size for size in sizes for _ in range(count)] + [rest] * (rest > 0)
 
 
 def _gradients(step: TrainingStep) -> frozenset[int]:
