@@ -9,7 +9,7 @@ from typing import Any
 from .document import Document, Member
 from .errors import InvalidData
 from .graph import Graph
-from .kinds import Column, Integer
+from .kinds import Column, Flag, Integer
 from .link import Link
 from .read import LARGEST_INTEGER, integer
 
@@ -30,6 +30,7 @@ CHAIN = Document(
         _UNTAPED: Member(Column(cap=MOST_STAGES + 1), None, nullable=True),
         "link_bytes_per_s": Member(Integer(least=1), None, nullable=True),
         "host_bytes": Member(Integer(), None, nullable=True),
+        "input_may_leave": Member(Flag(), False),
     },
     (FORMAT,),
 )
@@ -46,10 +47,12 @@ class Chain:
         forward_ns, backward_ns: [L] u_f and u_b, in ns.
         forward_workspace_bytes, backward_workspace_bytes: [L] o_f and o_b: bytes that live only while the step runs.
         tape_bytes: [L] ω_ā, never less than the stage's ω_a.
-        activation_bytes: [L + 1] ω_a; entry 0 is the input a^0, which is resident throughout.
+        activation_bytes: [L + 1] ω_a; entry 0 is the input a^0, which is never freed.
         gradient_bytes: [L + 1] ω_δ; entry L is the first gradient, which appears with the first backward step.
         link_bytes_per_s: bandwidth β to the host in each direction, or None without a link.
         host_bytes: what the host can hold, or None without a limit.
+        input_may_leave: whether transfers may move a^0, too; else it is resident throughout, as where the caller of a
+            training step holds it.
         untaped_workspace_bytes: [L] o_f of a run that keeps no tape (F_ck, F_∅), or None where all are as with one. At
             least o_f, and at most o_f + ω_ā − ω_a: a run may keep its tape to its end and drop it then.
 
@@ -67,6 +70,7 @@ class Chain:
     link_bytes_per_s: int | None = None
     host_bytes: int | None = None
     untaped_workspace_bytes: tuple[int, ...] | None = None
+    input_may_leave: bool = False
 
     def __post_init__(self) -> None:
         stages = len(self.forward_ns)
@@ -93,6 +97,8 @@ class Chain:
             integer(self.host_bytes, "host_bytes", "/host_bytes")
             if self.link_bytes_per_s is None:
                 raise InvalidData("host_bytes needs link_bytes_per_s: no link, no host", "/host_bytes")
+        if self.input_may_leave and self.link_bytes_per_s is None:
+            raise InvalidData("input_may_leave needs link_bytes_per_s: no link, no transfers", "/input_may_leave")
         for key in (*_PER_STAGE, *_PER_CUT):  # what was read in columns, now that it is right
             if not isinstance(getattr(self, key), tuple):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
@@ -133,8 +139,13 @@ class Chain:
 
     @property
     def fixed_bytes(self) -> int:
-        """What is resident throughout: the input a^0."""
+        """The input a^0: resident throughout, but for what a chain whose `input_may_leave` moves."""
         return self.activation_bytes[0]
+
+    @property
+    def movable(self) -> range:
+        """The cuts 0 … L − 1 whose stored value transfers may move to the host; that of the last stage never needs to."""
+        return range(0 if self.input_may_leave else 1, self.stages)
 
     @property
     def link(self) -> Link | None:
@@ -197,6 +208,8 @@ class Chain:
         for key in ("link_bytes_per_s", "host_bytes"):
             if getattr(self, key) is not None:
                 data[key] = getattr(self, key)
+        if self.input_may_leave:
+            data["input_may_leave"] = True
         if self.untaped_workspace_bytes is not None:
             data[_UNTAPED] = list(self.untaped_workspace_bytes)
         return data

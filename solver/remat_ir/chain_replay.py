@@ -10,12 +10,13 @@ from .errors import InvalidPlan
 from .replay import Moment
 
 _FORWARD = (Verb.F_ALL, Verb.F_CK, Verb.F_NONE)
+_TRANSFERS = (Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH)
 
 
 def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
     """Run a chain plan step by step, without a budget; the cost is the makespan so far, idle time included.
 
-    Memory while a step runs: a^0 + what is resident, in transfer in either direction included + what the step makes +
+    Memory while a step runs: what is resident, a^0 first, in transfer in either direction included + what the step makes +
     its workspace. δ^L appears with B^L. A transfer is queued behind the one that runs in its direction, is charged on
     the device from its step on, and takes `chain.transfer_ns` of its bytes. `Moment.op` is the op of `Chain.to_graph`.
 
@@ -25,7 +26,8 @@ def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
     state = _State(chain)
     for i, step in enumerate(plan.steps):
         verb, stage = step
-        if not 1 <= stage <= chain.stages:
+        moves = verb in _TRANSFERS and chain.input_may_leave
+        if not (0 if moves else 1) <= stage <= chain.stages:
             raise InvalidPlan(f"there is no stage {stage}", i)
         if verb in _FORWARD:
             during, op = state.forward(verb, stage, i), stage - 1

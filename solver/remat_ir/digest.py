@@ -7,7 +7,8 @@ In the problem key, field by field:
     consumes          likewise, and absent where nothing is consumed: problems that cannot say it keep their digests
     link              of a graph that has one: what copies cost, and what the host holds, decides which plans are valid
     every array of a chain, its link and host limit; every number of a join    a chain is another problem than its lift
-    budget − fixed    fixed bytes (a chain's input) are charged at every moment, so only what they leave matters
+    budget − fixed    fixed bytes (a chain's input) are charged at every moment, so only what they leave matters; of a
+                      chain whose input may leave, the whole budget, the input, and that it may
 Not in it:
     op_names, value_names, fixed_bytes    they change nothing about which plans are valid or what they cost
     ranks, device indices                 equal steps on two devices are one problem
@@ -78,7 +79,9 @@ def _parts(subject: Subject) -> _Parts:
         return _written(known if subject.link is None else known | {"link": subject.link.to_json()})
     if isinstance(subject, Chain):
         known = {name: getattr(subject, name) for name in CHAIN.members}
-        known |= {"format": CHAIN.formats[0], "activation_bytes": (0, *subject.activation_bytes[1:])}
+        known["format"] = CHAIN.formats[0]
+        if not subject.input_may_leave:
+            known |= {"activation_bytes": (0, *subject.activation_bytes[1:]), "input_may_leave": None}
         return _written({name: value for name, value in known.items() if value is not None})
     return _written(subject.to_json())
 
@@ -92,7 +95,9 @@ def _json(value: object) -> str:
 
 
 def _problem(parts: _Parts, problem: Problem) -> str:
-    budget = problem.budget_bytes - problem.subject.fixed_bytes
+    subject = problem.subject
+    stays = not (isinstance(subject, Chain) and subject.input_may_leave)
+    budget = problem.budget_bytes - (subject.fixed_bytes if stays else 0)
     return _sha256(parts | {"budget_bytes": f'"budget_bytes":{budget}'.encode()})
 
 

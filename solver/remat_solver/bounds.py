@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from remat_ir import Chain, Join, Subject
 from remat_ir.greedy import least_memory, peak_of
@@ -20,11 +21,15 @@ def least_need(subject: Subject) -> tuple[int, str]:
     if isinstance(subject, Join):
         slots = least_slots(subject.lengths, subject.stays)
         return slots * subject.slot_bytes, f"keeping the start and the end of every branch in {slots} slots"
-    graph = subject.to_graph() if isinstance(subject, Chain) else subject
-    least = working_set(graph)
     if not isinstance(subject, Chain):
-        return least.least_bytes, graph.op_label(least.op)
-    count = subject.stages
+        least = working_set(subject)
+        return least.least_bytes, subject.op_label(least.op)
+    graph, count = subject.to_graph(), subject.stages
+    if subject.input_may_leave:
+        graph = replace(graph, fixed_bytes=0)
+    least = working_set(graph)
+    if least.least_bytes < subject.fixed_bytes:
+        return subject.fixed_bytes, "the input"
     who = f"forward stage {least.op + 1}" if least.op < count else f"backward stage {2 * count + 1 - least.op}"
     return least.least_bytes, who if least.op != count else "the first gradient"
 

@@ -76,6 +76,7 @@ def plan(text: str) -> ChainPlan:
         ({"forward_ns": [1, 2.0, 3]}, "forward_ns[1] must be an integer", "/forward_ns/1"),
         ({"tape_bytes": [30, 50, 0]}, "stage 3: tape_bytes 0 is less than its activation_bytes 1", "/tape_bytes/2"),
         ({"link_bytes_per_s": 0}, "link_bytes_per_s must be at least 1", "/link_bytes_per_s"),
+        ({"input_may_leave": True}, "input_may_leave needs link_bytes_per_s", "/input_may_leave"),
         ({"host_bytes": 5}, "host_bytes needs link_bytes_per_s", "/host_bytes"),
         ({"link_bytes_per_s": 5, "host_bytes": -5}, "host_bytes must not be negative", "/host_bytes"),
         ({"forward_ns": [2**53, 2**53, 1]}, "overflows 2^53", "/forward_ns"),

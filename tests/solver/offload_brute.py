@@ -25,9 +25,9 @@ def tails(i: int, j: int) -> Iterator[Steps]:
 
 
 def schedules(chain: Chain, i: int = 1) -> Iterator[tuple[Steps, Steps, frozenset[int]]]:
-    """Every forward phase from stage i on, its backward phase, and the inputs that it moves; the input of 1 stays."""
+    """Every forward phase from stage i on, its backward phase, and the inputs that it moves."""
     count = chain.stages
-    moves = (frozenset[int](), frozenset((i - 1,))) if i > 1 else (frozenset[int](),)
+    moves = (frozenset[int](), frozenset((i - 1,))) if i - 1 in chain.movable else (frozenset[int](),)
     if i == count:
         yield (ChainStep(Verb.F_ALL, i),), (ChainStep(Verb.B, i),), frozenset()
         return

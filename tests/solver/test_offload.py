@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chains import chains
-from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, verify
+from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Status, Verb, budget_at, plain_peak, problem_digest, verify
 from remat_solver import solve
 from remat_solver.offload import OffloadTable, fluid_makespan, makespan_bound, repaired_plan, tensor_plan
 from remat_solver.offload.schedule import moved_bytes
@@ -51,8 +51,8 @@ def best_fluid(chain: Chain, budget: int, price: int = 0) -> Fraction | None:
     return best
 
 
-def check_exact(chain: Chain, beta: int, more: int, price: int = 0) -> None:
-    chain = replace(chain, link_bytes_per_s=beta * 1_000_000_000)
+def check_exact(chain: Chain, beta: int, more: int, price: int = 0, *, leaves: bool) -> None:
+    chain = replace(chain, link_bytes_per_s=beta * 1_000_000_000, input_may_leave=leaves)
     budget = chain.fixed_bytes + 1 + more % (plain_peak(chain) - chain.fixed_bytes + 1)
     table = OffloadTable(chain, budget, 200, price=price)
     best = best_fluid(chain, budget, price)
@@ -66,23 +66,29 @@ def check_exact(chain: Chain, beta: int, more: int, price: int = 0) -> None:
 
 
 @SETTINGS
-@given(chains(most_stages=3, most=5), st.sampled_from([1, 2, 3]), st.integers(0, 999), st.sampled_from([0, 0, 1, 5]))
-def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int, price: int) -> None:
+@given(
+    chains(most_stages=3, most=5),
+    st.sampled_from([1, 2, 3]),
+    st.integers(0, 999),
+    st.sampled_from([0, 0, 1, 5]),
+    st.booleans(),
+)
+def test_exact_in_the_fluid_model(chain: Chain, beta: int, more: int, price: int, leaves: bool) -> None:
     """A byte a slot and whole bytes a ns: nothing is rounded, so the program is exact over its own schedules."""
-    check_exact(chain, beta, more, price)
+    check_exact(chain, beta, more, price, leaves=leaves)
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(chains(most_stages=4, most=4), st.sampled_from([1, 2]), st.integers(0, 999))
-def test_exact_in_the_fluid_model_on_four_stages(chain: Chain, beta: int, more: int) -> None:
-    check_exact(chain, beta, more)
+@given(chains(most_stages=4, most=4), st.sampled_from([1, 2]), st.integers(0, 999), st.booleans())
+def test_exact_in_the_fluid_model_on_four_stages(chain: Chain, beta: int, more: int, leaves: bool) -> None:
+    check_exact(chain, beta, more, leaves=leaves)
 
 
 @SETTINGS
 @given(chains(most_stages=6, most=60), st.integers(3, 20), st.data())
 def test_slots_never_promise_too_much(chain: Chain, slots: int, data: st.DataObject) -> None:
-    chain = replace(chain, link_bytes_per_s=data.draw(st.integers(1, 10**10)))
+    chain = replace(chain, link_bytes_per_s=data.draw(st.integers(1, 10**10)), input_may_leave=data.draw(st.booleans()))
     budget = chain.fixed_bytes + data.draw(st.integers(1, plain_peak(chain) - chain.fixed_bytes + 1))
     table = OffloadTable(chain, budget, slots)
     schedule = table.schedule()
@@ -97,10 +103,10 @@ def test_slots_never_promise_too_much(chain: Chain, slots: int, data: st.DataObj
 
 
 @SETTINGS
-@given(chains(most_stages=4, most=9), st.integers(1, 4), st.integers(0, 999))
-def test_no_plan_is_faster_than_the_bound(chain: Chain, beta: int, more: int) -> None:
+@given(chains(most_stages=4, most=9), st.integers(1, 4), st.integers(0, 999), st.booleans())
+def test_no_plan_is_faster_than_the_bound(chain: Chain, beta: int, more: int, leaves: bool) -> None:
     """With transfers or without, tensor by tensor: every schedule of the program, and the best of all without."""
-    chain = replace(chain, link_bytes_per_s=beta * 250_000_000)
+    chain = replace(chain, link_bytes_per_s=beta * 250_000_000, input_may_leave=leaves)
     budget = chain.fixed_bytes + 1 + more % (plain_peak(chain) - chain.fixed_bytes + 1)
     bound = makespan_bound(chain, budget)
     best = best_cost(chain, budget, persistent=False)
@@ -113,6 +119,24 @@ def test_no_plan_is_faster_than_the_bound(chain: Chain, beta: int, more: int) ->
         except InvalidPlan:
             continue
         assert bound <= verify(Problem(chain, budget), plan).cost_ns
+
+
+@pytest.mark.parametrize("method", ["pofo", "offload-all", "save-on-cpu"])
+def test_an_input_that_may_leave_makes_room(method: str) -> None:
+    """A large input is moved where it may be, and the plan is one that no chain whose input stays accepts."""
+    chain = linked_chain(12, seed=5, gigabytes_per_s=40)
+    chain = replace(chain, activation_bytes=(30_000_000, *chain.activation_bytes[1:]), input_may_leave=True)
+    stays = replace(chain, input_may_leave=False)
+    budget = max(chain.fixed_bytes + 15_000_000, budget_at(chain, 0.3))
+    problem, without = Problem(chain, budget), Problem(stays, budget)
+    answer = solve(problem, method=method)
+    assert isinstance(answer.plan, ChainPlan)
+    assert {step.stage for step in answer.plan.steps if step.verb is Verb.OFFLOAD} >= {0}
+    with pytest.raises(InvalidPlan, match="there is no stage 0"):
+        verify(without, answer.plan)
+    fewer = solve(without, method=method)
+    assert fewer.cost_ns is None or verify(problem, answer.plan).cost_ns < fewer.cost_ns
+    assert problem_digest(problem) != problem_digest(without)
 
 
 def test_the_bound_is_worth_something() -> None:

@@ -63,10 +63,11 @@ def _phases(chain: Chain, schedule: Schedule) -> tuple[list[_Timed], list[_Timed
     away: set[int] = set()
     forward: list[_Timed] = []
     for step in schedule.forward:
-        joins = step.stage - 1 if step.stage - 1 in schedule.moved else 0
-        if joins:
-            away.add(joins)
-        forward.append(_Timed(ledger.time_ns(step), ledger.held(away) + ledger.made(step), _size(ledger, joins)))
+        read, joins = step.stage - 1, 0
+        if read in schedule.moved:
+            away.add(read)
+            joins = ledger.size(read)
+        forward.append(_Timed(ledger.time_ns(step), ledger.held(away) + ledger.made(step), joins))
         ledger.run(step)
     backward: list[_Timed] = []
     for step in schedule.backward:
@@ -76,7 +77,3 @@ def _phases(chain: Chain, schedule: Schedule) -> tuple[list[_Timed], list[_Timed
         backward.append(_Timed(ledger.time_ns(step), need, after_bytes=back))
         ledger.run(step)
     return forward, backward
-
-
-def _size(ledger: Ledger, cut: int) -> int:
-    return ledger.size(cut) if cut else 0

@@ -189,10 +189,10 @@ def forward_best(
     """OC_x(i, A, Δ_F, Δ_B), the last stage of the first step, 0 for F_all^i alone, and whether its input is offloaded.
 
     `held` is A, without the input I_i; `left` is Δ_F, what is still to be offloaded; `due` is Δ_B, what must have been
-    prefetched by the end of B^i (B.1, B.2). The input of stage 1 stays on the device. `price` is what a slot on the
-    host costs, in ns.
+    prefetched by the end of B^i (B.1, B.2). The input of stage 1 has no slots where it stays on the device. `price` is
+    what a slot on the host costs, in ns.
     """
-    own = 0 if i == 1 else (tape[i - 1] if x else activation[i - 1])
+    own = tape[i - 1] if x else activation[i - 1]
     if memory - held - own < 0:
         return FOREVER, -1, 0
     best, moved = _with_tape(

@@ -80,7 +80,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
 def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
     """Offer the plan that recomputes nothing and moves what memory asks for: no program, and not seldom the best."""
     plain = plain_chain_plan(chain)
-    every = frozenset(range(1, chain.stages))
+    every = frozenset(chain.movable)
     with contextlib.suppress(InvalidPlan):
         schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], every)
         incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
@@ -107,7 +107,7 @@ def offload_all(incumbent: Incumbent, options: object = None) -> None:
     chain = _linked(incumbent)
     if chain is not None:
         plain = plain_chain_plan(chain)
-        moved = frozenset(range(1, chain.stages))
+        moved = frozenset(chain.movable)
         schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], moved)
         _offer_schedule(incumbent, schedule, "offload-all")
 
@@ -120,10 +120,10 @@ def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
     steps: list[ChainStep] = []
     for stage in range(1, chain.stages + 1):
         steps.append(ChainStep(Verb.F_ALL, stage))
-        if stage > 1:
+        if stage - 1 in chain.movable:
             steps += (ChainStep(verb, stage - 1) for verb in (Verb.OFFLOAD, Verb.WAIT, Verb.DROP))
     for stage in range(chain.stages, 0, -1):
-        if stage > 1:
+        if stage - 1 in chain.movable:
             steps += (ChainStep(verb, stage - 1) for verb in (Verb.PREFETCH, Verb.WAIT))
         steps.append(ChainStep(Verb.B, stage))
     incumbent.offer_or_say(ChainPlan(tuple(steps)), "save-on-cpu")

@@ -26,8 +26,8 @@ def repaired_plan(problem: Problem, schedule: Schedule) -> ChainPlan:
     def size(cut: int) -> int:
         return chain.tape_bytes[cut - 1] if cut in taped else chain.activation_bytes[cut]
 
-    saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE and step.stage > 1}
-    staying = sorted(saved - schedule.moved, key=lambda cut: (-size(cut), cut))
+    saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
+    staying = sorted(saved.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
     found = None
     for more in range(len(staying) + 1):
         wider = replace(schedule, moved=schedule.moved | frozenset(staying[:more]))

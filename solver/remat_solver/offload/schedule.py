@@ -40,7 +40,7 @@ class Ledger:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.stored: dict[int, bool] = {}  # cut -> with its tape?
+        self.stored: dict[int, bool] = {0: False}  # cut -> with its tape?
         self.gradient_bytes = 0
 
     def size(self, cut: int) -> int:
@@ -50,8 +50,7 @@ class Ledger:
     def held(self, without: Iterable[int] = ()) -> int:
         """The bytes on the device between steps, leaving some cuts out of the count."""
         gone = frozenset(without)
-        saved = sum(self.size(cut) for cut in self.stored if cut not in gone)
-        return self.chain.fixed_bytes + saved + self.gradient_bytes
+        return sum(self.size(cut) for cut in self.stored if cut not in gone) + self.gradient_bytes
 
     def made(self, step: ChainStep) -> int:
         """The bytes that a step adds while it runs: what it makes, and its workspace."""

@@ -36,8 +36,10 @@ class OffloadTable:
         if chain.link_bytes_per_s is None:
             raise ValueError("the chain has no link to the host")
         self.chain = chain
-        available = max(0, budget_bytes - chain.fixed_bytes)
-        sizes = (*chain.activation_bytes[1:], *chain.tape_bytes, *chain.gradient_bytes[:-1])
+        available = max(0, budget_bytes - (0 if chain.input_may_leave else chain.fixed_bytes))
+        # an input that stays takes no room: it is out of the budget already
+        activation = (chain.activation_bytes[0] if chain.input_may_leave else 0, *chain.activation_bytes[1:])
+        sizes = (*activation, *chain.tape_bytes, *chain.gradient_bytes[:-1])
         sizes += (*chain.forward_workspace_bytes, *chain.untaped_workspaces, *chain.backward_workspace_bytes)
         sizes += (chain.gradient_bytes[-1],)
         grain = math.gcd(*sizes) or 1
@@ -51,7 +53,7 @@ class OffloadTable:
         self._arguments: tuple[Any, ...] = (
             self.slots, beta,
             np.array((0, *chain.forward_ns), np.float64), np.array((0, *chain.backward_ns), np.float64),
-            self._in_slots(chain.activation_bytes), self._in_slots((0, *chain.tape_bytes)), delta,
+            self._in_slots(activation), self._in_slots((0, *chain.tape_bytes)), delta,
             self._in_slots((0, *chain.forward_workspace_bytes)), self._in_slots((0, *chain.untaped_workspaces)),
             self._in_slots((0, *chain.backward_workspace_bytes)),
         )  # fmt: skip
@@ -84,7 +86,7 @@ class OffloadTable:
             _, last, away = forward_best(
                 x, i, held, left, due, *self._arguments, self._tails, self._table, self._price, False
             )
-            own = 0 if i == 1 else int(tape[i - 1] if x else activation[i - 1])
+            own = int(tape[i - 1] if x else activation[i - 1])
             if away:
                 moved.add(i - 1)
             end = last or i
