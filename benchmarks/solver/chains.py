@@ -7,6 +7,8 @@ over s' and m. Makespans and bounds of the offload program are in units of all s
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import math
 import os
 import random
@@ -15,18 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks.harness.table import head, row
-from remat_ir import Chain, Problem, budget_at, verify
+from remat_ir import Chain, InvalidPlan, Problem, budget_at, verify
 from remat_solver import solve
 from remat_solver.chain import Table
 from remat_solver.chain.needs import Needs
 from remat_solver.offload import OffloadTable, fluid_makespan
 
 Made = TypeVar("Made")
+_FINE = 150
 
 
 def random_chain(stages: int, seed: int, link: bool = False) -> Chain:
@@ -118,6 +122,24 @@ def offloading(stages: int, slots: int, fraction: float) -> float:
     return filled
 
 
+def gap(stages: int, gigabytes_per_s: int, fraction: float, seconds: float) -> None:
+    """Where the gap of the offload program's plan is: what 50 slots lose, what whole tensors do, and the rest."""
+    chain = replace(random_chain(stages, seed=0, link=True), link_bytes_per_s=gigabytes_per_s * 10**9)
+    problem = Problem(chain, budget_at(chain, fraction))
+    fifty = solve(problem, method="pofo", options={"slots": 50}, time_limit_s=seconds, max_gap=0)
+    most = solve(problem, method="pofo", time_limit_s=seconds, max_gap=0)
+    fluid = float("inf")
+    for nearest in (False, True):
+        schedule = OffloadTable(chain, problem.budget_bytes, _FINE, nearest=nearest).schedule()
+        if schedule is not None:
+            with contextlib.suppress(InvalidPlan):
+                fluid = min(fluid, float(fluid_makespan(chain, problem.budget_bytes, schedule)))
+    bound = most.bound_ns or 0
+    costs = (fifty.cost_ns or math.nan, most.cost_ns or math.nan, fluid)
+    over = (f"{100 * (cost / bound - 1):.1f}" for cost in costs)
+    print(row((stages, gigabytes_per_s, f"{fraction:.0%}", f"{bound / chain.total_cost_ns:.4f}", *over)), flush=True)
+
+
 def cold(stages: int = 339, slots: int = 500) -> float:
     """The CPU seconds of the first table of a fresh installation, compiling included."""
     script = (
@@ -153,7 +175,14 @@ def main() -> None:
     """Warm the compile cache, then time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="small sizes only")
-    quick = parser.parse_args().quick
+    parser.add_argument("--gaps", metavar="S", type=float, help="only where pofo's gap is, with S seconds a solve")
+    args = parser.parse_args()
+    quick = args.quick
+    if args.gaps:
+        print(head(("L", "GB/s", "budget", "bound", "50 slots +%", "more slots +%", "150 slots, fluid +%")), flush=True)
+        for stages, speed in itertools.product((16, 24, 32, 48), (25, 50, 100)):
+            gap(stages, speed, 0.4, args.gaps)
+        return
     tiny = random_chain(4, seed=1, link=True)
     Table(tiny, budget_at(tiny, 0.9), 20)
     OffloadTable(tiny, budget_at(tiny, 0.9), 8)

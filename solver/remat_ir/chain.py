@@ -144,7 +144,7 @@ class Chain:
 
     @property
     def movable(self) -> range:
-        """The cuts 0 … L − 1 whose stored value transfers may move to the host; that of the last stage never needs to."""
+        """The cuts whose stored value transfers may move to the host, in the order of the stages."""
         return range(0 if self.input_may_leave else 1, self.stages)
 
     @property

@@ -101,12 +101,24 @@ def fill_backward(
 
 
 @njit(cache=True, inline="always")
-def _onward(table: Array, x: int, i: int, held: int, left: int, due: int, mark: bool) -> float:
+def states(memory: int) -> int:
+    """How many states (A, Δ_F, Δ_B) there are with A + Δ_F and A + Δ_B within the memory."""
+    return (memory + 1) * (memory + 2) * (2 * memory + 3) // 6
+
+
+@njit(cache=True, inline="always")
+def _state(held: int, left: int, due: int, memory: int) -> int:
+    """The place of a state among those of a stage, in the order of `fill_forward`'s loops."""
+    return states(memory) - states(memory - held) + left * (memory - held + 1) + due
+
+
+@njit(cache=True, inline="always")
+def _onward(table: Array, x: int, i: int, state: int, mark: bool) -> float:
     """The value of a later state, or, while states are marked, a note that it will be needed."""
     if mark:
-        table[x, i, held, left, due] = NEEDED
+        table[x, i, state] = NEEDED
         return FOREVER
-    return float(table[x, i, held, left, due])
+    return float(table[x, i, state])
 
 
 @njit(cache=True)
@@ -135,7 +147,7 @@ def _with_tape(
         go = _rest(left + go, forward[i] + idle_f, beta)
         keep = held + (0 if v else own)
         if keep + go <= memory and keep + come <= memory:
-            value = once + price * v * own + _onward(table, 1, i + 1, keep, go, come, mark)
+            value = once + price * v * own + _onward(table, 1, i + 1, _state(keep, go, come, memory), mark)
             if value < best:
                 best, moved = value, v
     return best, moved
@@ -174,7 +186,8 @@ def _without_tape(
             go = _rest(left + v * own, steps + idle, beta)
             keep = held + (0 if v else own)
             if keep + go <= memory and keep + come <= memory:
-                value = steps + tail + idle + price * v * own + _onward(table, 0, j + 1, keep, go, come, mark)
+                onward = _onward(table, 0, j + 1, _state(keep, go, come, memory), mark)
+                value = steps + tail + idle + price * v * own + onward
                 if value < best:
                     best, last, moved = value, j, v
     return best, last, moved
@@ -215,19 +228,21 @@ def fill_forward(
 ) -> None:  # fmt: skip
     """Fill OC_x for all states that the first one can lead to: marked first, then filled from the last stage."""
     stages = forward.shape[0] - 1
-    table[0, 1, 0, 0, 0] = NEEDED
+    table[0, 1, 0] = NEEDED
     for run in range(2):
         for at in range(1, stages + 1):
             i = at if run == 0 else stages + 1 - at
             for x in range(2):
+                state = -1
                 for held in range(memory + 1):
                     for left in range(memory - held + 1):
                         for due in range(memory - held + 1):
-                            if table[x, i, held, left, due] != NEEDED:
+                            state += 1
+                            if table[x, i, state] != NEEDED:
                                 continue
                             best, _, _ = forward_best(
                                 x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
                                 over_f, over_n, over_b, tails, table, price, run == 0,
                             )  # fmt: skip
                             if run == 1:
-                                table[x, i, held, left, due] = best
+                                table[x, i, state] = best

@@ -11,6 +11,7 @@ from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
 from ..incumbent import Incumbent
 from .bound import makespan_bound
+from .kernel import states
 from .price import COARSE, FREE, Priced
 from .repair import repaired_plan
 from .schedule import Schedule
@@ -24,9 +25,11 @@ _MOST_MOVED = 128
 
 @dataclass(frozen=True)
 class PofoOptions:
-    """`slots`: N_GPU, how finely memory is cut (POFO supplement, B.4: 50); 50 and 100 are tried before more."""
+    """`slots`: N_GPU, how finely memory is cut at most; the 50 of the POFO supplement (B.4) are tried first, then more
+    as long as the time that the next number would take is left.
+    """
 
-    slots: int = 50
+    slots: int = MOST_SLOTS
 
     def __post_init__(self) -> None:
         if type(self.slots) is not int or not 1 <= self.slots <= MOST_SLOTS:
@@ -60,8 +63,12 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         if isinstance(alone.plan, ChainPlan):
             incumbent.offer(alone.plan, "rotor")
         sizes = (min(most, COARSE), *(n for n in sizes if n > COARSE))
-    reason = ""
+    reason, deadline, pace = "", incumbent.deadline, 0.0
     for slots, nearest in ((n, how) for n in sizes for how in (False, True)):
+        # a table cannot be interrupted, and its time grows with the cube of its slots
+        if pace * slots**3 > deadline.remaining():
+            break
+        began = deadline.elapsed()
         search = Priced(chain, budget, slots, nearest, prices)
         for schedule in search.schedules():
             try:
@@ -72,7 +79,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
                 return
         if not search.found:
             reason = reason or f"Nothing fits in {slots} slots."
-        prices = search.around()
+        prices, pace = search.around(), (deadline.elapsed() - began) / slots**3
     if incumbent.cost_ns is None:
         incumbent.ends_without_plan(reason)
 
@@ -90,14 +97,14 @@ def coarser(slots: int) -> tuple[int, ...]:
     """The numbers of slots to try up to N: finer slots can round to a worse plan, and the best one is kept.
 
     >>> coarser(30), coarser(200)
-    ((30,), (50, 100, 200))
+    ((30,), (50, 100, 150, 200))
     """
-    return (*(n for n in (50, 100) if n < slots), slots)
+    return (*(n for n in (50, 100, 150) if n < slots), slots)
 
 
 def affordable_slots(stages: int, slots: int) -> int:
-    """N, or less where the tables would not fit: LN³ and L²N² entries of eight bytes."""
-    while slots > 1 and 16 * (stages + 1) * (slots + 1) ** 3 + 4 * stages**2 * (slots + 1) ** 2 > MOST_TABLE_BYTES:
+    """N, or less where the tables would not fit: LN³ / 3 and L²N² entries of eight bytes."""
+    while slots > 1 and 16 * (stages + 1) * states(slots) + 4 * stages**2 * (slots + 1) ** 2 > MOST_TABLE_BYTES:
         slots -= 1
     return slots
 

@@ -10,7 +10,7 @@ import numpy as np
 from remat_ir import Chain, ChainStep, Verb
 
 from . import kernel
-from .kernel import FOREVER, fill_backward, fill_forward
+from .kernel import FOREVER, fill_backward, fill_forward, states
 from .schedule import Schedule
 
 forward_best: Any = kernel.forward_best
@@ -59,7 +59,7 @@ class OffloadTable:
         )  # fmt: skip
         width = self.slots + 1
         self._tails = np.full((count * (count + 1) // 2, width, width), FOREVER)
-        self._table = np.full((2, count + 1, width, width, width), FOREVER)
+        self._table = np.full((2, count + 1, states(self.slots)), FOREVER)
         fill_backward(*self._arguments, self._tails)
         fill_forward(*self._arguments, self._tails, self._table, self._price)
 
@@ -71,7 +71,7 @@ class OffloadTable:
         """The makespan of the best schedule in the rounded fluid model, what it pays for moves included; infinite where
         nothing fits.
         """
-        return float(self._table[0, 1, 0, 0, 0])
+        return float(self._table[0, 1, 0])
 
     def schedule(self) -> Schedule | None:
         """The best schedule, or None where nothing fits."""
