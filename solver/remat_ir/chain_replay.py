@@ -17,8 +17,9 @@ def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
     """Run a chain plan step by step, without a budget; the cost is the makespan so far, idle time included.
 
     Memory while a step runs: what is resident, a^0 first, in transfer in either direction included + what the step
-    makes + its workspace. δ^L appears with B^L. A transfer is queued behind the one that runs in its direction, is charged on
-    the device from its step on, and takes `chain.transfer_ns` of its bytes. `Moment.op` is the op of `Chain.to_graph`.
+    makes + its workspace. δ^L appears with B^L. A transfer is queued behind the one that runs in its direction, is
+    charged on the device from its step on, and takes `chain.transfer_ns` of its bytes. `Moment.op` is the op of
+    `Chain.to_graph`.
 
     Raises:
         InvalidPlan: the first rule that is broken, with its step.
