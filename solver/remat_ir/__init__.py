@@ -18,7 +18,7 @@ from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .verify import Verdict, host_peak, verify
-from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, verify_answer
+from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer
 
 __all__ = [
     "Answer",
@@ -58,6 +58,7 @@ __all__ = [
     "budget_at",
     "certificate_for",
     "certified",
+    "certified_need",
     "digests_of",
     "from_node_link",
     "gap_of",

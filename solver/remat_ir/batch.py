@@ -11,7 +11,10 @@ from .errors import InvalidData, InvalidPlan
 from .graph import Graph
 from .plan import Plan
 from .problem import Problem
+from .proof import InvalidProof, Proof
 from .verify import verify
+from .verify_answer import certificate_for
+from .working_set import certain_need
 
 LARGEST_BATCH = 10**6
 """The largest batch that is looked at."""
@@ -24,9 +27,12 @@ class LargestBatch:
     Attributes:
         batch: the largest batch with a verified plan, 0 if there is none.
         bound: no batch above it has a plan within the budget and the cost; equal to `batch` when that is optimal.
+            `BatchFamily.impossible` shows it of the next one, and so of all above.
         most_cost_ns: the cost that a plan may have at the batch of the capture.
         answer: the plan at `batch`, verified on the graph scaled to it; None if there is none.
         seconds: what the search took.
+        proof: the certificate that the batch above `bound` has none; None where none is needed, or there is none.
+        claimed_by: who says so without one; None where it is certified.
     """
 
     batch: int
@@ -34,6 +40,8 @@ class LargestBatch:
     most_cost_ns: int
     answer: Answer | None
     seconds: float
+    proof: Proof | None = None
+    claimed_by: str | None = None
 
     @property
     def proved(self) -> bool:
@@ -147,6 +155,27 @@ class BatchFamily:
         if found == LARGEST_BATCH:
             raise InvalidData(f"nothing in the graph that every plan needs grows enough: a batch of {found} may fit")
         return found
+
+    def impossible(self, size: int, most_cost_ns: int, proof: Proof | None = None) -> bool:
+        """Whether it is certain that no plan at a batch fits and costs at most so much, and so at no larger one.
+
+        By what each op once costs, by what one op alone needs, or by a certificate, checked here.
+        """
+        if most_cost_ns < self.graph.total_cost_ns:
+            return True
+        try:
+            problem = self.at(size)
+        except InvalidData:  # more bytes than can be counted, which is no proof
+            return False
+        if certain_need(problem.subject) > problem.budget_bytes:
+            return True
+        if proof is None:
+            return False
+        try:
+            bound_ns = certificate_for(problem, proof).bound_ns
+        except InvalidProof:
+            return False
+        return bound_ns is None or bound_ns > most_cost_ns
 
     def _quotient(self, peak: int) -> int:
         staying = self.graph.fixed_bytes - self.batch_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from .problem import Problem
 from .proof import InvalidProof, Proof, carried, certifiable, prove
 from .restrictions import gap_sentence
 from .verify import verify
+from .working_set import certain_need
 
 
 class AnswerVerdict(NamedTuple):
@@ -21,12 +23,14 @@ class AnswerVerdict(NamedTuple):
         cost_ns, peak_bytes: of the plan; None without one.
         bound_ns: certified for every plan of the whole space; that of each op once, where there is no certificate.
         infeasible: whether it is certified that no plan fits.
+        least_budget_bytes: certified to be necessary: what a single op needs, or more by a certificate.
     """
 
     cost_ns: int | None
     peak_bytes: int | None
     bound_ns: int
     infeasible: bool
+    least_budget_bytes: int
 
 
 class Certificate(NamedTuple):
@@ -58,7 +62,7 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
     """Replay the plan of an answer and check its certificate, on the problem that it answers.
 
     What the answer says beyond the verdict, it claims: a greater bound, a bound within a restricted space, that no plan
-    fits.
+    fits, that a greater budget is necessary.
 
     Raises:
         InvalidPlan: the plan breaks a rule, or the answer says another cost or peak than it has, or a bound above it.
@@ -68,7 +72,7 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
     >>> graph = graph_of([1, 2, 3], [4, 5, 6], [[], [0], [0, 1]])
     >>> problem = Problem(graph, 15)
     >>> verify_answer(problem, Answer.of_plan(problem, plain_plan(graph), method="greedy"))
-    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False)
+    AnswerVerdict(cost_ns=6, peak_bytes=15, bound_ns=6, infeasible=False, least_budget_bytes=15)
     """
     cost = peak = None
     if answer.plan is not None:
@@ -76,14 +80,16 @@ def verify_answer(problem: Problem, answer: Answer) -> AnswerVerdict:
         for name, bound in (("bound", answer.bound_ns), ("claimed bound", answer.claimed_bound_ns)):
             if bound is not None and bound > cost:
                 raise InvalidPlan(f"the {name} of {bound} ns is above the cost of the plan, {cost} ns")
-    bound, infeasible = problem.subject.total_cost_ns, False
+    bound, least = problem.subject.total_cost_ns, certain_need(problem.subject)
     if answer.proof is not None:
-        proved = prove(_proved_problem(problem, answer), answer.proof).bound_ns
-        infeasible = proved is None
-        bound = bound if proved is None else proved
-    if cost is not None and (infeasible or bound > cost):
+        budget, proved = _proved(problem, answer, answer.proof)
+        if proved is None:
+            least = max(least, budget + 1)
+        else:
+            bound = proved
+    if cost is not None and peak is not None and (least > peak or bound > cost):
         raise InvalidProof("the certificate contradicts the plan: one of the two checks is wrong")
-    return AnswerVerdict(cost, peak, bound, infeasible)
+    return AnswerVerdict(cost, peak, bound, least > problem.budget_bytes, least)
 
 
 def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answer:
@@ -92,11 +98,10 @@ def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answe
     Bounds of joins and of chains with a link, and those within restricted spaces, have no certificates: they stay where
     they are, and `claimed_by` names who says them.
     """
+    answer = certified_need(answer, verdict)
     said_by = answer.claimed_by or answer.method
-    if answer.status is Status.INFEASIBLE:
-        return answer if verdict.infeasible else replace(answer, claimed_by=said_by)
     bound = answer.bound_ns
-    if bound is None or bound <= verdict.bound_ns:
+    if answer.status is Status.INFEASIBLE or bound is None or bound <= verdict.bound_ns:
         return answer
     claimed = max(bound, answer.claimed_bound_ns or 0)
     if answer.restricted_to or not certifiable(problem.subject):
@@ -109,13 +114,37 @@ def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answe
     return less if less.gap is None else replace(less, message=gap_sentence(less.gap, (), why))
 
 
-def _proved_problem(problem: Problem, answer: Answer) -> Problem:
-    """The problem that a certificate is for: of an infeasible one at the largest budget that is proved too small."""
-    if answer.status is not Status.INFEASIBLE or answer.least_budget_bound_bytes is None or answer.proof is None:
-        return problem
-    if answer.proof.digest == problem_digest(problem):
-        return problem
-    largest = answer.least_budget_bound_bytes - 1
-    if largest < problem.budget_bytes:
-        raise InvalidProof(f"the certificate is for budgets up to {largest} bytes, the problem's is larger")
-    return Problem(problem.subject, largest)
+def certified_need(answer: Answer, verdict: AnswerVerdict) -> Answer:
+    """An answer that calls a budget necessary only as far as that is certified.
+
+    Where it says that no plan fits and that is not certified, `claimed_by` names who says both.
+    """
+    if answer.status is Status.INFEASIBLE and not verdict.infeasible:
+        return replace(answer, claimed_by=answer.claimed_by or answer.method)
+    said = answer.least_budget_bound_bytes
+    if said is None or said <= verdict.least_budget_bytes:
+        return answer
+    return replace(answer, least_budget_bound_bytes=verdict.least_budget_bytes or None)
+
+
+def _proved(problem: Problem, answer: Answer, proof: Proof) -> tuple[int, int | None]:
+    """The budget that a certificate is about, and what it proves there.
+
+    It is the problem's, or one byte less than the answer says is necessary. Of the problem's, what shows that no plan
+    fits may show the other as well.
+    """
+    least = answer.least_budget_bound_bytes
+    larger = None if least is None or least < 1 else Problem(problem.subject, least - 1)
+    if proof.digest == problem_digest(problem):
+        proved = prove(problem, proof).bound_ns
+        if proved is None and larger is not None and larger.budget_bytes > problem.budget_bytes:
+            with suppress(InvalidProof):
+                if certificate_for(larger, proof).bound_ns is None:
+                    return larger.budget_bytes, None
+        return problem.budget_bytes, proved
+    if larger is None or (answer.status is Status.INFEASIBLE and larger.budget_bytes < problem.budget_bytes):
+        raise InvalidProof("the certificate is for another budget than the problem's")
+    proved = prove(larger, proof).bound_ns
+    if proved is not None and larger.budget_bytes < problem.budget_bytes:
+        raise InvalidProof(f"the certificate leaves open whether a plan fits {larger.budget_bytes} bytes")
+    return larger.budget_bytes, proved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from remat_ir import Graph, Plan, Problem, Progress, verify
+from remat_ir import Graph, Plan, Problem, Progress, Proof, verify
 from remat_ir.batch import BatchFamily, LargestBatch
 
 from .bounds import least_need
@@ -120,6 +120,7 @@ class _Tries:
         self.most = family.most_cost_ns() if most_cost_ns is None else most_cost_ns
         self.shared = Curve(family.graph) if family.uniform else None
         self.plan: Plan | None = None
+        self.above: Proof | None = None
         ceiling = family.ceiling(lambda graph: least_need(graph)[0])
         self.search = BatchSearch(0, ceiling if self.most >= family.graph.total_cost_ns else 0)
 
@@ -158,6 +159,7 @@ class _Tries:
             self.search.reached(max(batch, self.family.largest(self.plan)))
         elif curve.infeasible(budget) or curve.bound(budget) > self.most:
             self.search.impossible(batch)
+            self.above = curve.at(budget).proof
         else:
             self.search.tried(batch, answer.limit == "time")
 
@@ -167,4 +169,7 @@ class _Tries:
             problem = Problem(self.family.scaled(found.floor), self.family.budget_bytes)
             known = Curve(problem.graph).at(problem.budget_bytes).with_plan(verify(problem, self.plan), self.plan)
             answer = known.answer(method, seconds=round(self.deadline.elapsed(), 6))
-        return LargestBatch(found.floor, found.ceiling, self.most, answer, round(self.deadline.elapsed(), 6))
+        certain = self.family.impossible(found.ceiling + 1, self.most, self.above)
+        seconds = round(self.deadline.elapsed(), 6)
+        claimed_by = None if certain else method
+        return LargestBatch(found.floor, found.ceiling, self.most, answer, seconds, self.above, claimed_by)

@@ -195,7 +195,7 @@ class Incumbent:
         claimed, known = self.known.least_bytes, self.known.enough_bytes
         if claimed is not None and known is not None and claimed > known:
             report_budget(self.problem, plan, claimed, known, "a bound on the budget")
-            self.known = replace(self.known, least_bytes=None)
+            self.known = replace(self.known, least_bytes=None, least_proof=None)
 
     def prove_infeasible(
         self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None
@@ -223,10 +223,10 @@ class Incumbent:
         with self._lock:
             self._searched, self.reason = searched, reason
 
-    def needs_at_least(self, budget_bytes: int | None) -> None:
-        """Record that every plan of the whole space needs at least this budget."""
+    def needs_at_least(self, budget_bytes: int | None, proof: Proof | None = None) -> None:
+        """Record that every plan of the whole space needs at least this budget; `proof` is of one byte less."""
         with self._lock:
-            self.known = self.known.needing(budget_bytes)
+            self.known = self.known.needing(budget_bytes, proof)
             self._needs_no_more(self.plan)
 
     def suffices(self, budget_bytes: int) -> None:
@@ -301,7 +301,7 @@ class Incumbent:
     def _with_claims(self, answer: Answer) -> Answer:
         """An answer that says which part of it is claimed without a certificate, and by whom."""
         if self.infeasible:
-            return answer if answer.proof is not None else replace(answer, claimed_by=answer.method)
+            return answer
         if answer.restricted_to or not self.certifies:
             if answer.bound_ns is None or answer.bound_ns <= self.problem.subject.total_cost_ns:
                 return answer

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
-from remat_ir import Answer, Graph, Plan, Problem, Progress, Status, plain_plan, verify
+from remat_ir import Answer, Graph, Plan, Problem, Progress, Proof, Status, certificate_for, plain_plan, verify
 from remat_ir.greedy import least_memory, peak_of
+from remat_ir.working_set import working_set
 
 from .backends import Engine
+from .certify.pairs import pair_proof
 from .deadline import Deadline
 from .pairs import pair_need
 from .search import Search, compiling
-from .solve import solve
+from .solve import checked, solve
 from .staged.least import LeastProof
 
 METHOD = "least-budget"
@@ -50,7 +53,8 @@ def least_budget(
 
     Returns:
         An answer with a plan whose peak is `least_budget_bytes`, which is its budget; every smaller budget down to
-        `least_budget_bound_bytes` is undecided, and every budget below that holds no plan. Where the two meet the
+        `least_budget_bound_bytes` is undecided, and every budget below that holds no plan: `proof` shows it, or
+        `claimed_by` names a prover that gave no certificate. Where the two meet the
         message says so. `cost_ns` is the plan's, of which nothing is proved but that each op must run once.
     """
     ready = compiling()
@@ -85,6 +89,8 @@ class _Look:
         self.graph, self.deadline, self.seed = graph, deadline, seed
         self.on_progress, self.cancelled = on_progress, cancelled
         self.low = pair_need(graph).least_bytes
+        self.below: Proof | None = pair_proof(Problem(graph, self.low - 1)) if self.low else None
+        self.prover = METHOD
         self.plan = plain_plan(graph)
         self.high = peak_of(graph, self.plan)
         self.claim = self.low
@@ -143,6 +149,9 @@ class _Look:
                 ceiling = min(ceiling, self.high)
             elif answer.status is Status.INFEASIBLE and not answer.restricted_to and answer.claimed_by is None:
                 self.low = max(middle + 1, answer.least_budget_bound_bytes or 0)
+                self.below, self.prover = answer.proof, answer.method
+                if answer.proof is not None:
+                    self.below = certificate_for(Problem(self.graph, self.low - 1), answer.proof).proof
             else:
                 ceiling = middle
                 failures += 1
@@ -155,7 +164,7 @@ class _Look:
             message = f"{self.high} bytes suffice, and no smaller budget does."
         else:
             message = f"{self.high} bytes suffice; any budget below {self.low} bytes is proved too small."
-        return Answer.of_plan(
+        answer = Answer.of_plan(
             problem,
             self.plan,
             method=METHOD,
@@ -165,3 +174,6 @@ class _Look:
             least_budget_bound_bytes=min(self.low, self.high),
             message=message,
         )
+        if self.below is None and self.low > working_set(self.graph).least_bytes:
+            return replace(answer, claimed_by=self.prover)
+        return checked(problem, replace(answer, proof=self.below))

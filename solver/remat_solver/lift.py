@@ -132,11 +132,12 @@ class LiftedIncumbent(Incumbent):
             return
         self.outer.ends_without_plan(reason, (*searched, *self.within))
 
-    def needs_at_least(self, budget_bytes: int | None) -> None:
+    def needs_at_least(self, budget_bytes: int | None, proof: Proof | None = None) -> None:
         """Record a proved least budget, which a link to the host may lower."""
-        super().needs_at_least(budget_bytes)
+        super().needs_at_least(budget_bytes, proof)
         if not self.within:
-            self.outer.needs_at_least(budget_bytes)
+            smaller = Problem(self.lift.graph, (budget_bytes or 1) - 1)
+            self.outer.needs_at_least(budget_bytes, self._outside(proof, smaller))
 
     def suffices(self, budget_bytes: int) -> None:
         """Record that a plan with this peak is known."""

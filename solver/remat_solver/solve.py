@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress, Proof, verify_answer
+from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress, Proof, certified_need, verify_answer
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import known_budget, least_need
@@ -114,8 +114,9 @@ def _carry(incumbent: Incumbent, proof: Proof) -> None:
 def checked(problem: Problem, answer: Answer) -> Answer:
     """An answer whose plan and certificate have been checked together, as whoever receives it will.
 
+    What it says of budgets that are too small is certified, or `claimed_by` names who claims it.
+
     Raises:
         InvalidPlan: one of them is wrong: a bug here.
     """
-    verify_answer(problem, answer)
-    return answer
+    return certified_need(answer, verify_answer(problem, answer))

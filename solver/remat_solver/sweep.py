@@ -13,7 +13,7 @@ from remat_ir.subject import Subject, plain_plan_of
 from .bounds import least_need
 from .deadline import Deadline
 from .knowledge import Bound, Ending, Knowledge
-from .solve import solve
+from .solve import checked, solve
 
 
 def sweep(
@@ -107,7 +107,7 @@ class Curve(Knowledge):
         """
         known = self.at(budget)
         if known.settled(self.max_gap):
-            return known.answer(method, self.max_gap)
+            return checked(known.problem, known.answer(method, self.max_gap))
         ended = False
 
         def progress(news: Progress) -> None:
@@ -138,12 +138,12 @@ class Curve(Knowledge):
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
         full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
         if full.status is Status.INFEASIBLE:
-            return full if full.proof is not None else replace(full, claimed_by=answer.claimed_by or answer.method)
+            return checked(known.problem, full)
         if (full.bound_ns, full.cost_ns, full.restricted_to) == (answer.bound_ns, answer.cost_ns, answer.restricted_to):
-            return replace(
+            full = replace(
                 full, message=answer.message, claimed_bound_ns=answer.claimed_bound_ns, claimed_by=answer.claimed_by
             )
-        return full
+        return checked(known.problem, full)
 
     def refine(self, done: Mapping[int, Answer], points: int) -> int | None:
         """The next budget of the curve by refinement, or None when it is done.

@@ -122,6 +122,8 @@ def test_the_client_replays_the_plan(service: Service) -> None:
     assert found.answer is not None
     assert isinstance(found.answer.plan, Plan)
     assert verify(family.at(found.batch), found.answer.plan).cost_ns <= found.most_cost_ns
+    assert found.claimed_by is None
+    assert family.impossible(found.bound + 1, found.most_cost_ns, found.proof)
     assert all(step.batch <= found.batch <= found.bound <= step.bound for step in steps)
 
 
@@ -141,6 +143,11 @@ def test_the_client_believes_no_claim(service: Service) -> None:
         told = in_turn(Said(202, true | change), Said(200, answer))
         with lying(told) as server, pytest.raises(InvalidResponse, match=says):
             largest_batch(ServicePlanner(server.url), family, SolveOptions())
+    assert true["best_batch"] > 1
+    low = {"best_batch": 1, "bound": 1}
+    with lying(in_turn(Said(202, true | low), Said(200, answer))) as server:
+        found = largest_batch(ServicePlanner(server.url), family, SolveOptions())
+    assert (found.bound, found.proof, found.claimed_by) == (1, None, "the service")
     told = in_turn(Said(202, true), Said(200, {key: part for key, part in answer.items() if key != "plan"}))
     with lying(told) as server, pytest.raises(InvalidResponse, match="has no plan for it"):
         largest_batch(ServicePlanner(server.url), family, SolveOptions())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from remat_ir import Answer, Problem, Status, budget_at, plain_peak, verify_answer
+from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
 from remat_service.cli import app
 from remat_service.storage.packing import pack, unpack
 from service.serving import Service, hard_graph, serving, training_graph
@@ -34,6 +34,7 @@ def _certified(problem: Problem, data: dict[str, Any]) -> Answer:
     """An answer whose bound, or whose claim that no plan fits, is what its certificate proves."""
     answer = Answer.from_json(data)
     verdict = verify_answer(problem, answer)
+    assert certified_need(answer, verdict) == answer
     if answer.status is Status.INFEASIBLE:
         assert verdict.infeasible
     else:

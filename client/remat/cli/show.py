@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from remat_ir import Answer, Progress, Subject, gap_of, overhead_of
+from remat_ir import Answer, Progress, Status, Subject, gap_of, overhead_of
 
 from ..planning.budget import readable
 from ..planning.headline import rests_on_claim
@@ -69,7 +69,9 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
         rows.append(("is enough", f"{readable(answer.least_budget_bytes)} ({answer.least_budget_bytes} bytes)"))
     if answer.plan is None and answer.least_budget_bound_bytes is not None:
         least = answer.least_budget_bound_bytes
-        rows.append(("needed at least", f"{readable(least)} ({least} bytes)"))
+        claimed = answer.status is Status.INFEASIBLE and answer.claimed_by
+        sure = f"claimed by {answer.claimed_by}" if claimed else "certified"
+        rows.append(("needed at least", f"{readable(least)} ({least} bytes), {sure}"))
     rows.append(("took", f"{answer.seconds:.2f} s" + (f", until {answer.limit}" if answer.limit else "")))
     if answer.id is not None:
         rows.append(("id", answer.id))

@@ -17,6 +17,7 @@ from remat_ir import (
     Problem,
     Status,
     certified,
+    certified_need,
     problem_digest,
     verify,
     verify_answer,
@@ -86,4 +87,4 @@ def _without_plan(problem: Problem, answer: Answer) -> Answer:
     proved = _proved(problem, answer)
     if answer.status is Status.INFEASIBLE and not proved.infeasible and answer.claimed_by is None:
         answer = replace(answer, claimed_by=UNNAMED)
-    return replace(answer, digest=problem_digest(problem))
+    return replace(certified_need(answer, proved), digest=problem_digest(problem))

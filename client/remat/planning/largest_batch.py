@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, verify
@@ -14,6 +15,8 @@ from . import service
 from .options import SolveOptions
 from .sources import ServicePlanner
 
+SERVICE = "the service"
+"""Who claims a bound that came without a certificate."""
 _POLL_S = 2.0
 _PATIENCE_S = 60.0
 
@@ -28,7 +31,8 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch with a plan that costs at most one more forward pass (Checkmate, equation 9).
 
-    The plan is verified at the batch that is claimed. The bound is the service's word.
+    The plan is verified at the batch that is claimed. The bound is certified here, or the service's word: `claimed_by`
+    says which.
 
     Args:
         options: of each solve.
@@ -55,14 +59,21 @@ def largest_batch(
             found = service.cancel_max_batch(planner.http, search_id, give_up_at=time.monotonic() + 5.0)
             break
         found = service.poll_max_batch(planner.http, search_id, wait_s=_POLL_S, give_up_at=give_up_at)
-    return _known(found, _plan(planner, family, found), started)
+    known = _known(found, _plan(planner, family, found), started)
+    proof = None
+    for batch, solve in zip(found.get("batches", ()), found.get("solves", ()), strict=False):
+        if batch == known.bound + 1:
+            proof = service.poll(planner.http, str(solve.get("id"))).proof or proof
+    certain = family.impossible(known.bound + 1, known.most_cost_ns, proof)
+    return replace(known, proof=proof if certain else None, claimed_by=None if certain else SERVICE)
 
 
 def _known(found: dict[str, Any], answer: Answer | None, started: float) -> LargestBatch:
     if found["bound"] is None or found["most_cost_ns"] is None or (found["best_batch"] or 0) > found["bound"]:
         raise InvalidResponse("the service's search for the largest batch has no bound, or one below its own batch")
     seconds = round(time.monotonic() - started, 6)
-    return LargestBatch(found["best_batch"] or 0, found["bound"], found["most_cost_ns"], answer, seconds)
+    batch, bound = found["best_batch"] or 0, found["bound"]
+    return LargestBatch(batch, bound, found["most_cost_ns"], answer, seconds, claimed_by=SERVICE)
 
 
 def _plan(planner: ServicePlanner, family: BatchFamily, found: dict[str, Any]) -> Answer | None:

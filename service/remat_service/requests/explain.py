@@ -52,7 +52,10 @@ def _parts(stored: Stored, ask: Ask) -> list[str]:
         said.append(f"The best plan costs {cost} ns, the best bound{where} is {bound} ns: a gap of {gap:.6f}, "
                     f"{compared} the {ask.max_gap:g} asked for.")  # fmt: skip
     if known.least_bytes is not None and known.least_bytes > known.problem.budget_bytes:
-        said.append(f"Every plan is proved to need {known.least_bytes} bytes besides the fixed ones.")
+        answer = stored.answer(ask.method, ask.max_gap, "")
+        sure = "is proved" if answer.claimed_by is None else f"is claimed by {answer.claimed_by!r}"
+        least = answer.least_budget_bound_bytes
+        said.append(f"Every plan {sure} to need {least} bytes besides the fixed ones.")
     effort = stored.effort
     if effort is not None:
         ended = "it has run to its end" if effort.settled else f"{ask.time_limit_s:g} s are asked for"

@@ -15,6 +15,7 @@ from remat_ir.proof import certifiable
 from remat_solver.bounds import least_need
 from remat_solver.certify.pairs import pair_proof
 from remat_solver.knowledge import Ending, Known
+from remat_solver.solve import checked
 
 from ..context import Context
 from ..errors import Conflict, Unavailable
@@ -185,7 +186,7 @@ class Submission:
         if certifiable(subject) and ask.certify:  # it names one op, so it needs no row of its own
             proof = await asyncio.to_thread(pair_proof, replace(ask.problem, budget_bytes=least - 1))
             answer = replace(answer, proof=proof)
-        answer = answer if answer.proof is not None else replace(answer, claimed_by=ask.method)
+        answer = checked(ask.problem, answer)
         row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
         async with self.context.database.write() as connection:
             await connection.execute(requests.insert().values(self.context.seals.sealed("requests", row)))

@@ -134,9 +134,9 @@ class SolveRecord:
             context.notifier.notify(claim.id)
 
     async def _checked(self, data: object, least_bytes: int | None) -> tuple[int, CheckedProof] | None:
-        """A child's certificate and its budget: that one byte fits less than is needed, or the problem's own."""
+        """A child's certificate and its budget: one byte less than it says is needed, or the problem's own."""
         net, proof = self._claim.net, None
-        budgets = {net.budget_bytes, max(net.budget_bytes, (least_bytes or 0) - 1)}
+        budgets = {net.budget_bytes, max(0, (least_bytes or 1) - 1)}
         for budget in sorted(budgets, reverse=True):
             problem = Problem(net.subject, budget)
             try:

@@ -39,8 +39,21 @@ import structlog
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Status, Subject, Verdict, gap_of, structure_digest
+from remat_ir import (
+    Answer,
+    AnswerVerdict,
+    AnyPlan,
+    InvalidPlan,
+    Problem,
+    Status,
+    Subject,
+    Verdict,
+    certified_need,
+    gap_of,
+    structure_digest,
+)
 from remat_ir.proof import certifiable
+from remat_ir.working_set import certain_need
 from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 
@@ -152,8 +165,14 @@ class Stored:
 
     def with_claims(self, answer: Answer) -> Answer:
         """An answer made from what is known, that says what of it has no certificate, and who claims that."""
+        least = certain_need(self.problem.subject)
+        if self.proves_none and self.snapshot is not None and self.snapshot.too_small is not None:
+            least = max(least, self.snapshot.too_small.budget_bytes + 1)
+        elif self.proves_none:
+            least = max(least, self.problem.budget_bytes + 1)
+        answer = certified_need(answer, AnswerVerdict(None, None, 0, least > self.problem.budget_bytes, least))
         if answer.status is Status.INFEASIBLE:
-            return answer if self.proves_none else replace(answer, claimed_by=answer.method)
+            return answer
         proved = self.problem.subject.total_cost_ns
         if self.proof is not None and self.proof.bound_ns is not None:
             proved = max(proved, self.proof.bound_ns)
@@ -230,12 +249,15 @@ class Cache:
         for row in (found.proof, found.too_small):
             if row is None:
                 continue
-            own = Problem(problem.subject, min(row.budget_bytes, problem.budget_bytes))
-            checked = await self._verifier.proof(keys.graph, own, row.data)
-            if checked is None or not checked.proves(row.bound_ns):
-                damaged.append(row)
-            elif own.budget_bytes == problem.budget_bytes:
-                proof = checked
+            # what is too small is also said of the largest budget that it is proved of
+            said = row.budget_bytes if row.bound_ns is None else min(row.budget_bytes, problem.budget_bytes)
+            for budget in sorted({said, min(said, problem.budget_bytes)}, reverse=True):
+                checked = await self._verifier.proof(keys.graph, Problem(problem.subject, budget), row.data)
+                if checked is None or not checked.proves(row.bound_ns):
+                    damaged.append(row)
+                    break
+                if budget == problem.budget_bytes:
+                    proof = checked
         return proof, damaged
 
     async def drop_damaged(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from remat_ir import Problem, problem_digest
 from remat_ir.proof import InvalidProof, PairProof, graph_of_subject, prove
 from remat_ir.proof.pairs import PairCheck
@@ -14,15 +17,18 @@ from ..incumbent import Incumbent
 from ..pairs import MOST_VALUES, pair_need, pair_table
 
 
-def pair_proof(problem: Problem) -> PairProof | None:
-    """That no plan of a graph, or of a chain without a link, fits, checked; None where pairs do not show it."""
+def pair_proof(problem: Problem, known: NDArray[np.int64] | None = None) -> PairProof | None:
+    """That no plan of a graph, or of a chain without a link, fits, checked; None where pairs do not show it.
+
+    `known` is the graph's `pair_table`, where it is known already.
+    """
     graph, budget_bytes = graph_of_subject(problem), problem.budget_bytes
     capacity = budget_bytes - graph.fixed_bytes
     proof = PairProof(problem_digest(problem), working_set(graph).op, ())
     if working_set(graph).least_bytes <= budget_bytes:
         if graph.values > MOST_VALUES:
             return None
-        table = pair_table(graph).tolist()
+        table = (pair_table(graph) if known is None else known).tolist()
         for op, inputs in enumerate(graph.op_inputs):
             both = ((u, v) for i, u in enumerate(inputs) for v in inputs[i:])
             pair = max(both, key=lambda pair: table[pair[0]][pair[1]], default=None)
@@ -38,13 +44,15 @@ def pair_proof(problem: Problem) -> PairProof | None:
 
 def prove_by_pairs(incumbent: Incumbent) -> None:
     """Record the bound, and that the budget is too small where it is."""
-    problem = incumbent.problem
-    least = pair_need(problem.graph)
-    incumbent.needs_at_least(least.least_bytes)
+    problem, graph = incumbent.problem, incumbent.problem.graph
+    table = pair_table(graph) if graph.values <= MOST_VALUES else None
+    least = pair_need(graph, table)
+    more = incumbent.certifies and least.least_bytes > working_set(graph).least_bytes
+    proof = pair_proof(Problem(graph, least.least_bytes - 1), table) if more else None
+    incumbent.needs_at_least(least.least_bytes, proof)
     if least.least_bytes > problem.budget_bytes:
-        proof = pair_proof(Problem(problem.graph, least.least_bytes - 1)) if incumbent.certifies else None
-        incumbent.suffices(known_budget(problem.graph))
-        who = problem.graph.op_label(least.op)
+        incumbent.suffices(known_budget(graph))
+        who = graph.op_label(least.op)
         incumbent.prove_infeasible(
             f"No plan fits: to hold two of the values that {who} reads takes {least.least_bytes} bytes on the way, and "
             f"the budget is {problem.budget_bytes}.",

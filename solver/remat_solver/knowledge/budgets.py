@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, Problem, Proof, Status, Subject, Verdict
+from remat_ir import Answer, AnyPlan, Problem, Proof, Status, Subject, Verdict, certificate_for
 from remat_ir.proof import InvalidProof, carried, certifiable, prove
 
 from .known import Bound, Known
@@ -42,7 +42,11 @@ class Knowledge:
         if infeasible:
             least = max(least, answer.budget_bytes + 1)
         if least > self.least_bytes:
-            self.least_bytes, self._too_small = least, answer.proof if infeasible else None
+            self.least_bytes, self._too_small = least, None
+            if answer.proof is not None:
+                with contextlib.suppress(InvalidProof):
+                    below = certificate_for(Problem(self.subject, least - 1), answer.proof)
+                    self._too_small = below.proof if below.bound_ns is None else None
 
     def bounded(self, budget_bytes: int, bound_ns: int) -> None:
         """Record a bound on the cost of every plan within a budget."""
@@ -78,7 +82,7 @@ class Knowledge:
     def at(self, budget_bytes: int) -> Known:
         """All that is known about one budget, in bytes, fixed ones included."""
         known = Known(Problem(self.subject, budget_bytes), infeasible=self.infeasible(budget_bytes))
-        known = known.needing(self.least_bytes)
+        known = known.needing(self.least_bytes, self._too_small)
         nearest = self.nearest(budget_bytes)
         if nearest is not None:
             self._prove(budget_bytes, nearest)
@@ -86,18 +90,9 @@ class Knowledge:
             if at == budget_bytes or (at > budget_bytes and proof is None):
                 known = known.with_bound(Bound(bound_ns), proof)
         if known.infeasible:
-            known = replace(known, proof=self._carried_too_small(known.problem))
+            known = replace(known, proof=self._too_small)
         known = known.sufficing(min((verdict.peak_bytes for verdict, _ in self.plans), default=None))
         for verdict, plan in self.plans:
             if verdict.peak_bytes <= budget_bytes:
                 known = known.with_plan(verdict, plan)
         return known
-
-    def _carried_too_small(self, problem: Problem) -> Proof | None:
-        """The certificate that no plan fits a budget below the least one, if that one has any."""
-        if self._too_small is None:
-            return None
-        with contextlib.suppress(InvalidProof):
-            here = carried(self._too_small, problem)
-            return here if prove(problem, here).bound_ns is None else None
-        return None

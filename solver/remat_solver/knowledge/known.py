@@ -49,6 +49,7 @@ class Known:
         enough_bytes: a budget that is known to suffice.
         infeasible: whether it is proved that no plan of the whole space fits.
         proof: the certificate of the whole space's bound, or that no plan fits; None where there is none.
+        least_proof: the certificate that no plan fits one byte less than `least_bytes`, where there is one.
     """
 
     problem: Problem
@@ -59,6 +60,7 @@ class Known:
     enough_bytes: int | None = None
     infeasible: bool = False
     proof: Proof | None = None
+    least_proof: Proof | None = None
 
     @property
     def cost_ns(self) -> int | None:
@@ -96,11 +98,11 @@ class Known:
     def _but(self, space: Within) -> tuple[Bound, ...]:
         return tuple(bound for bound in self.bounds if bound.within != space)
 
-    def needing(self, budget_bytes: int | None) -> Known:
-        """Also a budget that every plan of the whole space is proved to need."""
+    def needing(self, budget_bytes: int | None, proof: Proof | None = None) -> Known:
+        """Also a budget that every plan of the whole space is proved to need, and the certificate for a byte less."""
         if budget_bytes is None or budget_bytes <= (self.least_bytes or 0):
             return self
-        return replace(self, least_bytes=budget_bytes)
+        return replace(self, least_bytes=budget_bytes, least_proof=proof)
 
     def sufficing(self, budget_bytes: int | None) -> Known:
         """Also a budget at which a plan is known."""
@@ -179,7 +181,7 @@ class Known:
             least_budget_bound_bytes=self.least_bytes,
             digest=problem_digest(self.problem) if digest is None else digest,
             plan=self.plan,
-            proof=self.proof,
+            proof=self.least_proof if self.proof is None and cost is None else self.proof,
         ).priced(self.problem.subject.total_cost_ns, cost, None if self.infeasible else bound.ns, peak)
         said = ending.reason if cost is None and ending.reason else sentence(answer)
         return replace(answer, message=" ".join([said, *notes]))

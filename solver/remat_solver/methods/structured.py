@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain, Join, overhead_of
+from remat_ir import Chain, Join, Problem, overhead_of
 
+from ..certify.pairs import pair_proof
 from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
 from ..incumbent import Incumbent
 from ..join import join
@@ -48,10 +49,12 @@ def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
         incumbent.offer(found.plan, "beyond-persistence")
     elif found.proved and chain.link_bytes_per_s is None:
         least = incumbent.least_budget_bytes
+        proof = pair_proof(Problem(chain, found.least_bytes - 1)) if incumbent.certifies else None
         incumbent.prove_infeasible(
             f"No schedule fits, persistent or not: each one needs {found.least_bytes} bytes at least, and the least "
             f"persistent one {least}.",
             found.least_bytes,
+            proof,
         )
 
 

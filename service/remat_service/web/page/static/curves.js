@@ -19,6 +19,7 @@ window.Remat = window.Remat || {};
 
   const HUES = ["--layer-3", "--layer-4", "--again", "--layer-6", "--layer-5"];
 
+  // least: {bytes, by}, below which no plan fits, by a certificate or as somebody claims.
   // lines: [{name, points: [[budget, overhead]], bound}]; those without a point are left out of picture and legend.
   function tradeOff(box, lines, least) {
     const { axes, plot, color, legend } = Remat.chart;
@@ -26,14 +27,14 @@ window.Remat = window.Remat || {};
     const xs = [...new Set(lines.flatMap((l) => l.points.map((p) => p[0])))].sort((a, b) => a - b);
     const column = (l) => { const m = new Map(l.points); return xs.map((x) => (m.has(x) ? m.get(x) : null)); };
     const items = drawn.map((l) => ({ text: l.name, color: color(l.hue), kind: l.bound ? "dash" : "line" }));
-    if (least) items.push({ text: `no plan fits: below ${bytes(least)}`, color: color("--infeasible"), kind: "area" });
+    if (least.bytes) items.push({ text: `no plan fits: below ${bytes(least.bytes)}, ${least.by ? `claimed by ${least.by}` : "certified"}`, color: color("--infeasible"), kind: "area" });
     const inside = document.createElement("div");
     box.replaceChildren(inside, legend(items));
     const chart = plot(inside, { height: 340, scales: { x: { time: false }, y: { range: (_, lo, hi) => [Math.min(0, lo), Math.max(0.01, hi) * 1.08] } }, axes: axes("budget", "more time", bytes, percent),
       series: [{}, ...drawn.map((l) => ({ label: l.name, stroke: color(l.hue), width: 2, dash: l.bound ? [4, 3] : undefined, spanGaps: true, points: { show: true, size: 7, fill: color(l.hue) } }))],
       hooks: { drawClear: [(u) => {
-        if (!least) return;
-        const x = Math.min(Math.max(u.bbox.left, u.valToPos(least, "x", true)), u.bbox.left + u.bbox.width);
+        if (!least.bytes) return;
+        const x = Math.min(Math.max(u.bbox.left, u.valToPos(least.bytes, "x", true)), u.bbox.left + u.bbox.width);
         u.ctx.save(); u.ctx.fillStyle = color("--infeasible"); u.ctx.fillRect(u.bbox.left, u.bbox.top, x - u.bbox.left, u.bbox.height); u.ctx.restore();
       }] } }, [xs, ...drawn.map(column)]);
     return { chart, items };

@@ -23,7 +23,7 @@ window.Remat = window.Remat || {};
   function cards(answer, plain, total) {
     if (!answer.peak_bytes) {
       return el("dl", { class: "facts" }, card("Budget", bytes(answer.budget_bytes), plain ? `${percent(answer.budget_bytes / plain)} of the plain peak, ${bytes(plain)}` : null),
-        answer.least_budget_bound_bytes ? card("Least budget proved necessary", bytes(answer.least_budget_bound_bytes), answer.status === "infeasible" ? trust(answer) : null) : null,
+        answer.least_budget_bound_bytes ? card("Least budget proved necessary", bytes(answer.least_budget_bound_bytes), answer.status === "infeasible" ? trust(answer) : "certified") : null,
         answer.least_budget_bytes ? card("Budget known to be enough", bytes(answer.least_budget_bytes)) : null);
     }
     const [good, sure] = quality(answer);

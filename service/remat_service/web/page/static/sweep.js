@@ -51,7 +51,8 @@ window.Remat = window.Remat || {};
   }
 
   function draw(box, sweeps, total) {
-    const least = Math.max(0, ...sweeps[0].solves.filter((s) => s.status === "infeasible").map((s) => s.least_budget_bound_bytes || 0));
+    const tight = sweeps[0].solves.filter((s) => s.status === "infeasible").map((s) => ({ bytes: s.least_budget_bound_bytes || 0, by: s.claimed_by }));
+    const least = tight.reduce((a, b) => (b.bytes > a.bytes || (b.bytes === a.bytes && !b.by) ? b : a), { bytes: 0 });
     const lines = sweeps.map((sweep, i) => ({ name: method(sweep), main: !i, points: sweep.solves.map((s) => [s.budget_bytes, s.overhead]) }));
     if (total) lines.splice(1, 0, { name: "proved: no plan is below", bound: true, points: sweeps[0].solves.map((s) => [s.budget_bytes, s.bound_ns === null || (s.restricted_to || []).length ? null : s.bound_ns / total - 1]) });
     return Remat.curves.tradeOff(box, lines, least);
