@@ -11,10 +11,9 @@ from .errors import InvalidData, InvalidPlan
 from .graph import Graph
 from .plan import Plan
 from .problem import Problem
-from .proof import InvalidProof, Proof
+from .proof import InvalidProof, Proof, certain_need
 from .verify import verify
 from .verify_answer import certificate_for
-from .working_set import certain_need
 
 LARGEST_BATCH = 10**6
 """The largest batch that is looked at."""

@@ -10,10 +10,9 @@ from .answer import Answer, Status
 from .digest import problem_digest
 from .errors import InvalidPlan
 from .problem import Problem
-from .proof import InvalidProof, Proof, carried, certifiable, prove
+from .proof import InvalidProof, Proof, carried, certain_need, certifiable, prove
 from .restrictions import gap_sentence
 from .verify import verify
-from .working_set import certain_need
 
 
 class AnswerVerdict(NamedTuple):

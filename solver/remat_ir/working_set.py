@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .chain import Chain
 from .graph import Graph
-from .subject import Subject
 
 
 class WorkingSet(NamedTuple):
@@ -57,13 +55,3 @@ def working_set(graph: Graph) -> WorkingSet:
             held.remove(value)
             held_bytes -= graph.value_bytes[value]
     return worst
-
-
-def certain_need(subject: Subject) -> int:
-    """Bytes that every plan needs, as anyone can see without a certificate: the working set of a graph, or of a chain.
-
-    Of a chain it is that of its lift, since what an op reads and makes is on the device, whatever the host holds. Of a
-    join nothing is certain.
-    """
-    graph = subject.to_graph() if isinstance(subject, Chain) else subject
-    return working_set(graph).least_bytes if isinstance(graph, Graph) else 0

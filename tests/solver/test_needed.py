@@ -16,6 +16,7 @@ from remat_ir import (
     Chain,
     Graph,
     InvalidPlan,
+    Link,
     Problem,
     Status,
     certified,
@@ -24,8 +25,8 @@ from remat_ir import (
     verify_answer,
 )
 from remat_ir.batch import BatchFamily
-from remat_ir.proof import PairProof
-from remat_ir.working_set import certain_need, working_set
+from remat_ir.proof import PairProof, certain_need
+from remat_ir.working_set import working_set
 from remat_solver import least_budget, max_batch, solve, sweep
 from remat_solver.pairs import pair_need
 from solver.brute import optimum
@@ -96,6 +97,16 @@ def test_with_a_link_what_one_op_needs_is_certain(problem: Problem) -> None:
     answer = sound(below, solve(below, time_limit_s=5))
     assert answer.status is Status.INFEASIBLE
     assert answer.claimed_by is None
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(problems(6))
+def test_the_checker_and_the_solver_agree_on_what_one_op_needs(problem: Problem) -> None:
+    graph, with_link = problem.graph, problem.graph.with_link(Link(1, 1))
+    least = certain_need(graph)
+    assert least == working_set(graph).least_bytes
+    assert certain_need(with_link) == working_set(with_link).least_bytes <= least
+    assert not least or optimum(Problem(graph, least - 1)).plan is None
 
 
 def answers_about(seed: int) -> Iterator[tuple[Problem, Answer]]:

@@ -52,8 +52,7 @@ from remat_ir import (
     gap_of,
     structure_digest,
 )
-from remat_ir.proof import certifiable
-from remat_ir.working_set import certain_need
+from remat_ir.proof import certain_need, certifiable
 from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 

@@ -3,6 +3,7 @@
 from .carry import carried
 from .certificate import Branch, Leaf, PairProof, Proof, StageProof, read_proof
 from .check import Proved, certifiable, graph_of_subject, prove
+from .pairs import certain_need
 from .rows import InvalidProof
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Proved",
     "StageProof",
     "carried",
+    "certain_need",
     "certifiable",
     "graph_of_subject",
     "prove",

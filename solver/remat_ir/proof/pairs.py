@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from ..chain import Chain
 from ..graph import Graph
+from ..subject import Subject
 from .certificate import PairProof
 from .rows import InvalidProof
 
@@ -25,6 +27,7 @@ class PairCheck:
         self._optional, self._keep = frozenset(graph.optional), frozenset(graph.keep)
         made = (sum(graph.value_bytes[v] for v in values if v in self._keep) for values in graph.op_values)
         self._kept_before = (0, *accumulate(made))
+        self._first_needs = first_needs(graph)
         self._steps = 0
 
     def together(self, u: int, v: int) -> bool:
@@ -56,14 +59,7 @@ class PairCheck:
 
     def need_of_first(self, op: int) -> int:
         """Bytes while an op is first computed, with kept values and those that cannot be made after it."""
-        graph = self.graph
-        need = self._own(op) + self._kept_before[op]
-        for value in range(graph.values):
-            maker = graph.value_op[value]
-            stays = maker < op and graph.last_stage[maker] <= op and max(graph.users[value], default=-1) > op
-            if stays and value not in self._keep and value not in graph.op_inputs[op]:
-                need += graph.value_bytes[value]
-        return need
+        return self._first_needs[op]
 
     def _own(self, op: int) -> int:
         graph = self.graph
@@ -77,6 +73,37 @@ class PairCheck:
         if self.graph.value_op[other] == op:
             return False
         return any(not self.together(v, other) for v in (other, *self.graph.op_inputs[op]))
+
+
+def first_needs(graph: Graph) -> list[int]:
+    """[n] bytes while each op is first computed: what it reads, makes and works with; kept values of ops before; and
+    values of ops before that cannot be made again and that an op after reads. With a link these may be on the host.
+    """
+    size, keep = graph.value_bytes, frozenset(graph.keep)
+    born, own = [0] * (graph.ops + 1), list(graph.op_workspace_bytes)
+    for op, inputs in enumerate(graph.op_inputs):
+        own[op] += sum(size[v] for v in (*(v for v in inputs if v not in keep), *graph.op_always[op]))
+    for value, maker in enumerate(graph.value_op):
+        readers = graph.users[value]
+        start, end = max(maker + 1, graph.last_stage[maker]), max(readers, default=-1)
+        if value in keep:
+            born[maker + 1] += size[value]
+        elif graph.link is None and start < end:
+            born[start] += size[value]
+            born[end] -= size[value]
+            for op in readers:
+                own[op] -= size[value] if start <= op < end else 0
+    return [need + held for need, held in zip(own, accumulate(born[: graph.ops]), strict=True)]
+
+
+def certain_need(subject: Subject) -> int:
+    """Bytes, fixed ones included, that every plan needs for what a single op needs alone, which takes no certificate.
+
+    Of a chain it is that of its lift, since what an op reads and makes is on the device, whatever the host holds. Of a
+    join nothing is certain.
+    """
+    graph = subject.to_graph() if isinstance(subject, Chain) else subject
+    return graph.fixed_bytes + max(first_needs(graph)) if isinstance(graph, Graph) else 0
 
 
 def check_pairs(check: PairCheck) -> None:
