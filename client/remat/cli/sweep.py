@@ -160,8 +160,8 @@ def max_batch(
         write_json(output, found.answer.plan.to_json())
     if as_json:
         told = {"batch": found.batch, "bound": found.bound, "budget_bytes": family.budget_bytes}
-        told |= {"proved": found.proved, "claimed_by": found.claimed_by}
-        print(json.dumps(told | {"most_cost_ns": found.most_cost_ns, "seconds": found.seconds}))
+        said = {"proved": found.proved, "claimed_by": found.claimed_by}
+        print(json.dumps(told | said | {"most_cost_ns": found.most_cost_ns, "seconds": found.seconds}))
     elif found.batch or found.bound:
         proved = "and no larger one does" if found.proved else f"and none above {found.bound} does"
         proved += ", certified" if found.claimed_by is None else f", claimed by {found.claimed_by}"
