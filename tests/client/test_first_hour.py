@@ -21,7 +21,22 @@ import remat
 from remat.capture.call import example_call
 from remat.cli.solve import budget_of
 from remat.planning.headline import headline
-from remat_ir import Answer, Graph, Progress, RematError, Status, graph_of, plain_peak, plain_plan
+from remat_ir import (
+    Answer,
+    Compute,
+    Free,
+    Graph,
+    InvalidData,
+    Plan,
+    Problem,
+    Progress,
+    RematError,
+    Status,
+    graph_of,
+    plain_peak,
+    plain_plan,
+    replay,
+)
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -97,6 +112,11 @@ def enables(**more: Any) -> Callable[[], object]:
     return lambda: remat.enable(nn.Linear(4, 4), **{"budget": "1GiB"} | more)
 
 
+def enabled() -> nn.Module:
+    """A module that trains by plans, and has none yet."""
+    return remat.enable(nn.Linear(4, 4), budget="100%", planner="greedy")
+
+
 def without_gradients() -> object:
     """A call under no_grad."""
     with torch.no_grad():
@@ -135,6 +155,9 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("an unknown way to fail", enables(on_failure="ignore"), "'raise', 'plain'"),
     ("an unknown mode", trains(mode="eager"), "'auto', 'graph', 'chain'"),
     ("a method that is no name", trains(method=3), "such as 'auto'"),
+    ("an unknown method", trains(method="fastest", planner="local"), "there are: auto, "),
+    ("an unknown method of enable", enables(method="fastest", planner="local"), "there are: auto, "),
+    ("a method of its own for torch.compile", lambda: remat.backend("1GiB", method="x", planner="local"), "there are:"),
     ("a word for a flag", trains(wait="no"), "True or False"),
     ("a number for a flag", trains(self_check=1), "True or False"),
     ("no plans at all", trains(most_plans=0), "at least 1"),
@@ -152,6 +175,9 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("a function", lambda: remat.enable(len, budget="1GiB"), "torch.nn.Module"),  # type: ignore[type-var]
     ("gradients off", without_gradients, "outside of torch.no_grad()"),
     ("nothing to explain", lambda: remat.explain(nn.Linear(4, 4)), "a budget"),
+    ("enabled, and no step yet", lambda: remat.explain(enabled()), "remat.explain(model, x)"),
+    ("enabled, and another budget", lambda: remat.explain(enabled(), X, budget="50%"), "remat.disable"),
+    ("a module for make_model", lambda: remat.max_batch(nn.Linear(4, 4), X.repeat, budget="1GiB"), "lambda: model"),
 ]
 
 
@@ -163,7 +189,7 @@ def test_a_mistake_gets_one_sentence(make: Callable[[], object], says: str) -> N
     text = str(caught.value)
     assert says in text
     assert "\n" not in text
-    assert len(text) < 300
+    assert len(text) < 400
 
 
 def test_there_are_forty() -> None:
@@ -185,8 +211,8 @@ def test_the_notebook_runs_and_its_last_expressions_can_be_shown(tmp_path: Path)
         "    exec(compile(tree, 'cell', 'exec'), space)\n"
         "    if last is not None:\n"
         "        shown.append(eval(compile(ast.Expression(last.value), 'cell', 'eval'), space))\n"
-        "explained, figure, answer = shown\n"
-        "print(json.dumps([explained._repr_html_(), answer._repr_html_(), len(figure.axes)]))\n"
+        "explained, figure, answer, own = shown\n"
+        "print(json.dumps([explained._repr_html_(), answer._repr_html_(), len(figure.axes) + len(own.axes)]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", runner], input=json.dumps(code), capture_output=True, text=True, timeout=280, check=False
@@ -198,7 +224,47 @@ def test_the_notebook_runs_and_its_last_expressions_can_be_shown(tmp_path: Path)
     assert explained.count("<polyline") == 2
     assert "% time" in explained
     assert "<th>cost_ns</th>" in answer
-    assert axes == 1
+    assert axes == 2
+
+
+def test_an_enabled_module_is_explained_and_not_planned_twice() -> None:
+    model = enabled()
+    assert "where the bytes go" in remat.explain(model, X)
+    model(X).sum().backward()
+    assert len(remat.explain(model).plans) == 1
+    with pytest.raises(RuntimeError, match=r"call remat\.disable first"):
+        remat.optimize(model, X, budget="100%", planner="greedy")
+
+
+def test_the_picture_of_an_answer_has_the_curves_of_both_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory over time, the budget, where the backward pass begins, and when ops run again."""
+    graph = replace(graph_of([1, 2, 3, 4], [2**20] * 4, [[], [0], [1], [0, 2]]), backward_from=2)
+    steps = (Compute(0), Compute(1), Free(0), Compute(2), Free(1), Compute(0), Compute(3))
+    problem, plan = Problem(graph, 3 * 2**20), Plan(steps)
+    answer = Answer.of_plan(problem, plan, method="greedy")
+    (axes,) = answer.plot(problem).axes
+    plain, planned = axes.patches
+    for stairs, subject_plan in ((plain, plain_plan(graph)), (planned, plan)):
+        levels, edges, _ = stairs.get_data()
+        moments = [m for m in replay(graph, subject_plan) if m.op is not None]
+        assert [round(level * 2**20) for level in levels] == [m.peak_bytes for m in moments]
+        assert [round(edge * 1e6) for edge in edges] == [0, *(m.cost_ns for m in moments)]
+    budget, boundary = axes.lines
+    assert list(budget.get_ydata()) == [3, 3]
+    assert list(boundary.get_xdata()) == [3e-6, 3e-6]
+    (again,) = axes.collections
+    (span,) = again.get_paths()
+    assert sorted({round(x * 1e6) for x in span.vertices[:, 0]}) == [6, 7], "op 0 runs again from 6 to 7 ns"
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {
+        "without a plan", "plan", "budget", "backward pass begins", "run again",
+    }  # fmt: skip
+    with pytest.raises(InvalidData, match="the answer has no plan"):
+        replace(answer, plan=None).plot(problem)
+    with pytest.raises(InvalidData, match=r"plot\(problem\)"):
+        answer.plot(graph)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InvalidData, match=r"install remat\[plot\]"):
+        answer.plot(problem)
 
 
 def test_a_line_of_progress_has_no_plan_in_it() -> None:

@@ -107,6 +107,9 @@ def max_batch(
     if asking.link is not None:
         raise InvalidData("max_batch looks for plans that move nothing to the host: leave link= out")
     asked = planner_for(planner)
+    if not callable(make_model) or isinstance(make_model, nn.Module):
+        said = type(make_model).__name__
+        raise InvalidData(f"make_model must be a function that returns the model, not a {said}: write lambda: model")
     model = make_model()
     search = BatchSearch(
         model,

@@ -10,7 +10,7 @@ from remat_ir import InvalidData
 from ..capture.operations import check_functional
 from ..planning.budget import Budget, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
-from ..planning.planner import Planner, planner_for
+from ..planning.planner import Planner, check_method, planner_for
 from ..planning.sources import OnProgress
 from .eager import Backend
 
@@ -46,14 +46,16 @@ def backend(
     asking = solve_options(backend, StepFields, options, fields)
     check_functional(asking.functional_ops)
     budget = read_budget(budget)
+    asked = planner_for(planner)
+    check_method(asked.asked, asking.method)
     if inner == "inductor" and asking.link is not None:
         raise InvalidData("link= goes with inner='eager': plans under Inductor move nothing to the host")
     if inner == "inductor":
         from .inductor.backend import InductorBackend
 
-        return InductorBackend(budget, planner_for(planner), asking, inductor_options or {}, on_progress)
+        return InductorBackend(budget, asked, asking, inductor_options or {}, on_progress)
     if inner != "eager":
         raise ValueError(f"inner must be 'eager' or 'inductor', not {inner!r}")
     if inductor_options:
         raise ValueError("inductor_options go with inner='inductor'")
-    return Backend(budget, planner_for(planner), asking, on_progress)
+    return Backend(budget, asked, asking, on_progress)

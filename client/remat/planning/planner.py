@@ -148,6 +148,17 @@ class CoordinatedPlanner:
         return self.coordinator.answer(problem, lambda: self.asked.plan(problem, options, on_progress=on_progress))
 
 
+def check_method(planner: Planner, method: str) -> None:
+    """Refuse a method that is not one of the local solver's, where that is asked first: before anything is captured.
+
+    Raises:
+        InvalidData: the message lists the solver's methods.
+    """
+    first = planner.planners[0] if isinstance(planner, FallbackPlanner) else planner
+    if method != "auto" and isinstance(first, LocalPlanner):
+        first.check_method(method)
+
+
 def page_of(planner: Planner, answer: Answer) -> str | None:
     """The URL at which a browser shows a solve, if a service made the answer."""
     asked = planner.planners if isinstance(planner, FallbackPlanner) else (planner,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -66,6 +67,14 @@ class LocalPlanner:
     def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
         self.options = dict(options or {})
         self._solve: Callable[..., Answer] = solver_door("local")
+
+    def check_method(self, name: str) -> None:
+        """Refuse a method that the solver has not.
+
+        Raises:
+            InvalidData: the message lists those that it has.
+        """
+        import_module(self._solve.__module__).method_named(name)
 
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None

@@ -19,7 +19,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from .module import MakePlan, Rematerialized
+from .module import MakePlan, Rematerialized, enabled_plans, refuse_enabled
 from .optimize import planning
 
 M = TypeVar("M", bound=nn.Module)
@@ -105,16 +105,6 @@ def enable(
     return model
 
 
-def refuse_enabled(model: nn.Module) -> None:
-    """Refuse a module that has plans already.
-
-    Raises:
-        RuntimeError: it has.
-    """
-    if isinstance(model.__dict__.get("forward"), PlannedForward):
-        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
-
-
 def install(model: nn.Module, make_plan: MakePlan, **settings: Any) -> Rematerialized:
     """Let a module run by plans when it trains; `settings` are those of `Rematerialized`."""
     forward = PlannedForward(model, model.__dict__.get("forward"), make_plan, settings)
@@ -145,7 +135,7 @@ def plans_of(model: nn.Module) -> Rematerialized:
     Raises:
         RuntimeError: it is not enabled.
     """
-    forward = model.__dict__.get("forward")
-    if not isinstance(forward, PlannedForward):
+    found = enabled_plans(model)
+    if found is None:
         raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
-    return forward.planned
+    return found

@@ -6,6 +6,7 @@ import html
 from typing import Any
 
 from remat_ir import InvalidData
+from remat_ir.plot import draw_memory, figure_of
 
 from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.headline import headline
@@ -38,26 +39,16 @@ class Explanation(str):
         return "".join(parts) + f"<pre>{html.escape(self)}</pre>"
 
     def plot(self) -> Any:
-        """Memory over the step with and without the plan, as a `matplotlib` figure, one panel a plan.
+        """Memory over time with and without the plan, as a `matplotlib` figure, one panel a plan: see `Answer.plot`.
 
         Raises:
             InvalidData: matplotlib is not installed, or there is no plan of a captured step.
         """
         if not self.plans:
             raise InvalidData("there is nothing to plot: no step was captured and planned as a graph")
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise InvalidData("pictures need matplotlib; install remat[plot]") from None
-        figure = Figure(figsize=(9, 3.6 * len(self.plans)), layout="constrained")
-        for axes, planned in zip(figure.subplots(len(self.plans), squeeze=False)[:, 0], self.plans, strict=True):
+        figure, panels = figure_of(len(self.plans))
+        for axes, planned in zip(panels, self.plans, strict=True):
             graph, answer = planned.step.graph, planned.answer
             assert answer.plan is not None
-            for name, curve in (("without a plan", plain_curve(graph)), ("plan", memory_curve(graph, answer.plan))):
-                places = [i / max(1, len(curve) - 1) for i in range(len(curve))]
-                axes.plot(places, [size / 2**20 for size in curve], label=name, linewidth=1.2)
-            axes.axhline(answer.budget_bytes / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
-            axes.set(xlabel="through the training step", ylabel="memory in MiB", title=headline(graph, answer))
-            axes.set_ylim(bottom=0)
-            axes.legend(frameon=False)
+            draw_memory(axes, graph, answer.plan, answer.budget_bytes, headline(graph, answer))
         return figure

@@ -328,6 +328,22 @@ class Rematerialized(nn.Module):
             return getattr(original, name)
 
 
+def enabled_plans(model: object) -> Rematerialized | None:
+    """The planned side of a module that `remat.enable` was called for; None of any other."""
+    found = getattr(getattr(model, "__dict__", {}).get("forward"), "planned", None)
+    return found if isinstance(found, Rematerialized) else None
+
+
+def refuse_enabled(model: nn.Module) -> None:
+    """Refuse a module that has plans already.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    if enabled_plans(model) is not None:
+        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
+
+
 def _raise_what_the_code_raises(call: Call) -> None:
     """Run a call whose code may raise, so that the caller gets that exception and not one about its capture."""
     with generators.kept(), torch.no_grad():

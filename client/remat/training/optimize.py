@@ -27,14 +27,14 @@ from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
-from ..planning.planner import CoordinatedPlanner, Planner, page_of, plan_or_raise, planner_for
+from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise, planner_for
 from ..planning.quick import quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves
 from .job import Job
-from .module import MakePlan, Rematerialized
+from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
 from .reserved import ATTEMPTS, Room, linked, room_for
@@ -94,8 +94,10 @@ def optimize(
         BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
         PlanMismatch: the plan file is for another step, and which op differs; or its plan does not fit the budget.
         InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
+        RuntimeError: remat is enabled on the module.
     """
     check_module(model)
+    refuse_enabled(model)
     asking = solve_options(optimize, TrainingFields, options, fields)
     args, kwargs = example_call(example_args, example_kwargs)
     make_plan = planning(
@@ -121,7 +123,9 @@ def check_training(
         stages_budget(budget, options.slack)
         if not options.wait:
             raise InvalidData("wait=False does not go with mode='chain': stages train by the planner's plan only")
-    return planner_for(planner)
+    found = planner_for(planner)
+    check_method(found.asked, options.method)
+    return found
 
 
 def planning(

@@ -24,6 +24,7 @@ from remat_ir.chain_plan import Verb
 from remat_ir.restrictions import best_of
 
 from .. import _compat
+from ..capture.call import example_call
 from ..capture.operations import notes
 from ..chains.chained import ChainedModule
 from ..planning.budget import Budget, readable
@@ -32,7 +33,7 @@ from ..planning.planner import Planner
 from ..planning.sources import OnProgress
 from ..planning.transfers import journeys_text, moved
 from .explanation import Explanation
-from .module import Rematerialized
+from .module import Rematerialized, enabled_plans
 from .optimize import optimize
 from .planned import Planned
 from .reserved import device_of_step
@@ -59,8 +60,9 @@ def explain(
     It is text; a notebook shows memory over the step with it, and its method `plot` draws that with matplotlib.
 
     Args:
-        model: what `optimize` returned: each plan that it has is explained. Or any module, with the other arguments of
-            `optimize`: its step is planned, as there, and explained; nothing is trained, and the plan is remembered.
+        model: what `optimize` returned or `enable` took: each plan that it has is explained, that of the example
+            arguments among them, if any are given. Or any module, with the other arguments of `optimize`: its step is
+            planned, as there, and explained; nothing is trained, and the plan is remembered.
         depth: how many parts of a module's path tell modules apart.
         rows: the most modules that a table lists.
 
@@ -69,12 +71,26 @@ def explain(
         CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
     """
     asking = solve_options(explain, TrainingFields, options, fields)
-    if isinstance(model, Rematerialized):
-        if asking != DEFAULT:
-            raise InvalidData("explain asks nobody for the plans of a module that has them: options go with a budget")
-        trained = model
+    known = model if isinstance(model, Rematerialized) else enabled_plans(model)
+    if known is not None:
+        if asking != DEFAULT or budget is not None:
+            raise InvalidData(
+                f"this {type(known.original).__name__} has a budget and options already, by which its plans are made: "
+                "leave them out of explain, or call remat.disable first"
+            )
+        trained = known
+        args, kwargs = example_call(example_args, example_kwargs)
+        if args or kwargs:
+            trained.plan_for(args, kwargs)
+        elif not trained.plans and not trained.chains:
+            raise InvalidData(
+                f"this {type(trained.original).__name__} has no plan before its first step: train one, or give explain "
+                "one call of it, such as remat.explain(model, x)"
+            )
     elif budget is None:
-        raise InvalidData("explain takes what remat.optimize returned, or a module, one call of it and a budget")
+        raise InvalidData(
+            "explain takes what remat.optimize returned or remat.enable took, or a module, one call of it and a budget"
+        )
     else:
         trained = optimize(
             model,

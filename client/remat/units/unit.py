@@ -14,8 +14,9 @@ from ..errors import CaptureError
 from ..planning.budget import UnitBytes
 from ..planning.options import OnFailure, SolveOptions
 from ..planning.planner import CoordinatedPlanner
-from ..training.enable import install, refuse_enabled
+from ..training.enable import install
 from ..training.halves import Halves
+from ..training.module import refuse_enabled
 from ..training.optimize import BUSY, carry_out, plan_step
 from ..training.planned import Planned
 from ..training.reserved import linked

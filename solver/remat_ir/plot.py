@@ -1,0 +1,90 @@
+"""Memory over the time of a step, drawn with matplotlib where that is installed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .chain import Chain
+from .errors import InvalidData
+from .subject import AnyPlan, Subject, plain_plan_of, replay_any
+
+
+class Run(NamedTuple):
+    """One run of an op: when, the bytes that are there meanwhile, and whether it ran before."""
+
+    op: int | None
+    start_ns: int
+    end_ns: int
+    memory_bytes: int
+    again: bool
+
+
+def runs(subject: Subject, plan: AnyPlan) -> list[Run]:
+    """What runs in a plan, in order; copies that overlap take no time of their own.
+
+    Raises:
+        InvalidPlan: the plan is not one of the subject, or breaks a rule.
+    """
+    found, seen, before = [], set[int](), 0
+    for moment in replay_any(subject, plan):
+        if moment.op is not None or moment.cost_ns > before:
+            found.append(Run(moment.op, before, moment.cost_ns, moment.peak_bytes, moment.op in seen))
+        if moment.op is not None:
+            seen.add(moment.op)
+        before = moment.cost_ns
+    return found
+
+
+def backward_op(subject: Subject) -> int | None:
+    """The number of the first op of the backward pass, where it is known."""
+    return subject.stages if isinstance(subject, Chain) else getattr(subject, "backward_from", None)
+
+
+def figure_of(panels: int) -> tuple[Any, list[Any]]:
+    """A matplotlib figure with panels below each other, and their axes.
+
+    Raises:
+        InvalidData: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidData("pictures need matplotlib; install remat[plot]") from None
+    figure = Figure(figsize=(9, 3.6 * panels), layout="constrained")
+    return figure, list(figure.subplots(panels, squeeze=False)[:, 0])
+
+
+def draw_memory(axes: Any, subject: Subject, plan: AnyPlan, budget_bytes: int, title: str = "") -> None:
+    """Draw memory in MiB over ms, without and with a plan, on matplotlib axes.
+
+    With it: the budget, the forward/backward boundary, and the times at which ops run again.
+
+    Raises:
+        InvalidPlan: the plan is not one of the subject, or breaks a rule.
+    """
+    planned = runs(subject, plan)
+    for label, color, found in (
+        ("without a plan", "#999999", runs(subject, plain_plan_of(subject))),
+        ("plan", "#1d4ed8", planned),
+    ):
+        edges = [0.0, *(run.end_ns / 1e6 for run in found)]
+        axes.stairs([run.memory_bytes / 2**20 for run in found], edges, label=label, color=color, linewidth=1.2)
+    axes.axhline(budget_bytes / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
+    first = backward_op(subject)
+    start = next((run.start_ns for run in planned if first is not None and (run.op or 0) >= first), None)
+    if start is not None:
+        axes.axvline(start / 1e6, color="black", linestyle=":", linewidth=1, label="backward pass begins")
+    again = [(run.start_ns / 1e6, (run.end_ns - run.start_ns) / 1e6) for run in planned if run.again]
+    if again:
+        axes.broken_barh(
+            again,
+            (0, 1),
+            transform=axes.get_xaxis_transform(),
+            color="#f59e0b",
+            alpha=0.3,
+            linewidth=0,
+            label="run again",
+        )
+    axes.set(xlabel="time in ms", ylabel="memory in MiB", title=title)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
