@@ -193,3 +193,67 @@ def test_compare_reads_a_graph_file(tmp_path: Path) -> None:
     assert rows["checkpoint each block"]["overhead"] is None
     assert "names of modules" in rows["checkpoint each block"]["ending"]
     assert rows["greedy"]["overhead"] == overhead_of(6, 6) == 0
+
+
+class Whole(nn.Module):
+    """Blocks of which each rank of several may hold a part, as Megatron splits them."""
+
+    def __init__(self, tp: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 256 // tp), nn.GELU(), nn.Linear(256 // tp, 64)) for _ in range(6)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.sum()
+
+
+def whole(batch: int = 64, tp: int = 1) -> tuple[nn.Module, torch.Tensor]:
+    return Whole(tp), torch.ones(batch, 64)
+
+
+def test_what_one_rank_of_many_needs(table: Path) -> None:
+    """State and gradients are shared; a block and the next one are gathered; buckets hold all gradients."""
+    options: dict[str, Any] = {"batch": 4, "optimizer": "adamw", "planner": "greedy", "time_limit_s": 0.5}
+    alone, shared, replica, part = (
+        remat.fit(whole, str(table), parallel=parallel, **options) for parallel in (None, "fsdp=8", "dp=8", "tp=4")
+    )
+    size = sum(4 * p.numel() for p in Whole(1).parameters())
+    block = size // 6
+    one, other = alone.step.step.fixed, shared.step.step.fixed
+    assert size <= one["parameters"] <= other["parameters"] * 8 < 1.01 * size, "the allocator rounds"
+    assert other["optimizer state"] == -(-one["optimizer state"] // 8)
+    assert other["parameters that are gathered"] == other["gradients that are reduced"] == 2 * block
+    grown = shared.plain_bytes - sum(other.values()) - (alone.plain_bytes - sum(one.values()))
+    assert -1.01 * size <= grown < -0.7 * size, "gradients of the whole model were there at the end, and now an eighth"
+    assert replica.plain_bytes == alone.plain_bytes + size
+    own = sum(4 * p.numel() for p in Whole(4).parameters())
+    assert part.step.step.fixed["parameters"] == pytest.approx(own, rel=0.03) != pytest.approx(size, rel=0.03)
+    assert "one of 8 ranks (fsdp=8)" in str(shared)
+    assert shared.largest_planned is not None
+    assert alone.largest_planned is not None
+    assert shared.largest_planned.size > alone.largest_planned.size
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ("ep=2", "'ep=2' is not a way to spread a job"),
+        ("fsdp=0", "'fsdp=0' is not a way"),
+        ("tp=2,tp=4", "'tp=4' is not a way"),
+        ("dp=2,fsdp=4", "write one of them"),
+        ("pp=4", "optimize_pipeline"),
+        ("tp=2", "take the argument tp"),
+    ],
+)
+def test_ranks_that_are_not_known_are_refused(table: Path, parallel: str, said: str) -> None:
+    with pytest.raises(InvalidData, match=said):
+        remat.fit(make_model, str(table), parallel=parallel)
+
+
+@pytest.mark.parametrize("parallel", ["dp=2", "fsdp=2"])
+def test_released_gradients_are_those_of_one_rank(table: Path, parallel: str) -> None:
+    with pytest.raises(InvalidData, match="release_gradients does not go with dp or fsdp"):
+        remat.fit(make_model, str(table), parallel=parallel, optimizer="adamw", release_gradients=True)

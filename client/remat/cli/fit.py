@@ -61,6 +61,10 @@ def fit(
     release_gradients: Annotated[
         bool, typer.Option("--release-gradients", help="Say also what it is with gradients released as they are made.")
     ] = False,
+    parallel: Annotated[
+        str | None,
+        typer.Option("--parallel", metavar="P", help="Of one rank of many: dp=8, fsdp=8, tp=2, or fsdp=8,tp=2."),
+    ] = None,
     max_overhead: Annotated[
         float, typer.Option("--max-overhead", metavar="F", help="The most that the largest batch's plan may cost more.")
     ] = 1 / 3,
@@ -88,6 +92,7 @@ def fit(
         target("devices").target_of(device),
         optimizer=optimizer,
         release_gradients=release_gradients,
+        parallel=parallel,
         batch=batch,
         max_overhead=max_overhead,
         planner=asked_planner(base_url, local),
@@ -114,6 +119,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "model": found.step.name,
         "device": found.step.target.name,
         "priced": found.step.priced,
+        "parallel": found.parallel._asdict(),
         "memory_bytes": found.memory_bytes,
         "fixed_bytes": dict(found.step.step.fixed),
         "plain_bytes": found.plain_bytes,

@@ -106,23 +106,26 @@ def tracing_for(device: torch.device) -> Iterator[None]:
         yield
 
 
-def build(make_model: Callable[..., Any], device: torch.device, batch: int | None = None) -> Built:
+def build(make_model: Callable[..., Any], device: torch.device, batch: int | None = None, tp: int = 1) -> Built:
     """What a function returns, on a device, as fake tensors; the model is in train mode.
 
     Args:
         make_model: returns `(model, args)` or `(model, args, kwargs)`: a module and one call of it, `args` as for
             `remat.optimize`. What it makes of tensors has no values.
         batch: given to the function as the argument `batch`.
+        tp: so many ranks share each layer: given to the function as the argument `tp` where there are several, which
+            makes the part of one rank.
 
     Raises:
         InvalidData: it raises, or returns something else.
     """
     name = getattr(make_model, "__name__", "make_model")
     given = {} if batch is None else {"batch": batch}
+    given |= {} if tp == 1 else {"tp": tp}
     try:
         inspect.signature(make_model).bind(**given)
     except TypeError as error:
-        want = " and take the argument batch" if batch is not None else ""
+        want = f" and take the argument {' and '.join(given)}" if given else ""
         raise InvalidData(f"{name} must be callable without further arguments{want}: {error}") from None
     try:
         with _compat.OnMeta(KINDS), torch.random.fork_rng(devices=[]):

@@ -20,6 +20,7 @@ from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
 from ..training.sizes import same_structure
 from .devices import Target, target_of
+from .parallel import ALONE, Parallel
 from .step import TargetStep, target_step
 
 MOST_BATCH = 2**20
@@ -57,6 +58,7 @@ class Fit:
         largest_plain, largest_planned: None where the batch of the function cannot be chosen.
         max_overhead: the most that the plan of the largest batch may cost more.
         released: the same with gradients released as they are made, where that was asked for.
+        parallel: the ranks that the job is spread over; all figures are those of one of them, but `batch` is its own.
     """
 
     step: TargetStep
@@ -74,6 +76,7 @@ class Fit:
     max_overhead: float
     seconds: float
     released: Fit | None = None
+    parallel: Parallel = ALONE
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -111,6 +114,7 @@ class Fit:
         head = f"{self.step.name} on {device}"
         head += "" if self.batch is None else f", batch {self.batch}"
         head += "" if self.optimizer is None else f", {self.optimizer}"
+        head += "" if self.parallel.ranks == 1 else f", one of {self.parallel.ranks} ranks ({self.parallel})"
         rows = list(self.rows)
         if self.released is not None:
             there = {row[:2] for row in rows}
@@ -127,6 +131,7 @@ def fit(
     *,
     optimizer: str | None = None,
     release_gradients: bool = False,
+    parallel: str | None = None,
     batch: int | None = None,
     max_overhead: float = 1 / 3,
     planner: Planner | str | None = None,
@@ -142,6 +147,8 @@ def fit(
         device: "a100", "h100", "h200", "l40s", or the path of a table in a TOML or JSON file.
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
         release_gradients: say also what it is with `release_gradients=True`, which needs an optimizer.
+        parallel: ranks that the job is spread over, such as "fsdp=8,tp=2": see `remat.target.parallel.Parallel`. All
+            figures are then those of one rank, the batch too; messages take no time.
         batch: given to the function; None is its own default.
         max_overhead: the most that the plan of the largest batch may cost, as a share of plain training's time.
         planner: as for `remat.optimize`.
@@ -167,7 +174,8 @@ def fit(
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005)
-    given: dict[str, Any] = {"optimizer": optimizer, "table": asked.profiles, "phase": phase}
+    spread_over = Parallel.of(parallel)
+    given: dict[str, Any] = {"optimizer": optimizer, "parallel": parallel, "table": asked.profiles, "phase": phase}
 
     def with_(release: bool) -> Fit:
         def at(size: int | None) -> TargetStep:
@@ -175,11 +183,11 @@ def fit(
 
         return _fit(make_model, at, target, optimizer, batch, max_overhead, asked, options, phase)
 
-    found = with_(False)
+    found = replace(with_(False), parallel=spread_over)
     if not release_gradients:
         return found
     phase("the same with gradients released")
-    released = with_(True)
+    released = replace(with_(True), parallel=spread_over)
     return replace(found, released=released, seconds=found.seconds + released.seconds)
 
 

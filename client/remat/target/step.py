@@ -23,6 +23,7 @@ from ..training.names import name_of
 from ..training.step import TrainingStep, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
+from .parallel import Parallel
 from .price import Priced, price, spread
 
 
@@ -90,6 +91,7 @@ def target_step(
     batch: int | None = None,
     optimizer: str | None = None,
     release_gradients: bool = False,
+    parallel: str | None = None,
     table: ProfileTable | None = None,
     phase: Callable[[str], None] = lambda _: None,
 ) -> TargetStep:
@@ -101,6 +103,7 @@ def target_step(
             kernels are measured there, one by one.
         optimizer: the name of a class of `torch.optim`, in any case; its state counts as fixed bytes.
         release_gradients: each parameter is updated inside the backward pass, and its gradient freed.
+        parallel: ranks that the job is spread over, of which this is one: see `remat.target.parallel.Parallel`.
         table: of measured costs.
         phase: called with what is done from now on.
 
@@ -109,16 +112,18 @@ def target_step(
             cannot be released.
         CaptureError: the step cannot be captured as one graph.
     """
-    target = None if device is None else target_of(device)
+    target, spread_over = None if device is None else target_of(device), Parallel.of(parallel)
+    if release_gradients and spread_over.dp * spread_over.fsdp > 1:
+        raise InvalidData("release_gradients does not go with dp or fsdp: ranks reduce gradients before updates")
     place = here() if target is None else NAMED
     seconds: dict[str, float] = {}
     with tracing_for(place):
         phase("building the model")
         start = time.perf_counter()
-        built: Built = build(make_model, place, batch)
+        built: Built = build(make_model, place, batch, spread_over.tp)
         seconds["build"] = time.perf_counter() - start
         job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
-        return _captured(built, target, job, table, phase, seconds)
+        return _captured(built, target, job, spread_over, table, phase, seconds)
 
 
 def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | None:
@@ -153,6 +158,7 @@ def _captured(
     built: Built,
     target: Target | None,
     job: Job,
+    parallel: Parallel,
     table: ProfileTable | None,
     phase: Callable[[str], None],
     seconds: dict[str, float],
@@ -166,10 +172,10 @@ def _captured(
         return found[0].profiled
 
     pricing = modelled if target else None
-    extra = job.fixed(built.model)
+    extra = {**job.fixed(built.model), **parallel.fixed(built.model)}
     how: dict[str, Any] = {"table": table, "extra": extra, "price": pricing, "phase": phase, "release": job.release}
-    step = training_step(built.model, built.args, built.kwargs, **how)
-    update = job.update()
+    step = parallel.of_rank(training_step(built.model, built.args, built.kwargs, **how))
+    update = parallel.of_update(job.update())
     if job.releases and not returned_gradients(step.operations):
         update = update._replace(temporaries_bytes=update.beside_passes_bytes)  # every parameter is updated by then
     seconds["price"] = step.profiled.seconds

@@ -1,0 +1,138 @@
+"""What a training step needs on one rank of many: replicas, sharded states, and the part of a model split by tensors.
+
+Nothing is sent, and messages take no time here. Sharding is that of `fully_shard` around each block of a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from torch import fx, nn
+
+from remat_ir import InvalidData
+
+from ..capture.operations import Kind, Op, Operations, to_graph
+from ..profiling.fixed import all_gradients
+from ..profiling.optimizers import UpdateMemory
+from ..training.step import TrainingStep
+
+FORM = "write dp=8, fsdp=8 or tp=4, or several of them with commas"
+
+AT_WORK = 2
+"""Blocks whose parameters are gathered at a time: the one that runs, and the next one, which is fetched meanwhile."""
+
+
+class Parallel(NamedTuple):
+    """So many ranks for each way to spread a job.
+
+    Attributes:
+        dp: replicas by DistributedDataParallel, whose buckets hold all gradients.
+        fsdp: ranks that share parameters, gradients and optimizer state by `fully_shard`.
+        tp: ranks that share each layer; the function that makes the model is given it, and makes one rank's part.
+    """
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    @classmethod
+    def of(cls, text: str | None) -> Parallel:
+        """Read "fsdp=8,tp=2".
+
+        Raises:
+            InvalidData: it is something else, or a combination that is not known.
+        """
+        found: dict[str, int] = {}
+        for part in (text or "").split(",") if text else ():
+            name, _, degree = part.strip().partition("=")
+            if name == "pp":
+                raise InvalidData("pp: what the ranks of a pipeline need depends on its schedule: optimize_pipeline")
+            if name not in cls._fields or name in found or not degree.isdecimal() or int(degree) < 1:
+                raise InvalidData(f"parallel: {part.strip()!r} is not a way to spread a job: {FORM}")
+            found[name] = int(degree)
+        made = cls(**found)
+        if made.dp > 1 and made.fsdp > 1:
+            raise InvalidData("parallel: dp replicates the gradients that fsdp shards: write one of them")
+        return made
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.dp * self.fsdp * self.tp
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={degree}" for name, degree in self._asdict().items() if degree > 1)
+
+    def of_update(self, update: UpdateMemory) -> UpdateMemory:
+        """What the optimizer's step takes on one rank."""
+        return UpdateMemory(*(ceil(size / self.fsdp) for size in update))
+
+    def fixed(self, model: nn.Module) -> dict[str, int]:
+        """Bytes that are there throughout on one rank besides those of a job on one, by what they are."""
+        if self.dp > 1:
+            return {"DDP's buckets": all_gradients(model)}
+        if self.fsdp == 1:
+            return {}
+        blocks = blocks_of(model)
+        gathered = sorted(_bytes(block) for block in blocks)[-AT_WORK:]
+        gradients = 2 * max(map(all_gradients, blocks))  # of the block that is reduced, and the copy that is sent
+        return {"parameters that are gathered": sum(gathered), "gradients that are reduced": gradients}
+
+    def of_rank(self, step: TrainingStep) -> TrainingStep:
+        """A step with the shards of one rank in the place of whole parameters, states and gradients."""
+        if self.fsdp == 1:
+            return step
+        shares = ("parameters", "optimizer state", "gradients")
+        fixed = {name: ceil(size / self.fsdp) if name in shares else size for name, size in step.fixed.items()}
+        ops = sharded_gradients(step.operations, self.fsdp, len(step.captured.params))
+        graph, values = to_graph(ops, step.profiled.kernels, sum(fixed.values()))
+        return replace(step, operations=ops, graph=graph, values=values, fixed=fixed)
+
+
+ALONE = Parallel()
+"""One rank."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The modules in a model's longest lists of modules, each of which `fully_shard` gathers alone; else the model."""
+    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    longest = max(lists, key=len, default=None)
+    return [model] if longest is None else list(longest.children())
+
+
+def sharded_gradients(step: Operations, ranks: int, parameters: int) -> Operations:
+    """The step where each gradient is reduced to a rank's share as soon as it is complete, and freed.
+
+    Args:
+        parameters: so many of the tensors that the step is given first are parameters.
+    """
+    flow = step.flow
+    trained = frozenset(flow.given[:parameters])
+    pairs = zip(flow.primals, flow.backward_results, strict=False)
+    results = list(dict.fromkeys(r for p, r in pairs if p in trained and isinstance(r, fx.Node)))
+    returned = {s for r in flow.forward_results if isinstance(r, fx.Node) for s in flow.storages_of.get(r, ())}
+    sizes, keep = list(step.sizes), set(step.keep)
+    copies = {op.nodes[0]: op for op in step.ops if op.kind is Kind.ACCUMULATE and op.nodes[0] in results}
+    ops = [op for op in step.ops if op not in copies.values()]
+    after: dict[int, list[Op]] = {}
+    for result in results:
+        own = frozenset(flow.storages_of.get(result, ()))
+        makers = [at for at, op in enumerate(ops) if own & set(op.makes)]
+        if not makers or not (own & keep or result in copies):
+            continue
+        keep -= own - returned
+        keep -= set(copies[result].makes) if result in copies else set()
+        value = result.meta["val"]
+        sizes.append(ceil(value.numel() / ranks) * value.element_size())
+        keep.add(len(sizes) - 1)
+        reduced = Op(Kind.ACCUMULATE, (result,), tuple(sorted(own)), (len(sizes) - 1,))
+        after.setdefault(max(makers), []).append(reduced)
+    placed = [one for at, op in enumerate(ops) for one in (op, *after.get(at, ()))]
+    turn = next(at for at, op in enumerate(placed) if op.kind is Kind.TURN)
+    return replace(step, ops=tuple(placed), turn=turn, sizes=tuple(sizes), keep=frozenset(keep))
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
