@@ -2,7 +2,7 @@
 
     python examples/release_gradients.py
 
-The loop stays as it is. What it leaves behind is bit for bit what it leaves behind without a plan.
+The loop stays as it is. What it leaves behind is compared with what it leaves behind without a plan.
 """
 
 import copy

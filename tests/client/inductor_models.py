@@ -76,3 +76,44 @@ class Levels(nn.Module):
 
 
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+class Mixer(nn.Module):
+    """Layer norms, and layers over the tokens and over the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.LayerNorm(64), nn.LayerNorm(64)
+        self.tokens, self.channels = (
+            nn.Sequential(nn.Linear(64, wide), nn.GELU(), nn.Linear(wide, 64)) for wide in (128, 256)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.tokens(self.one(x).transpose(1, 2)).transpose(1, 2)
+        made: torch.Tensor = x + self.channels(self.two(x))
+        return made
+
+
+class Mixers(nn.Module):
+    """Two mixer blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Mixer(), Mixer())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks(x).square().mean()
+
+
+class Next(nn.Module):
+    """A small ConvNeXt of transformers and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import ConvNextConfig, ConvNextForImageClassification
+
+        config = ConvNextConfig(num_stages=2, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10, image_size=64)
+        self.inner = ConvNextForImageClassification(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).logits.square().mean()

@@ -35,6 +35,15 @@ def test_python_blocks_parse(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_what_is_equal_bit_for_bit_says_to_what(page: Path) -> None:
+    """A page that claims it links to the one that says what equals what, and names the compiler."""
+    text = page.read_text()
+    if re.search(r"bit\s+for\s+bit", text) and page.name != "exactness.md":
+        assert re.search(r"\((docs/)?exactness\.md\)", text)
+        assert "aot_eager" in text or "Inductor" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_blocks_call_what_there_is(page: Path) -> None:
     """Every name of ours in a Python block exists, and takes the keywords that it is given."""
     for block in blocks(page, "python"):

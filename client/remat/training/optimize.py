@@ -63,6 +63,8 @@ def optimize(
 ) -> Rematerialized:
     """Make a module that trains inside a memory budget, with the gradients of stock `aot_eager`, bit for bit.
 
+    Eager PyTorch may differ from both by rounding: see `docs/exactness.md`.
+
     The training step is captured for the example inputs without running it, its kernels are profiled one by one, and
     the plan is asked for now. Parameters and buffers are shared with `model`.
 
