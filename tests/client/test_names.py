@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,45 @@ def test_a_name_leaves_the_client_only_where_asked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("REMAT_SEND_NAMES", "1")
     assert set(sent_names(monkeypatch, tmp_path / "c")) == {"Small 4×8"}
     assert set(sent_names(monkeypatch, tmp_path / "d", name="mine")) == {"mine"}
+
+
+MODEL = """
+import torch
+
+def make_model(batch=4):
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(batch, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("sweep", "graph.json", "--budgets", "100%"),
+        ("compare", "graph.json", "--budget", "100%", "--methods", "auto"),
+        ("max-batch", "graph.json", "--budget", "1KiB"),
+        pytest.param(
+            ("compare", "model.py:make_model", "--budget", "100%", "--methods", "auto", "--device", "h100"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("fit", "model.py:make_model", "--device", "h100"), marks=pytest.mark.slow),
+    ],
+    ids=lambda asked: " ".join(asked[:2]),
+)
+def test_commands_send_the_name_that_they_are_given(
+    asked: tuple[str, ...], command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And without one that of the model, where the setting says so."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.json").write_text(json.dumps(replace(GRAPH, backward_from=1).to_json()))
+    (tmp_path / "model.py").write_text(MODEL)
+    of_model = "Sequential 4×8" if "model" in asked[1] else None
+    for more, setting, name in (((), "0", None), (("--name", "mine"), "1", "mine"), ((), "1", of_model)):
+        monkeypatch.setenv("REMAT_SEND_NAMES", setting)
+        with lying(lambda _: Said(422, {"title": "no", "detail": "no"})) as server:
+            command(*asked, "--base-url", server.url, *more)
+            posted = [request.body for request in server.asked if request.path in ("/v1/solves", "/v1/max-batch")]
+        assert posted
+        assert {body.get("name") for body in posted} == {name}
 
 
 def test_a_name_is_of_the_class_and_the_first_tensor() -> None:

@@ -87,7 +87,17 @@ def test_sweeps_fold_into_their_newest_request(own: Service) -> None:
         members = [row for row in everything if row["group"] and row["group"]["id"] == group]
         (row,) = [row for row in folded if row["group"] and row["group"]["id"] == group]
         assert row["id"] == max(member["id"] for member in members)
-        assert row["group"] == {"id": group, "kind": "sweep", "requests": len(members)}
+        assert row["group"] == {
+            "id": group,
+            "kind": "sweep",
+            "requests": len(members),
+            "ended": sum(member["status"] not in ("queued", "running") for member in members),
+            "planned": sum(member["overhead"] is not None for member in members),
+            "least_budget_bytes": min(member["budget_bytes"] for member in members),
+            "most_budget_bytes": max(member["budget_bytes"] for member in members),
+            "best_batch": None,
+            "bound": None,
+        }
         assert [r["id"] for r in listed(own, group=group)] == [member["id"] for member in members]
         oldest = min(member["id"] for member in members)
         assert [r["id"] for r in listed(own, fold=True, search=oldest)] == [oldest]

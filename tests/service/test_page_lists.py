@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remat_ir import plain_peak
+from remat_ir import Problem, plain_peak
 from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -184,3 +184,32 @@ def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None
     tab.unroute("**/v1/solves?*")
     expect(notice).to_have_text("", timeout=15_000)
     visit.complaints[:] = [text for text in visit.complaints if "ERR_FAILED" not in text]  # the browser's own words
+
+
+@in_every_look
+def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: Visit, stored: Stored) -> None:
+    """How many budgets have a plan; which batch trains, at the row and on the search's own page."""
+    body = {"problem": Problem(GRAPH, 2 * plain_peak(GRAPH)).to_json(), "time_limit_s": 5, "name": "how large"}
+    started = stored.service.http.post("/v1/max-batch", json=body | {"total_s": 20}, headers={"Prefer": "wait=30"})
+    search = started.json()
+    assert search["ended"]
+    visit.go("", ROWS)
+    tab = visit.tab
+    expect(tab.locator(ROWS, has_text="sweep of 3")).to_contain_text("2 of 3 with a plan")
+    row = tab.locator(ROWS, has_text=f"batch search of {len(search['solves'])}")
+    expect(row).to_contain_text("how large")
+    largest, bound = search["best_batch"], search["bound"]
+    outcome = f"a batch of {largest} trains, and " + (
+        "no larger one does" if largest == bound else f"none above {bound} does"
+    )
+    expect(row).to_contain_text(outcome)
+    row.get_by_text("search", exact=True).click()
+    expect(tab.locator("h1")).to_have_text("Largest batch")
+    expect(tab.locator(".headline")).to_contain_text(f" {outcome}.")
+    expect(tab.locator("tbody tr")).to_have_count(len(search["batches"]))
+    assert tab.locator("tbody tr td:first-child").all_inner_texts() == [str(batch) for batch in search["batches"]]
+    assert visit.fits()
+    assert visit.unreadable() == []
+    assert visit.nameless() == []
+    tab.get_by_text("the plan of the largest").click()
+    tab.wait_for_url(f"**/#/solve/{search['best_solve']}")

@@ -22,6 +22,7 @@ from ..planning.budget import Budget, Fraction, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..profiling.optimizers import check_optimizer, optimizer_state
+from ..training.names import with_name
 from .search import BatchSearch, Try
 
 log = logging.getLogger("remat")
@@ -111,6 +112,7 @@ def max_batch(
         said = type(make_model).__name__
         raise InvalidData(f"make_model must be a function that returns the model, not a {said}: write lambda: model")
     model = make_model()
+    asking = with_name(asking, type(model).__name__)
     search = BatchSearch(
         model,
         make_batch,

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +28,7 @@ from .app import (
     JsonOption,
     LocalOption,
     MethodOptions,
+    NameOption,
     QuietOption,
     TimeOption,
     UrlOption,
@@ -74,13 +76,14 @@ def fit(
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Overhead over memory as a picture.")
     ] = None,
+    name: NameOption = None,
     base_url: UrlOption = None,
     local: LocalOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
     check_picture(png)
-    solve_options_of("auto", time_limit, 0.0)
+    solve_options_of("auto", time_limit, 0.0, name=name)
     start = time.perf_counter()
 
     def phase(text: str) -> None:
@@ -97,6 +100,7 @@ def fit(
         max_overhead=max_overhead,
         planner=asked_planner(base_url, local),
         time_limit_s=time_limit,
+        name=name,
         phase=phase,
     )
     if png is not None:
@@ -163,6 +167,7 @@ def compare(
     optimizer: OptimizerOption = None,
     time_limit: TimeOption = 20.0,
     max_gap: GapOption = 0.001,
+    name: NameOption = None,
     option: MethodOptions = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Overhead over peak as a picture.")] = None,
     base_url: UrlOption = None,
@@ -171,7 +176,8 @@ def compare(
     quiet: QuietOption = False,
 ) -> int:
     check_picture(png)
-    asked = [solve_options_of(name.strip(), time_limit, max_gap) for name in methods.split(",") if name.strip()]
+    words = [word.strip() for word in methods.split(",") if word.strip()]
+    asked = [solve_options_of(method, time_limit, max_gap, name=name) for method in words]
     planner = asked_planner(base_url, local, options_of(option))
     step = None
     if Path(model).suffix == ".json" or model == "-":
@@ -181,6 +187,7 @@ def compare(
     else:
         step = captured(model, device, batch, optimizer, base_url, quiet)
         graph = step.graph
+        asked = [import_module("remat.training.names").with_name(asking, step.call_name) for asking in asked]
     problem = Problem(graph, budget_of(graph, budget, budget_fraction))
     ways = [_peer(name, make, problem) for name, make in PEERS.items()]
     ways += [_solved(planner, problem, asking) for asking in asked]

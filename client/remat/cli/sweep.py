@@ -31,6 +31,7 @@ from .app import (
     LocalOption,
     MethodOption,
     MethodOptions,
+    NameOption,
     QuietOption,
     UrlOption,
     app,
@@ -53,6 +54,7 @@ def sweep(
         float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
     ] = 20.0,
     max_gap: GapOption = 0.001,
+    name: NameOption = None,
     option: MethodOptions = None,
     png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Write the curve as a picture.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the points as CSV.")] = None,
@@ -63,7 +65,7 @@ def sweep(
 ) -> int:
     """Plan FILE at several budgets: what each byte costs, and where no plan fits."""
     subject = read_subject(file)
-    asking = solve_options_of(method, time_limit, max_gap)
+    asking = solve_options_of(method, time_limit, max_gap, name=name)
     asked = None if budgets is None else budgets_of(subject, budgets)
     if points < 2:
         raise InvalidData(f"--points must be at least 2, not {points}")
@@ -120,6 +122,7 @@ def max_batch(
     ] = 20.0,
     total: Annotated[float, typer.Option("--total", metavar="S", help="Seconds in all.")] = 300.0,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")] = None,
+    name: NameOption = None,
     option: MethodOptions = None,
     base_url: UrlOption = None,
     local: LocalOption = False,
@@ -132,7 +135,7 @@ def max_batch(
         raise InvalidData(f"{file}: a batch is searched for graphs only")
     if at_batch < 1:
         raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
-    asking = solve_options_of(method, time_limit, 0.0)
+    asking = solve_options_of(method, time_limit, 0.0, name=name)
     values = tuple(range(subject.values)) if all_grow else None
     family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
     planner = asked_planner(base_url, local, options_of(option))

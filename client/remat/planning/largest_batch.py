@@ -48,6 +48,8 @@ def largest_batch(
     body |= {"batch_bytes": family.batch_bytes, "total_s": total_s, "options": planner.options}
     body |= {"batch_values": None if family.values is None else list(family.values)}
     body |= {name: getattr(options, name) for name in ("method", "time_limit_s")}
+    if options.name is not None:
+        body["name"] = options.name
     found = service.start_max_batch(planner.http, body, give_up_at=give_up_at)
     search_id, seen = found["id"], None
     while not found["ended"]:

@@ -18,6 +18,7 @@ from ..planning.budget import readable
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
+from ..training.names import with_name
 from ..training.sizes import same_structure
 from .devices import Target, target_of
 from .parallel import ALONE, Parallel
@@ -136,6 +137,7 @@ def fit(
     max_overhead: float = 1 / 3,
     planner: Planner | str | None = None,
     time_limit_s: float = 20.0,
+    name: str | None = None,
     phase: Callable[[str], None] = lambda _: None,
 ) -> Fit:
     """Find out whether a model trains on a device: what it needs plain, by a plan, and the largest batch of each.
@@ -153,6 +155,7 @@ def fit(
         max_overhead: the most that the plan of the largest batch may cost, as a share of plain training's time.
         planner: as for `remat.optimize`.
         time_limit_s: for each solve.
+        name: what the solves are called in the lists of a service, as for `remat.SolveOptions`.
 
     Returns:
         The figures; as text it is a table.
@@ -173,7 +176,7 @@ def fit(
     target = target_of(device)
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
-    asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005)
+    asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
     spread_over = Parallel.of(parallel)
     given: dict[str, Any] = {"optimizer": optimizer, "parallel": parallel, "table": asked.profiles, "phase": phase}
 
@@ -204,7 +207,7 @@ def _fit(
 ) -> Fit:
     start, time_limit_s = time.perf_counter(), options.time_limit_s
     first = at(batch)
-    graph, memory = first.graph, target.usable_bytes
+    graph, memory, options = first.graph, target.usable_bytes, with_name(options, first.call_name)
     phase("looking for the least budget")
     least = _least(graph, time_limit_s)
     phase("planning for the device's memory")

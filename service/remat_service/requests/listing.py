@@ -94,6 +94,7 @@ async def list_requests(
             there = tuple_(literal(await _key_of(connection, caller, key, after), key.type), literal(after))
             query = query.where(here < there if chosen.descending else here > there)
         rows = (await connection.execute(query)).all()
+        groups_there = await _groups(connection, {row.group_id for row in rows[:limit] if row.group_id is not None})
     plain = await peaks.of(context, caller, [row.graph_key for row in rows[:limit] if row.ops is not None])
     found = []
     for row in rows[:limit]:
@@ -108,9 +109,37 @@ async def list_requests(
             "group": None,
         }
         if row.group_id is not None and row.group_kind is not None:
-            data["group"] = {"id": row.group_id, "kind": row.group_kind, "requests": row.group_requests}
+            data["group"] = {"id": row.group_id, "kind": row.group_kind, **groups_there[row.group_id]}
         found.append(data)
     return {"solves": found, "next": rows[limit - 1].id if len(rows) > limit else None}
+
+
+async def _groups(connection: AsyncConnection, ids: set[str]) -> dict[str, dict[str, Any]]:
+    """What each group comes to: its requests, how many have ended, and with a plan, its budgets, the batch reached."""
+    whole, state = requests.c.budget_bytes + requests.c.fixed_bytes, groups.c.about["state"]
+    planned = and_(requests.c.ended, requests.c.answer["overhead"].as_string().is_not(None))
+    query = (
+        select(
+            requests.c.group_id,
+            func.count().label("requests"),
+            func.sum(case((requests.c.ended, 1), else_=0)).label("ended"),
+            func.sum(case((planned, 1), else_=0)).label("planned"),
+            func.min(whole).label("least_budget_bytes"),
+            func.max(whole).label("most_budget_bytes"),
+        )
+        .where(requests.c.group_id.in_(ids))
+        .group_by(requests.c.group_id)
+    )
+    batches = select(groups.c.id, state["floor"].as_integer(), state["ceiling"].as_integer()).where(
+        groups.c.id.in_(ids)
+    )
+    reached = {group_id: (floor, ceiling) for group_id, floor, ceiling in await connection.execute(batches)}
+    outcome = {}
+    for row in (await connection.execute(query)).mappings():
+        numbers = {name: int(value) for name, value in row.items() if name != "group_id"}
+        batch, bound = reached.get(row["group_id"], (None, None))
+        outcome[row["group_id"]] = {**numbers, "best_batch": batch or None, "bound": bound}
+    return outcome
 
 
 async def _key_of(connection: AsyncConnection, caller: Caller, key: ColumnElement[Any], request_id: str) -> Any:
@@ -139,10 +168,9 @@ def _rows(caller: Caller, *columns: Any) -> Select[Any]:
 
 
 def _query(caller: Caller, chosen: Selection) -> Select[Any]:
-    other, mate = requests.alias("others"), requests.alias("mates")
+    other = requests.alias("others")
     joined = select(func.count()).where(other.c.solve_id == requests.c.solve_id).correlate(requests).scalar_subquery()
-    mates = select(func.count()).where(mate.c.group_id == requests.c.group_id).correlate(requests).scalar_subquery()
-    columns = (graphs.c.ops, joined.label("joined"), groups.c.kind.label("group_kind"), mates.label("group_requests"))
+    columns = (graphs.c.ops, joined.label("joined"), groups.c.kind.label("group_kind"))
     query = _rows(caller, requests, *PROGRESS, *columns).outerjoin(groups, groups.c.id == requests.c.group_id)
     query = query.where(*_conditions(requests, solves, chosen))
     if chosen.fold:

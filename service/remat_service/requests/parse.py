@@ -41,15 +41,15 @@ LIMITS = Document(
         ),
         "force": Member(Flag(), False, "Solve anew even where the store has an answer."),
         "certify": Member(Flag(), True, "Whether a bound counts only with a certificate, where there are any."),
+        "name": Member(
+            Text(100), None, "What it is called in the tenant's lists; it plays no part in the answer.", nullable=True
+        ),
     },
 )
 SOLVE_REQUEST = LIMITS.extended(
     "SolveRequest",
     "A request for a plan.",
     problem=Member(Nested(tuple(PROBLEMS.values()))),
-    name=Member(
-        Text(100), None, "What it is called in the tenant's lists; it plays no part in the answer.", nullable=True
-    ),
 )
 
 CHECK_REQUEST = OneOf(
@@ -208,7 +208,7 @@ def read_ask(data: object, settings: Settings) -> Ask:
     if method.startswith("milp") and isinstance(graph, Mapping):  # before its tuples are made
         check_size(graph, settings, "/problem/graph")
         _check_entries(method, length(graph.get("op_cost_ns")), length_of_rows(graph.get("op_inputs")), settings)
-    ask = Ask(problem=read_problem(found["problem"], settings), name=found.get("name"), **limits)
+    ask = Ask(problem=read_problem(found["problem"], settings), **limits)
     if method.startswith("milp"):
         _check_entries(method, *size_of(ask.problem.subject), settings)
     runner_of(METHODS[method], ask.problem)  # refuses a method that does not take this kind of problem

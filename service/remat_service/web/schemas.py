@@ -22,8 +22,18 @@ class AnswerDocument(RootModel[dict[str, Any]]):
 GROUP = Document(
     "GroupOfRequests",
     "group",
-    "The sweep or batch search that a request is part of, and how many requests it has.",
-    {"id": Member(Text()), "kind": Member(Text(words=("sweep", "max-batch"))), "requests": Member(AnyInteger())},
+    "The sweep or batch search that a request is part of, and what it has come to; a search has `bound`.",
+    {
+        "id": Member(Text()),
+        "kind": Member(Text(words=("sweep", "max-batch"))),
+        "requests": Member(AnyInteger()),
+        "ended": Member(AnyInteger()),
+        "planned": Member(AnyInteger()),
+        "least_budget_bytes": Member(AnyInteger()),
+        "most_budget_bytes": Member(AnyInteger()),
+        "best_batch": Member(AnyInteger(), nullable=True),
+        "bound": Member(AnyInteger(), nullable=True),
+    },
     open=True,
 )
 

@@ -15,11 +15,18 @@ window.Remat = window.Remat || {};
     return [el("span", { class: "bar", "aria-hidden": "true", vars: { "--part": `${Math.min(100, 100 * part)}%` } }), el("span", {}, `${percent(part)}: ${bytes(s.peak_bytes)} of ${bytes(s.plain_peak_bytes)}`)];
   }
 
+  // What a folded group has come to, in a line.
+  function summary({ kind, requests, ended, planned, least_budget_bytes: least, most_budget_bytes: most, best_batch: batch, bound }) {
+    const open = ended < requests ? `, ${requests - ended} still open` : "";
+    if (kind === "max-batch" && bound !== null) return `${Remat.batch.sentence(batch, bound)}${open}`;
+    return `${planned} of ${requests} with a plan${open}; ${least === most ? bytes(least) : `${bytes(least)} to ${bytes(most)}`}`;
+  }
+
   function row(s, tools, inner) {
     const name = s.name || String(s.id).slice(0, 13), folded = s.group && s.group.requests > 1 && !inner && tools.fold;
     const picked = el("input", { type: "checkbox", "aria-label": `Compare ${name}`, checked: tools.picked.has(s.id), disabled: !s.peak_bytes, onchange: (e) => tools.pick(s.id, e.target.checked) });
     const cancel = ended(s) ? null : el("button", { class: "quiet", "aria-label": `Cancel ${name}`, onclick: () => service.cancel(s.id).then(tools.again, tools.tell) }, "Cancel");
-    const more = folded ? [el("button", { class: "quiet", "aria-expanded": tools.open.has(s.group.id) ? "true" : "false", "aria-label": `Show the ${s.group.requests} solves of this ${s.group.kind}`, onclick: () => tools.toggle(s.group.id) }, `${tools.open.has(s.group.id) ? "▾" : "▸"} ${s.group.kind === "sweep" ? "sweep" : "batch search"} of ${s.group.requests}`), s.group.kind === "sweep" ? el("a", { href: `#/sweep/${s.group.id}` }, "curve") : null] : null;
+    const more = folded ? [el("button", { class: "quiet", "aria-expanded": tools.open.has(s.group.id) ? "true" : "false", "aria-label": `Show the ${s.group.requests} solves of this ${s.group.kind}`, onclick: () => tools.toggle(s.group.id) }, `${tools.open.has(s.group.id) ? "▾" : "▸"} ${s.group.kind === "sweep" ? "sweep" : "batch search"} of ${s.group.requests}`), el("a", { href: `#/${s.group.kind}/${s.group.id}` }, s.group.kind === "sweep" ? "curve" : "search"), el("span", { class: "block" }, summary(s.group))] : null;
     const link = el("a", { href: `#/solve/${s.id}` }, name), how = el("span", { class: "soft block" }, s.method);
     const cells = [picked, more ? [el("div", { class: "group" }, more), el("span", { class: "soft" }, "newest: "), link, how] : [link, how], ago(s.created_at), [state(s), cancel], share(s), bytes(s.budget_bytes), signed(s.overhead),
       s.gap === 0 ? "0 %" : percent(s.gap), s.ops ?? "–", seconds(s.seconds), `${(SOURCES[s.cache] || "–").replace("solved for this request", "solved")}${s.joined ? `, shared by ${s.joined + 1}` : ""}`];

@@ -51,6 +51,8 @@ window.Remat = window.Remat || {};
     post: (body) => call("v1/solves", { method: "POST", headers: { Prefer: "wait=0" }, body }),
     validate: (subject) => call("v1/graphs:validate", { method: "POST", body: subject.body }),
     postSweep: (body) => call("v1/sweeps", { method: "POST", body }),
+    batch: (id, wait) => call(`v1/max-batch/${enc(id)}?wait=${wait}`),
+    cancelBatch: (id) => call(`v1/max-batch/${enc(id)}/cancel`, { method: "POST" }),
     sweep: (id, wait) => call(`v1/sweeps/${enc(id)}?wait=${wait}`),
     remember, names, credentials, signedIn: () => Boolean(key()), credentialsNow: () => [key(), tenant()],
   };
