@@ -11,7 +11,7 @@ from remat_ir.working_set import working_set
 
 from .chain import Least
 from .deadline import Deadline
-from .search import is_compiled, smallest_budget
+from .search import is_compiled, least_plan
 
 _SECONDS = 0.5
 
@@ -55,7 +55,7 @@ def known_budget(subject: Subject) -> int:
         return Least(subject).budget_bytes
     if isinstance(subject, Join):
         return least_slots(subject.lengths, subject.stays) * subject.slot_bytes
-    greedy = peak_of(subject, least_memory(subject, stop=Deadline(_SECONDS).passed))
-    if not is_compiled():
-        return greedy
-    return smallest_budget(subject, least_need(subject)[0], greedy, Deadline(_SECONDS), lambda: False)
+    plan = least_memory(subject, stop=Deadline(_SECONDS).passed)
+    if is_compiled():
+        plan = least_plan(subject, least_need(subject)[0], plan, Deadline(_SECONDS), lambda: False)
+    return peak_of(subject, plan)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, gap_of, verify, worth_more_time
 from remat_ir.proof import certifiable
+from remat_ir.read import LARGEST_INTEGER
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
 from .deadline import Deadline
@@ -120,6 +121,16 @@ class Incumbent:
             self.offer(plan, source)
         except InvalidPlan as error:
             self.ends_without_plan(f"The plan does not fit: {error.reason}.")
+
+    def offer_or_suffices(self, plan: AnyPlan, source: str) -> bool:
+        """Take a plan that may exceed the budget: then it shows what budget is enough. Whether it fits."""
+        peak = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan).peak_bytes
+        fits = peak <= self.problem.budget_bytes
+        if fits:
+            self.offer(plan, source)
+        else:
+            self.suffices(peak)
+        return fits
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds.

@@ -60,6 +60,8 @@ def sound(problem: Problem, answer: Answer) -> Answer:
 @given(problems(6), st.sampled_from(METHODS))
 def test_every_method_certifies_what_it_says_is_too_small(problem: Problem, method: str) -> None:
     answer = sound(problem, solve(problem, method=method, time_limit_s=20))
+    enough = answer.least_budget_bytes
+    assert enough is None or optimum(Problem(problem.graph, enough)).plan is not None
     if answer.status is Status.INFEASIBLE:
         assert answer.claimed_by is None
         assert optimum(Problem(problem.graph, (answer.least_budget_bound_bytes or 0) - 1)).plan is None

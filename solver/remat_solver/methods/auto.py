@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from remat_ir import Graph, plain_peak, plain_plan, replay
+from remat_ir import Graph, Plan, plain_peak, plain_plan
 from remat_ir.greedy import least_memory
 
 from ..backends import Engine, check_memory
@@ -17,7 +17,7 @@ from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
-from ..search import Search, await_compiled, compiling, is_compiled, smallest_budget
+from ..search import Search, await_compiled, compiling, is_compiled, least_plan
 from ..staged.prove import Proof
 from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
@@ -30,8 +30,8 @@ _DEEP = 500
 """Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
-_ABOVE_AT_ONCE_S, _ABOVE_S, _ABOVE_SHARE = 1.0, 10.0, 0.2
-"""Seconds at first and later, and the share of what is left, for larger budgets with a plan where none is known."""
+_TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 1.0, 10.0, 0.2
+"""Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     problem = incumbent.problem
-    searching = None
+    searching, least = None, plain_plan(problem.graph)
     if incumbent.plan is None and is_compiled():
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
@@ -126,13 +126,9 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None:
-        plan = least_memory(problem.graph, stop=incumbent.deadline.within(0.03 * _spare(incumbent)).passed)
-        peak = max(moment.peak_bytes for moment in replay(problem.graph, plan))
-        incumbent.suffices(peak)
-        if peak <= problem.budget_bytes:
-            incumbent.offer(plan, "least-memory")
-        elif is_compiled():
-            _seek_above(incumbent, seed, _ABOVE_AT_ONCE_S)
+        least = least_memory(problem.graph, stop=incumbent.deadline.within(0.03 * _spare(incumbent)).passed)
+        if not incumbent.offer_or_suffices(least, "least-memory") and is_compiled():
+            least = _tightened(incumbent, least, seed, _TIGHTEN_AT_ONCE_S)
     if not incumbent.stopped() and await_compiled(incumbent):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
         if not structured:
@@ -140,23 +136,27 @@ def _search(incumbent: Incumbent, seed: int) -> None:
             if not incumbent.stopped():
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         if incumbent.plan is None:
-            _seek_above(incumbent, seed, _ABOVE_S)
+            _tightened(incumbent, least, seed + 1, _TIGHTEN_S)
         searching.run(incumbent)
 
 
-def _seek_above(incumbent: Incumbent, seed: int, seconds: float) -> None:
-    """Where the budget has no plan yet, look for a small one above it that has: what the answer says is enough."""
-    problem, high = incumbent.problem, incumbent.least_budget_bytes or plain_peak(incumbent.problem.graph)
-    watch = incumbent.deadline.within(min(seconds, _ABOVE_SHARE * _spare(incumbent)))
-    found = smallest_budget(
+def _tightened(incumbent: Incumbent, plan: Plan, seed: int, seconds: float) -> Plan:
+    """From a plan above the budget to one within it, or of the least memory on the way: what the answer says is enough.
+
+    It is left as soon as there is a plan from elsewhere.
+    """
+    problem = incumbent.problem
+    watch = incumbent.deadline.within(min(seconds, _TIGHTEN_SHARE * _spare(incumbent)))
+    found = least_plan(
         problem.graph,
-        problem.budget_bytes + 1,
-        high,
+        problem.budget_bytes,
+        plan,
         watch,
         lambda: incumbent.stopped() or incumbent.plan is not None,
         seed,
     )
-    incumbent.suffices(found)
+    incumbent.offer_or_suffices(found, "search")
+    return found
 
 
 def _spare(incumbent: Incumbent) -> float:

@@ -95,7 +95,7 @@ def _baseline(
     only_linear: bool = False,
 ) -> None:
     """Offer the plans of all choices that fit and are cheaper than what is there."""
-    graph, budget = incumbent.problem.graph, incumbent.problem.budget_bytes
+    graph = incumbent.problem.graph
     forward = graph.backward_from
     if forward is None or forward == 0:
         incumbent.ends_without_plan(f"{name} does not apply: the graph marks no backward pass after a forward one.")
@@ -112,10 +112,8 @@ def _baseline(
             plan = plan_of(graph, order)
             peak = max(moment.peak_bytes for moment in replay(graph, plan))
             least = peak if least is None else min(least, peak)
-            if peak <= budget:
+            if incumbent.offer_or_suffices(plan, name):
                 best = cost
-                incumbent.suffices(peak)
-                incumbent.offer(plan, name)
         if incumbent.stopped():
             return
     if best is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat_ir import Graph, Problem, plan_of, replay
+from remat_ir import Graph, Problem, plan_of
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
@@ -133,13 +133,8 @@ class _Rounding:
         cost = sum(self.graph.op_cost_ns[op] for op in order)
         if self.best is not None and cost >= self.best:
             return
-        plan = plan_of(self.graph, order)
-        peak = max(moment.peak_bytes for moment in replay(self.graph, plan))
-        if peak <= self.incumbent.problem.budget_bytes:
+        if self.incumbent.offer_or_suffices(plan_of(self.graph, order), f"lp-rounding ε = {self.epsilon:.3g}"):
             self.best = cost
-            self.incumbent.offer(plan, f"lp-rounding ε = {self.epsilon:.3g}")
-        else:
-            self.incumbent.suffices(peak)
 
 
 def rounded(formulation: Formulation, graph: Graph, x: Floats, threshold: float) -> Retained:

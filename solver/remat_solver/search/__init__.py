@@ -1,7 +1,7 @@
 """The local search: plans without proof, by annealing over sets of recomputations."""
 
 from .compiler import await_compiled, compiling, is_compiled
-from .downwards import smallest_budget
+from .downwards import least_plan
 from .local import Search, polish
 
-__all__ = ["Search", "await_compiled", "compiling", "is_compiled", "polish", "smallest_budget"]
+__all__ = ["Search", "await_compiled", "compiling", "is_compiled", "least_plan", "polish"]

@@ -112,6 +112,15 @@ class Search:
         self._weight = self._usual_weight
         return self.cost_ns is not None
 
+    def tighten(self, sequence: Sequence[int], moves: int, stop: Callable[[], bool]) -> Plan | None:
+        """A plan within the budget by one cool cycle from one that exceeds it, at a high price of memory, if found."""
+        if not self.adopt(sequence):
+            return None
+        self._weight = _PRESSURE * self._usual_weight
+        self.cycle(moves, COOL, lambda: stop() or self.cost_ns is not None, SHORT_SLICE)
+        self._weight = self._usual_weight
+        return self.plan()
+
     def run(self, incumbent: Incumbent, iterations: int | None = None, source: str = "search") -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
 

@@ -330,13 +330,11 @@ class Proof:
         return trace(self.view, realize(self.view, round_.columns, x))
 
     def _offer(self, run: Trace) -> bool:
-        """Offer a sequence if it fits; whether it did."""
-        if run.peak > self.view.capacity:
-            return False
-        cost = int(self.view.cost[run.order].sum())
-        if self.incumbent.cost_ns is None or cost < self.incumbent.cost_ns:
-            self.incumbent.offer(plan_of(self.view.graph, run.order.tolist()), self.source)
-        return True
+        """Offer a sequence if it fits, else note what it needs where nothing fits yet; whether it did."""
+        fits, known = run.peak <= self.view.capacity, self.incumbent.cost_ns
+        if known is None or (fits and int(self.view.cost[run.order].sum()) < known):
+            self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), self.source)
+        return fits
 
     def _refine(self, round_: Round, x: Floats, run: Trace, *, whole: bool = False) -> bool:
         """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart.
