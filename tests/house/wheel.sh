@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 wheel=$(echo "$work"/dist/remat-*.whl)
 
 "$PYTHON" -m venv "$work/thin"
-"$work/thin/bin/pip" install --disable-pip-version-check --quiet "$wheel"
+"$work/thin/bin/pip" install --no-compile --disable-pip-version-check --quiet "$wheel"
 cd "$work"
 "$work/thin/bin/python" - <<'PY'
 import importlib.util, sys
@@ -25,8 +25,8 @@ PY
 
 "$PYTHON" -m venv "$work/full"
 # what the image installs, by its hashes; then the rest over it
-"$work/full/bin/pip" install --disable-pip-version-check --quiet --require-hashes -r "$OLDPWD/docker/requirements.lock"
-"$work/full/bin/pip" install --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
+"$work/full/bin/pip" install --no-compile --disable-pip-version-check --quiet --require-hashes -r "$OLDPWD/docker/requirements.lock"
+"$work/full/bin/pip" install --no-compile --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
 "$work/full/bin/python" -c "import remat, remat_ir, remat_service, remat_solver, torch; print('wheel: full install has all four')"
 "$work/full/bin/remat-service" --help >/dev/null
 "$work/full/bin/python" - <<'PY'
