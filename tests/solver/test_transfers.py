@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
+from benchmarks.solver.chains import random_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chains import chains, lift_orders
 from drawn import graphs, linear_graphs, sequences
-from remat_ir import Graph, InvalidPlan, Link, Offload, Problem, Status, graph_of, plan_of, replay, verify
+from remat_ir import (
+    Graph,
+    InvalidPlan,
+    Link,
+    Offload,
+    Problem,
+    Status,
+    graph_of,
+    lowered_plan,
+    plain_peak,
+    plan_of,
+    replay,
+    replay_chain,
+    verify,
+)
 from remat_solver import solve
+from remat_solver.bounds import least_need
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.transfers.chains import ChainTransferSearch
 from remat_solver.transfers.choose import chosen_gaps, pruned
 from remat_solver.transfers.place import place, timetable
 from remat_solver.transfers.search import relieved
@@ -17,13 +40,20 @@ from solver.transfer_brute import least_makespan
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 ROOMY = 2**50
-LINKS = st.builds(Link, st.sampled_from((10**9, 3 * 10**8)), st.sampled_from((10**9, 2 * 10**9)), st.integers(0, 2))
+STARTS = ("rotor", "pofo", "offload-only", "offload-all", "save-on-cpu", "layer-fractions")
+LINKS = st.builds(
+    Link,
+    st.sampled_from((10**9, 3 * 10**8)),
+    st.sampled_from((10**9, 2 * 10**9)),
+    st.integers(0, 2),
+    st.none() | st.integers(0, 12),
+)
 
 
 @SETTINGS
 @given(graphs(most_ops=9) | linear_graphs(most_layers=5), LINKS, st.data())
 def test_what_is_placed_is_a_plan(graph: Graph, link: Link, data: st.DataObject) -> None:
-    """For any sequence and any gaps: as the verifier has it, makespan and peak."""
+    """For any sequence and any gaps: as the verifier has it, makespan, peak and the host's limit."""
     graph = graph.with_link(link)
     order = data.draw(sequences(graph))
     table = timetable(graph, order)
@@ -46,6 +76,39 @@ def test_what_is_placed_is_a_plan(graph: Graph, link: Link, data: st.DataObject)
     assert set(left) <= set(gaps)
 
 
+@SETTINGS
+@given(st.data())
+def test_what_is_placed_on_a_chain_is_a_plan_of_the_chain(data: st.DataObject) -> None:
+    """For any sequence and any gaps: what a chain plan stores is a graph of the same memory, and copies of the same."""
+    chain = data.draw(chains(link=True))
+    order = data.draw(lift_orders(chain))
+    problem = Problem(chain, ROOMY)
+    search = ChainTransferSearch(Incumbent(problem, Deadline(None)))
+    table = search.table(order)
+    plain = lowered_plan(chain, order)
+    assert table.load == [moment.peak_bytes for moment in replay_chain(chain, plain) if moment.op is not None]
+    assert search.planned(table, place(table, ROOMY, []))[1] == plain
+    gaps = [gap for gap in table.gaps if search.values_of(gap)]
+    placed = place(table, ROOMY, data.draw(st.lists(st.sampled_from(gaps), unique=True)) if gaps else [])
+    cost_ns, plan = search.planned(table, placed)
+    verdict = verify(problem, plan)
+    assert verdict.cost_ns == cost_ns >= placed.cost_ns
+    assert verdict.peak_bytes == verify(Problem(table.graph, ROOMY), placed.plan).peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auto_on_a_chain_is_no_worse_than_what_it_starts_from(seed: int) -> None:
+    """Also with a limit on the host, which the chain's plans keep."""
+    draw = random.Random(seed)
+    chain = replace(random_chain(draw.randint(4, 8), seed, link=True), host_bytes=draw.choice((None, 2 * 10**7)))
+    least, _ = least_need(chain)
+    problem = Problem(chain, least + int(draw.choice((0.2, 0.5)) * (plain_peak(chain) - least)))
+    costs = [solve(problem, method=name).cost_ns for name in STARTS]
+    answer = solve(problem, time_limit_s=2.0, max_gap=0.0)
+    assert answer.cost_ns is not None
+    assert answer.cost_ns <= min(cost for cost in costs if cost is not None)
+
+
 def test_a_copy_is_hidden_where_there_is_time() -> None:
     """Ten ops of 100 ns between a value's uses, its copies of 200 ns each: it leaves and is back at no cost."""
     chain = [[], [0], *([i] for i in range(1, 10)), [0, 10]]
@@ -54,6 +117,25 @@ def test_a_copy_is_hidden_where_there_is_time() -> None:
     assert (answer.status, answer.cost_ns, answer.restricted_to) == (Status.OPTIMAL, 1200, ())
     assert answer.plan is not None
     assert Offload(0) in answer.plan.steps
+
+
+def test_what_moves_is_worth_its_bytes_on_a_host_with_a_limit() -> None:
+    """Twelve layers, the later ones ten times as slow: a host for four values takes those that take long to make."""
+    layers = 12
+    inputs: list[list[int]] = [[i - 1] if i else [] for i in range(layers)]
+    for i in reversed(range(layers)):
+        inputs.append([*([i - 1] if i else []), i, *([len(inputs) - 1] if i < layers - 1 else [])])
+    times = [100 if i % 3 else 1000 for i in range(layers)]
+    graph = graph_of([*times, *[100] * layers], [100] * 24, inputs, backward_from=layers)
+    alone = solve(Problem(graph, 800), time_limit_s=5).cost_ns
+    free = solve(Problem(graph.with_link(Link(10**9, 10**9)), 800), time_limit_s=5).cost_ns
+    problem = Problem(graph.with_link(Link(10**9, 10**9, host_bytes=200)), 800)
+    answer = solve(problem, time_limit_s=5)
+    assert alone is not None
+    assert free is not None
+    assert answer.cost_ns is not None
+    assert free <= answer.cost_ns < alone
+    assert 0 < max(moment.host_bytes for moment in replay(problem.graph, answer.plan)) <= 200
 
 
 def test_moved_values_take_memory_only_where_they_are_used() -> None:
@@ -68,7 +150,7 @@ def test_moved_values_take_memory_only_where_they_are_used() -> None:
 def test_auto_is_no_better_than_brute_force_and_seldom_worse(seed: int) -> None:
     problem = little_linked(seed)
     best, _ = least_makespan(problem)
-    answer = solve(problem, time_limit_s=2.0)
+    answer = solve(problem, time_limit_s=2.0, max_gap=0.0)
     if best is None:
         assert answer.plan is None
         return

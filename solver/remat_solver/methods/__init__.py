@@ -104,18 +104,20 @@ METHODS: dict[str, Method] = {
         Method(
             "save-on-cpu", "every saved value to the host, waited for", save_on_cpu, takes=GRAPH_OR_CHAIN, linked=True
         ),
-        Method("offload-only", "keep or offload, nothing recomputed, on graphs", offload_only, linked=True),
+        Method("offload-only", "keep or offload, nothing recomputed", offload_only, takes=GRAPH_OR_CHAIN, linked=True),
         Method(
             "layer-fractions",
             "torchtitan's proposal: fractions of layers by a linear program, a greedy inside them",
             layer_fractions,
+            takes=GRAPH_OR_CHAIN,
             linked=True,
         ),
         Method(
             "transfers",
-            "keep, recompute or offload, on graphs with a link",
+            "keep, recompute or offload, with a link",
             transfers,
             TransferOptions,
+            GRAPH_OR_CHAIN,
             linked=True,
         ),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from remat_ir import Graph, Plan, plain_peak, plain_plan
+from remat_ir import Chain, Graph, Plan, plain_peak, plain_plan
 from remat_ir.greedy import least_memory
 
 from ..backends import Engine, check_memory
+from ..beside import Beside
 from ..blocks import plans_by_blocks
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
@@ -57,13 +56,21 @@ class AutoOptions:
 def run_auto(incumbent: Incumbent, options: AutoOptions) -> None:
     """Combine the methods; anytime: every improvement is offered as soon as it is found."""
     if not isinstance(incumbent.problem.subject, Graph):
-        run_structured(incumbent, lambda lifted: run_auto(lifted, options))
-        return
-    if _keep_everything(incumbent):
-        return
-    if incumbent.problem.graph.link is not None:
+        run_structured(incumbent, lambda chain: _run_general(chain, options))
+    elif not _keep_everything(incumbent):
+        _run_general(incumbent, options)
+
+
+def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
+    """Solve a graph or a chain, of which a plan may be known: a chain by way of its lift."""
+    subject = incumbent.problem.subject
+    assert isinstance(subject, (Graph, Chain))
+    if subject.link is not None:
         linked = TransferOptions(proof=options.proof, seed=options.seed)
         keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, replace(options, proof=False)))
+        return
+    if isinstance(subject, Chain):
+        run_auto(LiftedIncumbent(incumbent), options)
         return
     brief = options.search and is_compiled()
     _combine(incumbent, options, brief)
@@ -86,7 +93,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
-        search = _Beside(incumbent, lambda: _search(incumbent, options.seed)) if options.search else None
+        search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed)) if options.search else None
         try:
             if options.proof:
                 Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
@@ -161,34 +168,3 @@ def _tightened(incumbent: Incumbent, plan: Plan, seed: int, seconds: float) -> P
 
 def _spare(incumbent: Incumbent) -> float:
     return min(incumbent.deadline.remaining(), 600.0)
-
-
-class _Beside:
-    """A thread next to this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
-
-    def __init__(self, incumbent: Incumbent, work: Callable[[], None]) -> None:
-        self._incumbent, self._work = incumbent, work
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="search", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._failure = error
-            self._incumbent.close()
-
-    def join(self) -> None:
-        """Wait for the end, and raise what the thread raised.
-
-        A thread that does not come back within half a second of a reason to stop (a compiler can't be interrupted) is
-        left behind, and nothing that it may still find is taken.
-        """
-        while self._thread.is_alive() and not self._incumbent.stopped():
-            self._thread.join(0.05)
-        self._thread.join(0.5)
-        if self._thread.is_alive():
-            self._incumbent.close()
-        if self._failure is not None:
-            raise self._failure

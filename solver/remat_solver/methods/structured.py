@@ -25,8 +25,8 @@ MOST_WORK = 6e9
 
 def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -> None:
     """Solve a chain or a join: a join by its program, which is optimal; a chain by the persistent program first, then
-    by `general` on the lift from that incumbent, in the time left. Where no persistent schedule fits, it is first seen
-    whether any schedule does.
+    by `general` from that incumbent, in the time left. Where no persistent schedule fits, it is first seen whether any
+    schedule does.
     """
     if isinstance(incumbent.problem.subject, Join):
         join(incumbent)
@@ -39,7 +39,7 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
     if chain.link_bytes_per_s is not None and not incumbent.stopped():
         pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
     if not incumbent.stopped():
-        general(LiftedIncumbent(incumbent))
+        general(incumbent)
 
 
 def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:

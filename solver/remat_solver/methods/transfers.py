@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain
+from remat_ir import Chain, Graph
 
 from .. import offload
 from ..incumbent import Incumbent
-from ..transfers import TransferOptions, TransferSearch, baselines, keep_recompute_offload
+from ..transfers import TransferOptions, baselines, keep_recompute_offload, search_of
 
 __all__ = ["TransferOptions", "layer_fractions", "offload_all", "offload_only", "save_on_cpu", "transfers"]
 
 
 def transfers(incumbent: Incumbent, options: TransferOptions) -> None:
-    """Plan a graph with a link, without the general solver's plans for the start."""
+    """Plan a graph or a chain with a link, without the general solver's plans for the start."""
     if _has_link(incumbent):
         keep_recompute_offload(incumbent, options)
 
 
 def offload_only(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that computes each op once and moves what memory asks for."""
-    if _has_link(incumbent) and TransferSearch(incumbent).offload_only() is None:
+    if _has_link(incumbent) and search_of(incumbent).offload_only() is None:
         incumbent.ends_without_plan("Moving values is not enough.")
 
 
 def layer_fractions(incumbent: Incumbent, options: object = None) -> None:
-    """Offer the plan of fractions of layers by a linear program, and a greedy inside them."""
-    if _has_link(incumbent):
-        baselines.layer_fractions(incumbent)
+    """Offer the plan of fractions of layers by a linear program, and a greedy inside them; of a chain, its lift's plan
+    with tapes moved whole.
+    """
+    if not _has_link(incumbent):
+        return
+    search = search_of(incumbent)
+    baselines.layer_fractions(search.linked)
+    if search.linked is not incumbent and search.linked.plan is not None:
+        search.adopt(search.linked.plan)
+    if incumbent.plan is None:
+        incumbent.ends_without_plan(search.linked.reason)
 
 
 def offload_all(incumbent: Incumbent, options: object = None) -> None:
@@ -49,8 +57,9 @@ def _either(incumbent: Incumbent, of_chain: Callable[[Incumbent], None], of_grap
 
 
 def _has_link(incumbent: Incumbent) -> bool:
-    """Whether a graph has a link; says so where it has none."""
-    if incumbent.problem.graph.link is None:
-        incumbent.ends_without_plan("This graph has no link to the host: give it one.")
-        return False
-    return True
+    """Whether a graph or a chain has a link; says so where it has none."""
+    subject = incumbent.problem.subject
+    if isinstance(subject, (Graph, Chain)) and subject.link is not None:
+        return True
+    incumbent.ends_without_plan(f"This {incumbent.problem.kind} has no link to the host: give it one.")
+    return False

@@ -1,6 +1,5 @@
-"""Graphs with a link to the host: what to keep, recompute or move, and a bound on the makespan of every plan."""
+"""Graphs and chains with a link to the host: what to keep, recompute or move; of graphs, a bound on every makespan."""
 
-from .method import TransferOptions, keep_recompute_offload
-from .search import TransferSearch
+from .method import TransferOptions, keep_recompute_offload, search_of
 
-__all__ = ["TransferOptions", "TransferSearch", "keep_recompute_offload"]
+__all__ = ["TransferOptions", "keep_recompute_offload", "search_of"]

@@ -69,19 +69,17 @@ def layer_fractions(incumbent: Incumbent) -> None:
         reason = "layer-fractions does not apply: the graph marks no backward pass after a forward one."
         incumbent.ends_without_plan(reason)
         return
-    plan = fractions_plan(incumbent)
+    plan = _fractions_plan(incumbent, incumbent.problem.graph.backward_from)
     if plan is None:
         incumbent.ends_without_plan("layer-fractions has no plan within the budget.")
     else:
         incumbent.offer_or_say(plan, "layer-fractions")
 
 
-def fractions_plan(incumbent: Incumbent) -> Plan | None:
+def _fractions_plan(incumbent: Incumbent, forward: int) -> Plan | None:
     """That plan, as yet unverified; None where there is none."""
     graph, budget = incumbent.problem.graph, incumbent.problem.budget_bytes
-    if not graph.backward_from:
-        return None
-    layers = Layers.of(graph, graph.backward_from)
+    layers = Layers.of(graph, forward)
     for share in _EFFECTIVE:
         fractions = layers.fractions(graph.fixed_bytes + int(share * (budget - graph.fixed_bytes)))
         if fractions is None or incumbent.stopped():

@@ -16,7 +16,8 @@ def chosen_gaps(
 ) -> list[Gap] | None:
     """Gaps that make every op fit with `spare` bytes to spare, or as nearly as they can; None where an op can't.
 
-    Where most is lacking, the gap is taken next whose bytes are away longest for the time that the link takes.
+    Where most is lacking, the gap is taken next whose bytes are away longest for the time that the link takes, of those
+    that the host has room for.
     """
     graph = table.graph
     assert graph.link is not None
@@ -35,6 +36,7 @@ def chosen_gaps(
     chosen: list[Gap] = []
     over = load - budget_bytes + spare
     hard = np.zeros(len(load), np.bool_)
+    limit, host = graph.link.host_bytes, np.zeros(len(load), np.int64)
     while True:
         wanting = np.where(hard, 0, over)
         worst = int(np.argmax(wanting))
@@ -48,6 +50,10 @@ def chosen_gaps(
             continue
         best = int(there[np.argmax(worth[there])])
         left[best] = False
+        there_for = slice(gaps[best].made + 1, end[best])
+        if limit is not None and host[there_for].max() + size[best] > limit:
+            continue
+        host[there_for] += size[best]
         over[first[best] : end[best]] -= size[best]
         chosen.append(gaps[best])
 

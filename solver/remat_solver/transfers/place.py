@@ -109,7 +109,8 @@ def place(table: Timetable, budget_bytes: int, moved: Collection[Gap]) -> Placed
     """The plan that keeps every value of the sequence resident but in the gaps that are moved.
 
     Raises:
-        InvalidPlan: an op does not fit even with all of them on the host, at the step of the first such position.
+        InvalidPlan: an op does not fit even with all of them on the host, or with those that the host has room for, at
+            the step of the first such position.
     """
     if table.graph.link is None:
         raise InvalidPlan("this graph has no link to the host")
@@ -174,6 +175,7 @@ class _Run:
         self.copied: set[int] = set()  # values of such gaps, once their copy on the host is there
         self.away: set[Gap] = set()
         self.returning: dict[int, int] = {}  # value -> when its copy back ends
+        self.host = 0  # bytes on the host
         self.now = self.out_free = self.back_free = 0
 
     def arrive(self, position: int) -> None:
@@ -197,15 +199,21 @@ class _Run:
     def copy_out(self, position: int) -> None:
         """Start copies out as long as the link will be free before the next op ends; let go of what has left."""
         cost = self.graph.op_cost_ns[self.table.order[position]]
-        while self.ready and self.out_free < self.now + max(1, cost):
+        while self.ready and self.out_free < self.now + max(1, cost) and self.hosted(self.ready[0]):
             self.start()
         for end, gap in [pair for pair in self.leaving if pair[0] <= self.now]:
             if gap in self.late or gap in self.stays:
                 self.let_go(end, gap)
 
+    def hosted(self, gap: Gap) -> bool:
+        """Whether the host has room for a value."""
+        limit = self.link.host_bytes
+        return limit is None or self.host + self.graph.value_bytes[gap.value] <= limit
+
     def start(self) -> None:
         """Start the next copy out."""
         gap = self.ready.pop(0)
+        self.host += self.graph.value_bytes[gap.value]
         self.steps.append(Offload(gap.value))
         self.out_free = max(self.now, self.out_free) + self.link.to_host_ns(self.graph.value_bytes[gap.value])
         self.leaving.append((self.out_free, gap))
@@ -228,7 +236,7 @@ class _Run:
             first = next((pair for pair in self.leaving if pair[1] in self.late), None)
             if first is not None:
                 self.let_go(*first)
-            elif self.ready:
+            elif self.ready and self.hosted(self.ready[0]):
                 self.start()
             else:
                 op = self.table.order[position]
@@ -248,6 +256,7 @@ class _Run:
         for value in self.graph.op_inputs[op]:
             if value in self.returning:
                 self.now = max(self.now, self.returning.pop(value))
+                self.host -= self.graph.value_bytes[value]
                 self.steps.append(Wait(value))
         kept = self.table.kept[position]
         self.steps.append(Compute(op, None if kept == self.graph.op_always[op] else kept))
@@ -256,6 +265,7 @@ class _Run:
         for end, gap in [pair for pair in self.leaving if pair[1].value in dying or pair[1].next == position]:
             self.let_go(end, gap)
         self.steps.extend(Free(value) for value in dying)
+        self.host -= sum(self.graph.value_bytes[value] for value in self.copied.intersection(dying))
         self.copied.difference_update(dying)
 
 

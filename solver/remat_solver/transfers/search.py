@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from remat_ir import Graph, InvalidPlan, Offload, Plan
+from remat_ir import AnyPlan, Graph, Offload, Plan
 from remat_ir.greedy import greedy_plan, least_memory
 
+from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
 from ..search import Search, await_compiled
 from .choose import chosen_gaps, placed, pruned
-from .place import Gap, Placed, timetable
+from .place import Gap, Placed, Timetable, timetable
 
 SOURCE = "transfers"
 _MOVES = 8192
@@ -29,20 +30,21 @@ _MOVES = 8192
 _FIRST_MOVES = 16384
 _TRIES = 6
 """Sequences made for one set, each with more memory held back for copies under way than the one before."""
+_CHEAPER = 0.8
+"""What becomes of the price of the host's bytes with each plan that it has room for."""
 _LEVELS = (0.02, 0.5, 0.98)
 """How much of a value a relaxation moves for it to be in a set."""
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A plan, as verified: its makespan, the ops in their order, the values that move, the gaps that they spend there,
-    and the bytes that were held back."""
+    """A plan, as verified: its makespan, the ops in their order, the values that may move, those that do, and the bytes
+    that were held back."""
 
     cost_ns: int
-    plan: Plan
     order: tuple[int, ...]
     moved: frozenset[int]
-    gaps: tuple[Gap, ...]
+    used: frozenset[int]
     reserve: int = 0
 
 
@@ -64,30 +66,60 @@ def relieved(graph: Graph, moved: Collection[int]) -> Graph:
 
 
 class TransferSearch:
-    """The search on one incumbent; `best` is the best plan that it has made."""
+    """The search on one incumbent; `best` is the best plan that it has made.
 
-    def __init__(self, incumbent: Incumbent, seed: int = 0) -> None:
-        self.incumbent, self.problem = incumbent, incumbent.problem
-        self.graph = incumbent.problem.graph
+    `linked` is the incumbent of the graph that is searched, with its link: of a graph the same. `price`, in ns a byte,
+    is what a byte on the host has to save: it rises where the host has no room for the plan of a set, else it falls.
+    """
+
+    def __init__(self, incumbent: Incumbent, seed: int = 0, linked: Incumbent | None = None) -> None:
+        self.incumbent, self.linked = incumbent, linked or incumbent
+        self.problem = self.linked.problem
+        self.graph = self.problem.graph
+        self.deadline: Deadline = incumbent.deadline
         self.random = random.Random(seed)
         self.best: Found | None = None
+        self.price = 0.0
         keep = frozenset(self.graph.keep)
         self.movable = [
             value
             for value in range(self.graph.values)
             if value not in keep and self.graph.value_bytes[value] and self.graph.users[value]
         ]
+        self.worth = {value: self._worth(value) for value in self.movable}
 
     def stop(self) -> bool:
         """Whether to stop."""
-        return self.incumbent.stopped()
+        return self.incumbent.stopped() or self.deadline.passed()
+
+    def _again_ns(self, value: int) -> int:
+        return self.graph.op_cost_ns[self.graph.value_op[value]]
+
+    def _worth(self, value: int) -> float:
+        """The time that it takes to make a value again, over the time that the link takes for it."""
+        link, size = self.graph.link, self.graph.value_bytes[value]
+        assert link is not None
+        return (1 + self._again_ns(value)) / (1 + link.to_host_ns(size) + link.to_device_ns(size))
+
+    def table(self, order: Sequence[int]) -> Timetable:
+        """What is resident when, in the terms in which copies are placed."""
+        return timetable(self.graph, order)
+
+    def values_of(self, gap: Gap) -> Collection[int]:
+        """The values of the graph that are elsewhere in a gap of such a table; none of what cannot move."""
+        return (gap.value,)
+
+    def planned(self, table: Timetable, found: Placed) -> tuple[int, AnyPlan]:
+        """The plan of the incumbent's problem that a placement stands for, and its makespan."""
+        return found
 
     def offload_only(self) -> Found | None:
         """Every op once, and as many values on the host as memory asks for."""
         return self.take(range(self.graph.ops), frozenset(self.movable), 0, prune=True)
 
-    def adopt(self, plan: Plan) -> None:
-        """Go on from a plan, if it is the best."""
+    def adopt(self, plan: AnyPlan) -> None:
+        """Go on from a plan, if it is the best, with its copies placed anew."""
+        assert isinstance(plan, Plan)
         moved = frozenset(step.value for step in plan.steps if isinstance(step, Offload))
         self.take(plan.computes, moved, 0, prune=True)
 
@@ -95,41 +127,57 @@ class TransferSearch:
         self, order: Sequence[int], moved: frozenset[int], reserve: int, *, prune: bool = False, source: str = SOURCE
     ) -> Found | None:
         """Place the copies of a sequence and offer its plan; None where it does not fit."""
-        table = timetable(self.graph, order)
-        spare = 0
-        found: Placed | None = None
-        gaps: list[Gap] | None = None
-        for allowed in (moved, frozenset(self.movable)):
-            spare, within = 0, allowed
-            for _ in range(3):
-                gaps = chosen_gaps(table, self.problem.budget_bytes, lambda gap: gap.value in within, spare)  # noqa: B023
-                found = None if gaps is None else placed(self.problem, table, gaps)
-                if found is not None or gaps is None:
-                    break
-                spare += max((self.graph.value_bytes[gap.value] for gap in gaps), default=1)
-            if found is not None:
-                break
-        if found is None or gaps is None:
+        table = self.table(order)
+        placing = self._placing(table, moved) or self._placing(table, frozenset(self.movable))
+        if placing is None:
             return None
+        found, gaps = placing
         best_ns = None if self.best is None else self.best.cost_ns
         if prune and (best_ns is None or found.cost_ns < 1.02 * best_ns):
             found, gaps = pruned(self.problem, table, gaps, found, self.stop)
-        taken = Found(found.cost_ns, found.plan, table.order, moved, tuple(gaps), reserve)
-        if best_ns is None or taken.cost_ns < best_ns:
-            try:
-                self.incumbent.offer(taken.plan, source)
-            except InvalidPlan:
-                assert self.graph.link is not None
-                if self.graph.link.host_bytes is None:
-                    raise
-                return None  # more than the host holds
+        cost_ns, plan = self.planned(table, found)
+        used = frozenset(value for gap in gaps for value in self.values_of(gap))
+        taken = Found(cost_ns, tuple(order), moved, used, reserve)
+        if best_ns is None or cost_ns < best_ns:
+            self.incumbent.offer(plan, source)
             self.best = taken
         return taken
+
+    def _placing(self, table: Timetable, allowed: frozenset[int]) -> tuple[Placed, list[Gap]] | None:
+        """A placement in which some of the allowed values move, with as much to spare as it takes."""
+        spare = 0
+        for _ in range(3):
+            gaps = chosen_gaps(
+                table, self.problem.budget_bytes, lambda gap: not allowed.isdisjoint(self.values_of(gap)), spare
+            )
+            if gaps is None:
+                return None
+            if (found := placed(self.problem, table, gaps)) is not None:
+                return found, gaps
+            spare += max((table.graph.value_bytes[gap.value] for gap in gaps), default=1)
+        return None
 
     def solve(
         self, moved: frozenset[int], moves: int, start: Sequence[int] | None = None, reserve: int = 0
     ) -> Found | None:
-        """Look for recomputations that go with a set of values that move; None where nothing fits."""
+        """Look for recomputations that go with a set of values that move; None where nothing fits.
+
+        Of the set, those move that are worth the price of the host's bytes.
+        """
+        moved = frozenset(
+            value for value in moved if self._again_ns(value) >= self.price * self.graph.value_bytes[value]
+        )
+        best = self._solve(moved, moves, start, reserve)
+        assert self.graph.link is not None
+        if self.graph.link.host_bytes is not None and not self.stop():
+            rates = sorted(self._again_ns(value) / self.graph.value_bytes[value] for value in moved)
+            if best is not None:
+                self.price *= _CHEAPER
+            elif rates:
+                self.price = max(2 * self.price, rates[len(rates) // 4])
+        return best
+
+    def _solve(self, moved: frozenset[int], moves: int, start: Sequence[int] | None, reserve: int) -> Found | None:
         graph = relieved(self.graph, moved)
         room = self.problem.budget_bytes
         step = max((self.graph.value_bytes[v] for v in moved), default=0)
@@ -140,13 +188,17 @@ class TransferSearch:
             order = self._sequence(graph, room - reserve, moves, start)
             if order is None:
                 break
+            computing_ns = sum(graph.op_cost_ns[op] for op in order)
+            if self.best is not None and computing_ns >= self.best.cost_ns:
+                break  # copies only add to it, and so does less room
             taken = self.take(order, moved, reserve, prune=True)
             if taken is not None and (best is None or taken.cost_ns < best.cost_ns):
                 best = taken
             elif best is not None:
                 break
-            if not moved or (taken is not None and taken.cost_ns == sum(graph.op_cost_ns[op] for op in order)):
+            if not moved or (taken is not None and taken.cost_ns <= computing_ns):
                 break
+            start = order
             reserve += step
         return best
 
@@ -164,35 +216,40 @@ class TransferSearch:
             search.seek(self.stop, moves)
         return search.sequence()
 
-    def seeds(self, moved: Floats) -> None:
-        """Solve the sets that a relaxation suggests, from few values to many."""
-        known: set[frozenset[int]] = set()
-        for level in _LEVELS:
-            chosen = frozenset(np.flatnonzero(moved >= level).tolist()) & frozenset(self.movable)
-            if self.stop() or not await_compiled(self.incumbent):
-                return
-            if chosen not in known:
-                known.add(chosen)
-                self.solve(chosen, _FIRST_MOVES)
+    def suggested(self, moved: Floats) -> list[frozenset[int]]:
+        """The sets that a relaxation suggests, from few values to many."""
+        sets = (frozenset(np.flatnonzero(moved >= level).tolist()) & frozenset(self.movable) for level in _LEVELS)
+        return list(dict.fromkeys(sets))
 
-    def run(self, more: Callable[[], Floats | None]) -> None:
-        """Change the best set a value at a time until the incumbent says stop; `more` brings relaxations."""
+    def run(self, more: Callable[[], Floats | None], other: Callable[[], AnyPlan | None]) -> None:
+        """Change the best set a value at a time until there is a reason to stop, and in turn try those that relaxations
+        suggest. `more` brings the next relaxation, `other` a plan that somebody else has found.
+        """
+        known: AnyPlan | None = None
+        sets: list[frozenset[int]] = []
+        suggested = False
         while not self.stop() and await_compiled(self.incumbent):
             if (moved := more()) is not None:
-                self.seeds(moved)
-            if self.best is None:
-                if self.solve(frozenset(self.movable), _FIRST_MOVES) is None and self.stop():
-                    return
-                if self.best is None:
-                    self.solve(frozenset(self.random.sample(self.movable, len(self.movable) // 2)), _FIRST_MOVES)
-                continue
-            found = self.best
-            self.solve(self.changed(found), _MOVES, found.order, found.reserve)
+                sets = self.suggested(moved)
+            if (plan := other()) is not known and plan is not None:
+                known = plan
+                self.adopt(plan)
+            suggested = bool(sets) and (self.best is None or not suggested)
+            if suggested:
+                self.solve(sets.pop(), _FIRST_MOVES, None if self.best is None else self.best.order)
+            elif self.best is not None:
+                found = self.best
+                self.solve(self.changed(found), _MOVES, found.order, self.random.choice((0, found.reserve)))
+            else:
+                half = self.random.sample(self.movable, len(self.movable) // 2)
+                for chosen in (self.movable, half):
+                    if self.best is None:
+                        self.solve(frozenset(chosen), _FIRST_MOVES)
 
     def changed(self, found: Found) -> frozenset[int]:
         """A set near that of a plan: a value that is made again is moved instead, or one that moves is kept."""
         graph = self.graph
-        used = {gap.value for gap in found.gaps}
+        used = found.used
         counts = [0] * graph.ops
         for op in found.order:
             counts[op] += 1
@@ -200,7 +257,7 @@ class TransferSearch:
         moved = set(found.moved & used) if self.random.random() < 0.5 else set(found.moved)
         for _ in range(1 + int(self.random.expovariate(1.0))):
             if again and (not used or self.random.random() < 0.6):
-                moved.add(self.random.choices(again, [1 + graph.op_cost_ns[graph.value_op[v]] for v in again])[0])
+                moved.add(self.random.choices(again, [self.worth[v] for v in again])[0])
             elif used:
                 moved.discard(self.random.choice(sorted(used)))
             elif self.movable:

@@ -1,0 +1,39 @@
+"""Work on an incumbent next to the thread that solves it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from .incumbent import Incumbent
+
+
+class Beside:
+    """A thread next to this one, whose failure becomes this one's: it ends the solve, and `join` raises it."""
+
+    def __init__(self, incumbent: Incumbent, name: str, work: Callable[[], None]) -> None:
+        self._incumbent, self._work = incumbent, work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._failure = error
+            self._incumbent.close()
+
+    def join(self) -> None:
+        """Wait for the end, and raise what the thread raised.
+
+        A thread that does not come back within half a second of a reason to stop (a compiler can't be interrupted) is
+        left behind, and nothing that it may still find is taken.
+        """
+        while self._thread.is_alive() and not self._incumbent.stopped():
+            self._thread.join(0.05)
+        self._thread.join(0.5)
+        if self._thread.is_alive():
+            self._incumbent.close()
+        if self._failure is not None:
+            raise self._failure
