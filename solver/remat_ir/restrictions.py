@@ -52,6 +52,17 @@ _PHRASES = {
 }
 
 
+def outgrown(method: str, within: Sequence[str]) -> bool:
+    """Whether a kept answer's method searches a larger space than the one that it was kept with.
+
+    `auto` and `transfers` look at moves wherever there is a link; what they said within `no-transfers` is from before.
+
+    >>> outgrown("auto", ("no-transfers",)), outgrown("search", ("no-transfers",))
+    (True, False)
+    """
+    return NO_TRANSFERS in within and method in ("auto", "transfers")
+
+
 def described(within: Sequence[str]) -> str:
     """The plans of a space as a noun phrase: "plan", "persistent schedule without transfers to the host".
 

@@ -15,6 +15,7 @@ from remat.planning.memo import Memo
 from remat_ir import (
     Answer,
     Graph,
+    Link,
     Plan,
     Problem,
     Status,
@@ -25,6 +26,7 @@ from remat_ir import (
     verify,
     verify_answer,
 )
+from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_solver import solve
 from service.serving import training_graph
 
@@ -68,6 +70,22 @@ def test_more_time_than_was_spent_is_a_miss_unless_the_gap_is_reached(tmp_path: 
     assert memo.get(PROBLEM, "auto", 6, 0.0) is None
     assert memo.get(PROBLEM, "auto", None, 0.0) is None
     assert memo.get(PROBLEM, "auto", 6, answer.gap) is not None
+
+
+def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(tmp_path: Path) -> None:
+    """An entry of a solver that looked at recomputations only: "optimal" there, and given out for good."""
+    memo = Memo(tmp_path)
+    problem = Problem(chain().with_link(Link(10**9, 10**9)), 10)
+    found = solve(problem, method="milp-tight", max_gap=0.0, time_limit_s=60)
+    assert (found.status, found.restricted_to) == (Status.OPTIMAL, (ONE_PER_STAGE, NO_TRANSFERS))
+    memo.put(problem, "milp-tight", found, 5.0)
+    assert memo.get(problem, "milp-tight", 5, 0.0) is not None
+    memo.put(problem, "auto", replace(found, method="auto", restricted_to=(NO_TRANSFERS,)), 5.0)
+    assert memo.get(problem, "auto", 5, 0.5) is None
+    memo.put(problem, "auto", answered(problem), 5.0)
+    kept = memo.get(problem, "auto", 5, 0.5)
+    assert kept is not None
+    assert kept.restricted_to == ()
 
 
 def test_fixed_bytes_do_not_part_equal_problems(tmp_path: Path) -> None:

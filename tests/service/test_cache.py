@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from remat_ir import Graph, Plan, Problem, budget_at, plain_peak, plan_of, verify
-from remat_ir.restrictions import ONE_PER_STAGE
+from remat_ir import Graph, Link, Plan, Problem, budget_at, plain_peak, plan_of, verify
+from remat_ir.restrictions import NO_TRANSFERS, ONE_PER_STAGE
 from remat_service.cli import app
 from remat_service.storage.cache import carried_bound
+from remat_service.storage.cache_key import SOLVER
+from remat_service.storage.claims import Effort
 from remat_service.storage.packing import pack
+from remat_service.storage.seals import Seals
 from service.serving import Service, checked, eventually, serving, training_graph
 
 
@@ -125,6 +128,31 @@ def test_the_restriction_of_lp_roundings_bound_is_kept(service: Service) -> None
     other = _post(service, graph, budget, method="greedy")
     assert other["restricted_to"] == []
     assert other["bound_ns"] == graph.total_cost_ns
+
+
+def test_what_was_said_without_transfers_is_no_answer_where_they_are_looked_at(own: Service) -> None:
+    """Rows as a solver left them that looked at recomputations only, sealed: "optimal" there, and settled for good."""
+    graph = training_graph(8, cost=1031).with_link(Link(10**7, 10**7))
+    budget = budget_at(graph, Fraction(1, 2))
+    first = _post(own, graph, budget, time_limit_s=1, max_gap=0.0)
+    assert (first["status"], first["restricted_to"]) == ("feasible", [])
+    path = own.folder / "service.sqlite"
+    seals = Seals([Path(f"{path}.seal-key").read_text().strip().encode()])
+    with sqlite3.connect(path, timeout=20) as database:
+        ((key, net),) = database.execute("SELECT graph_key, budget_bytes FROM efforts").fetchall()
+        named = {"graph_key": key, "budget_bytes": net, "method_key": "auto", "solver": SOLVER}
+        said = {"bound_ns": first["cost_ns"], "source": "staged", "restricted_to": NO_TRANSFERS}
+        effort = Effort(1.0, True, "optimal", None, NO_TRANSFERS, "")
+        for table, row in (("bounds", named | said), ("efforts", named | effort._asdict())):
+            row = seals.sealed(table, row) | {"created_at": 0}
+            names = ", ".join(f'"{name}"' for name in row)
+            marks = ", ".join("?" * len(row))
+            database.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(row.values()))
+    database.close()
+    for _ in range(2):
+        again = _post(own, graph, budget, time_limit_s=1, max_gap=0.0)
+        assert (again["status"], again["restricted_to"]) == ("feasible", [])
+        assert again["limit"] == "time"
 
 
 def test_force_solves_anew(service: Service) -> None:

@@ -36,7 +36,7 @@ from remat_ir import (
     worth_more_time,
 )
 from remat_ir.read import members, parse
-from remat_ir.restrictions import gap_sentence, optimal_sentence
+from remat_ir.restrictions import gap_sentence, optimal_sentence, outgrown
 
 FORMAT = "remat-memo/1"
 
@@ -61,7 +61,8 @@ class Memo:
         """An answer that needs no more work: settled, within the gap, already given the time asked for, or so much that
         `steps` of training could gain less by a better plan.
 
-        Its plan has been replayed on the caller's own problem.
+        Its plan has been replayed on the caller's own problem. What was said of a space smaller than the method's
+        is no answer.
         """
         digest = problem_digest(problem)
         stored = self._read(self._path(digest, method), digest)
@@ -75,6 +76,8 @@ class Memo:
             return None
         except (InvalidData, InvalidPlan, TypeError) as error:
             log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
+            return None
+        if outgrown(method, answer.restricted_to):
             return None
         near = answer.gap is not None and answer.gap <= max_gap
         tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
@@ -212,6 +215,8 @@ def _better(answer: Answer, stored: dict[str, Any]) -> bool:
     try:
         old = Answer.from_json(stored["answer"])
     except InvalidData:
+        return True
+    if outgrown(old.method, old.restricted_to):
         return True
     if old.status in (Status.OPTIMAL, Status.INFEASIBLE):
         return False

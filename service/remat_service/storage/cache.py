@@ -12,7 +12,8 @@ It is put together from parts, each true on its own:
     claim       a bound over the whole space without a certificate, at this budget or a larger one: fewer plans fit a
                 smaller budget. It counts where there are no certificates (joins, chains with a link) or none is asked
                 for; elsewhere the answer names it, and who says it. Claims of an older solver are not read
-    restricted  a claim of a restricted search, only for its own method at its own budget, and named in the answer
+    restricted  a claim of a restricted search, only for its own method at its own budget, and named in the answer; not
+                where the method searches a larger space by now
     floor       a certificate that no plan fits this budget or a larger one; else a claim of that
     near        for a graph of the same structure with other costs: its plan is re-costed by the verifier, and its
                 certificate scaled leaf by leaf and checked on the new costs. Where there are no certificates, from its
@@ -31,6 +32,7 @@ What does not make a hit still starts the next solve: the plan as its incumbent,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -53,6 +55,7 @@ from remat_ir import (
     structure_digest,
 )
 from remat_ir.proof import certain_need, certifiable
+from remat_ir.restrictions import outgrown
 from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 
@@ -205,9 +208,11 @@ class Cache:
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
         for _ in range(_MOST_LOOKS):
             proof, damaged = await self._checked(keys, problem, found)
-            if not damaged:
+            narrow = [row for row in (found.restricted, found.effort) if row and outgrown(keys.method_name, row.within)]
+            if not damaged and not narrow:
                 break
             await self.drop_damaged(keys, problem.budget_bytes, damaged)
+            await self._drop_narrow(keys, narrow)
             found = await self._snapshots.read(keys, problem.budget_bytes)
         floor, too_small = found.floor or Floor(0, None, None), found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
@@ -263,6 +268,8 @@ class Cache:
         self, keys: Keys, net_budget: int, damaged: list[StoredProof | Claim | Floor | Effort]
     ) -> None:
         """Forget rows that are not what was stored, and how solves of their graph ended."""
+        if not damaged:
+            return
         async with self._database.write() as connection:
             for row in damaged:
                 kind = type(row).__name__.removeprefix("Stored").lower()
@@ -273,6 +280,13 @@ class Cache:
                 else:
                     await self._claims.drop(connection, keys.graph, row)
             await self._claims.drop_efforts(connection, keys.graph)
+
+    async def _drop_narrow(self, keys: Keys, rows: Sequence[Claim | Effort]) -> None:
+        """Forget what was said of a smaller space than the method searches: it would stand in the way of what is."""
+        if rows:
+            async with self._database.write() as connection:
+                for row in rows:
+                    await self._claims.drop(connection, keys.graph, row)
 
     async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
         """What is stored without what its own plan shows to be wrong, which is logged and dropped from the store."""

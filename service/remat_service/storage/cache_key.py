@@ -50,6 +50,11 @@ class Keys:
     flight: str
 
     @property
+    def method_name(self) -> str:
+        """The method without its options."""
+        return self.method.partition(":")[0]
+
+    @property
     def any_method(self) -> bool:
         """Whether a plan of any method will do: `auto` combines them."""
         return self.method in (_AUTO, _AUTO + _CLAIMS)

@@ -21,7 +21,7 @@ from ..staged.prove import Proof
 from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
 from .staged import polished
-from .structured import AT_ONCE, offer_chain, run_structured
+from .structured import AT_ONCE, offer_chain, offload_program, run_structured
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
@@ -67,7 +67,10 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     assert isinstance(subject, (Graph, Chain))
     if subject.link is not None:
         linked = TransferOptions(proof=options.proof, seed=options.seed)
-        keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, replace(options, proof=False)))
+        program = offload_program if isinstance(subject, Chain) else None
+        keep_recompute_offload(
+            incumbent, linked, lambda lifted: run_auto(lifted, replace(options, proof=False)), program
+        )
         return
     if isinstance(subject, Chain):
         run_auto(LiftedIncumbent(incumbent), options)

@@ -36,8 +36,6 @@ def run_structured(incumbent: Incumbent, general: Callable[[Incumbent], None]) -
     _offer_persistent(incumbent, affordable_slots(chain.stages))
     if incumbent.plan is None and not incumbent.stopped():
         _look_beyond(incumbent, chain)
-    if chain.link_bytes_per_s is not None and not incumbent.stopped():
-        pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
     if not incumbent.stopped():
         general(incumbent)
 
@@ -83,6 +81,14 @@ def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
     if alone.plan is not None:
         incumbent.offer(alone.plan, "rotor")
     return alone.cost_ns
+
+
+def offload_program(incumbent: Incumbent) -> None:
+    """The offload program of a chain with a link: ever finer as the time allows, where 50 slots take a few seconds."""
+    chain = incumbent.problem.subject
+    assert isinstance(chain, Chain)
+    slots = offload_slots(chain.stages)
+    pofo(incumbent, PofoOptions() if slots == 50 else PofoOptions(slots))
 
 
 def offload_slots(stages: int) -> int:

@@ -34,6 +34,8 @@ from ..incumbent import Incumbent
 from .place import Gap, Placed, Timetable, timetable
 from .search import TransferSearch
 
+_INPUT = ChainStep(Verb.F_CK, 0)
+"""What stands for making a^0, where that may leave."""
 _VERBS = {Offload: Verb.OFFLOAD, Wait: Verb.WAIT, Drop: Verb.DROP, Prefetch: Verb.PREFETCH, Free: Verb.FREE}
 
 
@@ -72,19 +74,28 @@ class ChainTransferSearch(TransferSearch):
 
     def adopt(self, plan: AnyPlan) -> None:
         """Go on from a plan of the chain or its lift, if it is the best, with its copies placed anew."""
-        super().adopt(lifted_plan(self.chain, plan) if isinstance(plan, ChainPlan) else plan)
+        if isinstance(plan, ChainPlan):
+            plan = lifted_plan(self.chain, ChainPlan(tuple(step for step in plan.steps if step.stage)))
+        super().adopt(plan)
 
     def table(self, order: Sequence[int]) -> Timetable:
         """What is stored when, of the chain plan with these computations."""
         steps = lowered_plan(self.chain, order).steps
-        self._stored = tuple(step for step in steps if step.verb is not Verb.FREE)
+        first = (_INPUT,) if self.chain.input_may_leave else ()
+        self._stored = (*first, *(step for step in steps if step.verb is not Verb.FREE))
         return timetable(stored_graph(self.chain, self._stored), range(len(self._stored)))
 
     def values_of(self, gap: Gap) -> Collection[int]:
-        """The values of the lift that are stored there; none of a gradient, which stays."""
+        """The values of the lift that are stored there; none of a gradient, which stays, or of the input."""
         verb, stage = self._stored[gap.value]
+        if verb is Verb.B or not stage:
+            return ()
         values = self.chain.stage_values(stage)
-        return () if verb is Verb.B else values if verb is Verb.F_ALL else values[:1]
+        return values if verb is Verb.F_ALL else values[:1]
+
+    def may_move(self, gap: Gap, allowed: Collection[int]) -> bool:
+        """Whether a gap may be spent on the host: also of an input that may leave, which no set has."""
+        return self._stored[gap.value] == _INPUT or super().may_move(gap, allowed)
 
     def planned(self, table: Timetable, found: Placed) -> tuple[int, AnyPlan]:
         """The chain plan and its makespan."""
@@ -95,22 +106,29 @@ class ChainTransferSearch(TransferSearch):
 def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
     """The graph of forward and backward steps that each run once, in which what a step stores is a value.
 
-    δ^L appears with B^L and goes with it: it is part of its workspace.
+    δ^L appears with B^L and goes with it: it is part of its workspace. An input that may leave is made by a step of its
+    own.
     """
     costs: list[int] = []
     sizes: list[int] = []
     workspaces: list[int] = []
     inputs: list[list[int]] = []
     stored: dict[int, int] = {}  # cut -> the step that made what is stored there
+    gradient = -1
     for i, (verb, stage) in enumerate(steps):
-        reads = [stored[cut] for cut in (stage - 1, *((stage,) if verb is Verb.B else ())) if cut]
-        if verb is Verb.B:
+        reads = [stored[cut] for cut in (stage - 1, *((stage,) if verb is Verb.B else ())) if cut in stored]
+        if not stage:
+            costs.append(0)
+            sizes.append(chain.fixed_bytes)
+            workspaces.append(0)
+            stored[0] = i
+        elif verb is Verb.B:
             last = stage == chain.stages
             costs.append(chain.backward_ns[stage - 1])
             sizes.append(chain.gradient_bytes[stage - 1])
             workspaces.append(chain.backward_workspace_bytes[stage - 1] + (chain.gradient_bytes[stage] if last else 0))
-            reads += [] if last else [stored[-stage - 1]]
-            stored[-stage] = i  # δ^(l−1)
+            reads += [] if last else [gradient]
+            gradient = i  # δ^(l−1)
         else:
             tape = verb is Verb.F_ALL
             costs.append(chain.forward_ns[stage - 1])
@@ -119,7 +137,12 @@ def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
             stored[stage] = i
         inputs.append(sorted(reads))
     return graph_of(
-        costs, sizes, inputs, op_workspace_bytes=workspaces, keep=(len(costs) - 1,), fixed_bytes=chain.fixed_bytes
+        costs,
+        sizes,
+        inputs,
+        op_workspace_bytes=workspaces,
+        keep=(len(costs) - 1,),
+        fixed_bytes=0 if chain.input_may_leave else chain.fixed_bytes,
     ).with_link(chain.link)
 
 
@@ -134,6 +157,8 @@ def moved_plan(stored: Sequence[ChainStep], plan: Plan) -> ChainPlan:
     for i, step in enumerate(plan.steps):
         if isinstance(step, Compute):
             verb, stage = stored[step.op]
+            if not stage:
+                continue
             backward = len(steps) if verb is Verb.B else -1
             steps.append(ChainStep(Verb.F_CK if verb is Verb.F_NONE else verb, stage))
             continue

@@ -40,9 +40,12 @@ class TransferOptions:
 
 
 def keep_recompute_offload(
-    incumbent: Incumbent, options: TransferOptions, general: Callable[[Incumbent], None] | None = None
+    incumbent: Incumbent,
+    options: TransferOptions,
+    general: Callable[[Incumbent], None] | None = None,
+    program: Callable[[Incumbent], None] | None = None,
 ) -> None:
-    """Plan a graph or a chain with a link; next to it `general` solves it without transfers."""
+    """Plan a graph or a chain with a link; next to it `general` solves it without transfers, and `program` as it is."""
     compiling()
     search = search_of(incumbent, options.seed)
     search.deadline = within(incumbent.deadline, 1.0)
@@ -53,11 +56,13 @@ def keep_recompute_offload(
     try:
         if general is not None:
             threads.append(Beside(lifted, "without-transfers", lambda: general(lifted)))
+        if program is not None:
+            threads.append(Beside(incumbent, "program", lambda: program(incumbent)))
         if options.proof:
             threads.append(Beside(incumbent, "transfer-bound", relaxations.run))
         search.offload_only()
         _start(search, incumbent)
-        search.run(relaxations.take, lambda: lifted.plan)
+        search.run(relaxations.take)
     finally:
         for thread in threads:
             thread.join()

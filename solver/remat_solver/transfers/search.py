@@ -109,6 +109,10 @@ class TransferSearch:
         """The values of the graph that are elsewhere in a gap of such a table; none of what cannot move."""
         return (gap.value,)
 
+    def may_move(self, gap: Gap, allowed: Collection[int]) -> bool:
+        """Whether a gap may be spent on the host where some values may move."""
+        return any(value in allowed for value in self.values_of(gap))
+
     def planned(self, table: Timetable, found: Placed) -> tuple[int, AnyPlan]:
         """The plan of the incumbent's problem that a placement stands for, and its makespan."""
         return found
@@ -147,9 +151,7 @@ class TransferSearch:
         """A placement in which some of the allowed values move, with as much to spare as it takes."""
         spare = 0
         for _ in range(3):
-            gaps = chosen_gaps(
-                table, self.problem.budget_bytes, lambda gap: not allowed.isdisjoint(self.values_of(gap)), spare
-            )
+            gaps = chosen_gaps(table, self.problem.budget_bytes, lambda gap: self.may_move(gap, allowed), spare)
             if gaps is None:
                 return None
             if (found := placed(self.problem, table, gaps)) is not None:
@@ -221,9 +223,9 @@ class TransferSearch:
         sets = (frozenset(np.flatnonzero(moved >= level).tolist()) & frozenset(self.movable) for level in _LEVELS)
         return list(dict.fromkeys(sets))
 
-    def run(self, more: Callable[[], Floats | None], other: Callable[[], AnyPlan | None]) -> None:
+    def run(self, more: Callable[[], Floats | None]) -> None:
         """Change the best set a value at a time until there is a reason to stop, and in turn try those that relaxations
-        suggest. `more` brings the next relaxation, `other` a plan that somebody else has found.
+        suggest; `more` brings the next one. Where somebody else has found a better plan it goes on from that.
         """
         known: AnyPlan | None = None
         sets: list[frozenset[int]] = []
@@ -231,7 +233,9 @@ class TransferSearch:
         while not self.stop() and await_compiled(self.incumbent):
             if (moved := more()) is not None:
                 sets = self.suggested(moved)
-            if (plan := other()) is not known and plan is not None:
+            plan, cost_ns = self.incumbent.plan, self.incumbent.cost_ns
+            cheaper = cost_ns is not None and (self.best is None or cost_ns < self.best.cost_ns)
+            if cheaper and plan is not None and plan is not known:
                 known = plan
                 self.adopt(plan)
             suggested = bool(sets) and (self.best is None or not suggested)
