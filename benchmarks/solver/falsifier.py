@@ -16,6 +16,7 @@ from remat_ir import (
     Graph,
     InvalidData,
     Join,
+    Link,
     Problem,
     Progress,
     RematError,
@@ -164,7 +165,9 @@ class Falsifier:
 
 
 def drawn_graph(draw: random.Random) -> Subject:
-    """A training graph of 6 to 60 ops, or a graph without a backward pass; some with small costs, where ties abound."""
+    """A training graph of 6 to 60 ops, or a graph without a backward pass; some with small costs, where ties abound,
+    one in three with a link to the host.
+    """
     ops, most = draw.choice((6, 8, 12, 20, 30, 40, 60)), draw.choice((3, 100, 100_000))
     half = ops // 2 if draw.random() < 0.7 else ops
     skips = [{draw.randrange(op)} if draw.random() < 0.4 else set() for op in range(1, half)]
@@ -178,7 +181,13 @@ def drawn_graph(draw: random.Random) -> Subject:
         keep=tuple(sorted(draw.sample(range(ops), draw.choice((0, 0, 1, 2))))),
         fixed_bytes=draw.choice((0, most)),
         backward_from=half if half < ops else None,
-    )
+    ).with_link(draw.choice((None, None, drawn_link(draw))))
+
+
+def drawn_link(draw: random.Random) -> Link:
+    """A link of a tenth of a byte to ten bytes a ns, some with a latency, some to a host with a limit."""
+    speeds = (10**8, 10**9, 10**10)
+    return Link(draw.choice(speeds), draw.choice(speeds), draw.choice((0, 0, 5)), draw.choice((None, None, 300)))
 
 
 def drawn_chain(draw: random.Random) -> Subject:

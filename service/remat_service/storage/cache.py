@@ -32,7 +32,6 @@ What does not make a hit still starts the next solve: the plan as its incumbent,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -212,7 +211,7 @@ class Cache:
             if not damaged and not narrow:
                 break
             await self.drop_damaged(keys, problem.budget_bytes, damaged)
-            await self._drop_narrow(keys, narrow)
+            await self._claims.drop_narrow(keys.graph, narrow)
             found = await self._snapshots.read(keys, problem.budget_bytes)
         floor, too_small = found.floor or Floor(0, None, None), found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
@@ -280,13 +279,6 @@ class Cache:
                 else:
                     await self._claims.drop(connection, keys.graph, row)
             await self._claims.drop_efforts(connection, keys.graph)
-
-    async def _drop_narrow(self, keys: Keys, rows: Sequence[Claim | Effort]) -> None:
-        """Forget what was said of a smaller space than the method searches: it would stand in the way of what is."""
-        if rows:
-            async with self._database.write() as connection:
-                for row in rows:
-                    await self._claims.drop(connection, keys.graph, row)
 
     async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
         """What is stored without what its own plan shows to be wrong, which is logged and dropped from the store."""

@@ -217,6 +217,13 @@ class Claims:
         else:
             await self.drop_efforts(connection, graph_key)
 
+    async def drop_narrow(self, graph_key: str, rows: Sequence[Claim | Effort]) -> None:
+        """Forget what was said of a smaller space than its method searches: it would stand in the way of what is."""
+        if rows:
+            async with self._database.write() as connection:
+                for row in rows:
+                    await self.drop(connection, graph_key, row)
+
     async def drop_efforts(self, connection: AsyncConnection, graph_key: str) -> None:
         """Forget how solves of a graph ended."""
         await connection.execute(delete(efforts).where(efforts.c.graph_key == graph_key))
