@@ -99,11 +99,14 @@ def first_needs(graph: Graph) -> list[int]:
 def certain_need(subject: Subject) -> int:
     """Bytes, fixed ones included, that every plan needs for what a single op needs alone, which takes no certificate.
 
-    Of a chain it is that of its lift, since what an op reads and makes is on the device, whatever the host holds. Of a
-    join nothing is certain.
+    Of a chain it is that of its lift, since what an op reads and makes is on the device, whatever the host holds; but
+    for an input that may leave. Of a join nothing is certain.
     """
     graph = subject.to_graph() if isinstance(subject, Chain) else subject
-    return graph.fixed_bytes + max(first_needs(graph)) if isinstance(graph, Graph) else 0
+    if not isinstance(graph, Graph):
+        return 0
+    stays = not (isinstance(subject, Chain) and subject.input_may_leave)
+    return max(first_needs(graph)) + (graph.fixed_bytes if stays else 0)
 
 
 def check_pairs(check: PairCheck) -> None:
