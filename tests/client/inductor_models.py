@@ -78,6 +78,17 @@ class Levels(nn.Module):
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
+class Layers(nn.Module):
+    """A few layers and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
 class Mixer(nn.Module):
     """Layer norms, and layers over the tokens and over the channels."""
 

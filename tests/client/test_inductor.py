@@ -16,7 +16,7 @@ from torch import fx, nn
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 
 import remat
-from client.inductor_models import IMAGES, INPUT, Convolutions, Levels, Net
+from client.inductor_models import IMAGES, INPUT, Convolutions, Layers, Levels, Mixers, Net, Next
 from remat._compat.inductor import code
 from remat.compile.inductor.backend import NOT_WITH, InductorBackend
 from remat.planning.options import DEFAULT, SolveOptions
@@ -85,26 +85,32 @@ def test_the_same_training_inside_the_budget(norm: bool) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_equal_bit_for_bit_is_said_when_it_is_planned(caplog: pytest.LogCaptureFixture) -> None:
-    """A plan that keeps everything of a small network runs plain Inductor's kernels; one that recomputes has others."""
+@pytest.mark.parametrize(
+    ("kind", "shape", "share"),
+    [(Layers, (8, 16, 32), 1.0), (Mixers, (8, 64, 64), 1.0), (Next, (8, 3, 64, 64), 0.8)],
+)
+def test_what_is_equal_bit_for_bit_is_said_when_it_is_planned(
+    kind: type[nn.Module], shape: tuple[int, ...], share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A plan that keeps everything of a few layers runs plain Inductor's kernels; others may round otherwise."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 32))
-    batch = torch.randn(8, 16, 32)
-
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        return output.square().mean()
-
-    plain = torch.compile(model, fullgraph=True, dynamic=False)
-    expected = measure.outcome(model, measure.forward_backward(plain, (batch,), loss=loss))
-    backend = remat.backend(remat.Fraction(1.0), planner="greedy", inner="inductor")
-    run = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-    with caplog.at_level("INFO", "remat"), torch._inductor.config.patch(force_disable_caches=True):
-        found = measure.outcome(model, measure.forward_backward(run, (batch,), loss=loss))
+    model, batch = kind(), torch.randn(shape)
+    plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False), batch)
+    run, backend = compiled(model, budget=remat.Fraction(share))
+    with caplog.at_level("INFO", "remat"):
+        found = outcome(model, run, batch)
     (carried,) = backend.carried
-    assert carried.exact
     assert carried.kernels > 0
-    assert "equal bit for bit to plain Inductor, which generates the same kernels" in caplog.text
-    assert measure.differences(expected, found) == []
+    assert carried.exact or kind is not Layers
+    assert not carried.exact or measure.differences(plain, found) == []
+    equal = "equal bit for bit to plain Inductor, which generates the same kernels"
+    rounded = f"{carried.other_kernels} of {carried.kernels} generated kernels are not plain Inductor's"
+    assert (equal if carried.exact else f"equal to plain Inductor up to rounding: {rounded}") in caplog.text
+    for name, gradient in plain.gradients.items():
+        other = found.gradients[name]
+        assert gradient is not None
+        assert other is not None
+        assert (other - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 @pytest.mark.slow
