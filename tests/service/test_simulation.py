@@ -28,6 +28,7 @@ from service.simulation.scenarios import scene
 from service.simulation.world import World
 
 _QUICK, _MANY, _SCENES = 5, 10_000, 10
+_ONCE_FAILED = (62,)
 _LIMIT_S = float(os.environ.get("REMAT_SIMULATION_S", "240"))
 
 
@@ -70,9 +71,32 @@ def test_servers_keep_a_tenants_quota_together() -> None:
         world.close()
 
 
+def test_a_solve_that_broke_off_is_queued_again_at_once() -> None:
+    """The disk is full while a solve ends and is given back: with room again it goes on, not when taken for dead."""
+    world = World(1, alone=True)
+    try:
+        world.run(world.start())
+        process = world.processes[0]
+        process.children.work_s, process.line.disturbed = (0.5,), True
+        world.ask("red", problems()[0], method="staged", time_limit_s=5.0, max_gap=0.0)
+        world.run(asyncio.sleep(0.3))
+        process.line.faults = ["disk full"] * 1000
+        world.run(asyncio.sleep(1.0))
+        (solve,) = world.eye.solves().values()
+        assert (solve["state"], solve["attempt"]) == ("running", 1)
+        process.line.faults.clear()
+        world.run(asyncio.sleep(1.0))
+        (solve,) = world.eye.solves().values()
+        assert solve["attempt"] == 2
+        world.run(world.settle())
+        world.judge()
+    finally:
+        world.close()
+
+
 def test_seeds_hold() -> None:
     """No accepted request is lost, none solved past its fence, no answer wrong, quotas exact, and everything ends."""
-    for number in range(_QUICK):
+    for number in (*range(_QUICK), *_ONCE_FAILED):
         simulate(number)
 
 

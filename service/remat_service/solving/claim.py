@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from ..requests.completion import end_request
 from ..storage.cache_key import Keys
 from ..storage.tables import requests, solves, tenants
 from ..tenants.keys import caller_of
+
+_AGAIN_S = 0.5  # between two tries to give a solve back
 
 
 class LostClaim(Exception):
@@ -96,17 +98,29 @@ async def _fail(context: Context, row: Any, message: str) -> None:
     context.notifier.notify(row.id, *(request.id for request in open_ids))
 
 
-async def give_back(context: Context, claim: Claim) -> None:
-    """Put a solve of ours back into the queue; what it found is stored."""
-    with contextlib.suppress(Exception):
-        async with context.database.write() as connection:
-            await connection.execute(
-                update(solves)
-                .where(solves.c.id == claim.id, solves.c.attempt == claim.attempt, solves.c.state == "running")
-                .values(state="queued", worker=None, ticket=None, revision=solves.c.revision + 1)
-            )
-            await context.enqueue(connection)
-        context.notifier.notify("queue")
+async def give_back(context: Context, claim: Claim, patience_s: float = 0.0) -> None:
+    """Put a solve of ours back into the queue; what it found is stored.
+
+    Args:
+        patience_s: seconds in which it is tried again where the database fails: a disk that was full has room again.
+    """
+    until = context.clock.monotonic() + patience_s
+    while True:
+        try:
+            async with context.database.write() as connection:
+                await connection.execute(
+                    update(solves)
+                    .where(solves.c.id == claim.id, solves.c.attempt == claim.attempt, solves.c.state == "running")
+                    .values(state="queued", worker=None, ticket=None, revision=solves.c.revision + 1)
+                )
+                await context.enqueue(connection)
+        except Exception:
+            if context.clock.monotonic() >= until:
+                return
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            context.notifier.notify("queue")
+            return
 
 
 async def open_requests(connection: AsyncConnection, solve_id: str) -> Sequence[Any]:

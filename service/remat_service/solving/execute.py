@@ -48,7 +48,7 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
         raise
     except Exception:
         logger.exception("solve broke off; it will be taken up again")
-        await give_back(context, claim)
+        await give_back(context, claim, context.settings.stale_after_s)
     finally:
         context.metrics.running.dec()
     return True

@@ -21,13 +21,20 @@ class Eye:
 
     Args:
         healthy: whether a process lives, and has never been disturbed.
+        moment: the time, in seconds.
+        stale_after_s: after which a process that has not been heard of is given up.
 
     Attributes:
         most_queued, most_running: the quotas, by tenant.
+        slowed: some process was slow, and may have kept healthy ones from the only write lock.
     """
 
-    def __init__(self, path: str, healthy: Callable[[str], bool]) -> None:
-        self._healthy = healthy
+    def __init__(
+        self, path: str, healthy: Callable[[str], bool], moment: Callable[[], float], stale_after_s: float
+    ) -> None:
+        self._healthy, self._moment, self._stale_after_s = healthy, moment, stale_after_s
+        self._heard: dict[str, tuple[Any, float]] = {}
+        self.slowed = False
         self._own = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._solves: dict[str, dict[str, Any]] = {}
         self._ended: dict[str, str] = {}
@@ -73,6 +80,8 @@ class Eye:
         self._solves = after
         for solve_id, row in after.items():
             self._fences(process, before.get(solve_id), row)
+            if self._heard.get(solve_id, ("", 0.0))[0] != row["heartbeat_at"]:
+                self._heard[solve_id] = row["heartbeat_at"], self._moment()
         for solve_id in before:
             _hold(solve_id in after, f"solve {solve_id} is gone")
         self._quotas(before, after)
@@ -93,8 +102,9 @@ class Eye:
         _hold(new["attempt"] in (old["attempt"], old["attempt"] + 1), f"{name}: attempts skipped")
         if new["attempt"] > old["attempt"]:
             _hold(new["state"] == "running" and new["worker"] == process, f"{name}: claimed for another")
+            silent = self.slowed and self._moment() - self._heard[new["id"]][1] > self._stale_after_s
             idle = old["state"] == "queued" or not self._healthy(old["worker"])
-            _hold(idle, f"{name}: taken from {old['worker']}, which works on it")
+            _hold(idle or silent, f"{name}: taken from {old['worker']}, which works on it")
             return
         found = [
             k for k in ("spent_s", "plan_id", "cost_ns", "bound_ns", "heartbeat_at", "outcome") if old[k] != new[k]

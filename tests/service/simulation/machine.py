@@ -117,6 +117,7 @@ class Simulation(RuleBasedStateMachine):
         """A server's statements and heartbeats become slow, and its clock jumps."""
         process = self._process(which)
         process.line.slow_s, process.clock.skew_s, process.line.disturbed = slow_s, skew_s, True
+        self.world.eye.slowed |= slow_s > 0.0
 
     @precondition(lambda self: self.world.processes)
     @rule(which=st.integers(0, 9))

@@ -115,7 +115,7 @@ class World:
             database_url=SecretStr(f"sqlite:///{self.path}"), seal_key=SecretStr("a key of forty characters for seals"),
             workers=2, heartbeat_s=0.5, stale_after_s=_STALE_S, most_attempts=50, most_time_limit_s=30.0,
         )  # fmt: skip
-        self.eye = Eye(self.path, self._healthy)
+        self.eye = Eye(self.path, self._healthy, self.loop.time, _STALE_S)
         self.callers: dict[str, Caller] = _callers()
         self.processes: list[Process] = []
         self._all: list[Process] = []
