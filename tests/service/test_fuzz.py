@@ -5,17 +5,26 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from service.serving import Service, serving
+from service.database import postgres
+from service.serving import Service, Worker, serving
 
 
-@pytest.fixture(scope="module")
-def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service whose solves are short."""
-    with serving(tmp_path_factory.mktemp("brief"), workers=1, most_time_limit_s=1) as running:
+@pytest.fixture(scope="module", params=["embedded", pytest.param("cluster", marks=pytest.mark.slow)])
+def brief(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service whose solves are short: alone on SQLite, and with a worker on PostgreSQL."""
+    folder = tmp_path_factory.mktemp("brief")
+    with ExitStack() as stack:
+        more = {}
+        if request.param == "cluster":
+            more["database_url"] = stack.enter_context(postgres())
+        running = stack.enter_context(serving(folder, dispatcher=request.param, workers=1, most_time_limit_s=1, **more))
+        if more:
+            stack.callback(Worker(folder, more["database_url"], most_time_limit_s=1).stop)
         yield running
 
 

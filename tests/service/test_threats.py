@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -303,3 +304,19 @@ def test_a_port_in_use_is_one_line(service: Service) -> None:
         )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "can't listen" in done.stderr
+
+
+def test_every_row_names_tests_that_are_there() -> None:
+    """A row of docs/threats.md names files or functions; a function without a file is in the file named before it."""
+    tests = Path(__file__).parents[1]
+    rows = [line for line in (tests.parent / "docs/threats.md").read_text().splitlines() if line.startswith("| ")]
+    for row in rows[2:]:
+        threat, _, named = row.strip("| ").split(" | ")
+        names, file = re.findall(r"`([^`]+)`", named), ""
+        assert names, threat
+        for name in names:
+            if ".py" in name:
+                file, _, name = name.partition("::")
+            path = tests.parent / file if file.startswith("tests/") else tests / "service" / file
+            assert path.is_file(), f"{threat}: {file}"
+            assert not name or re.search(rf"^(async )?def {name}\(", path.read_text(), re.M), f"{threat}: {name}"
