@@ -19,7 +19,7 @@ def brief(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A service whose solves are short: alone on SQLite, and with a worker on PostgreSQL."""
     folder = tmp_path_factory.mktemp("brief")
     with ExitStack() as stack:
-        more = {}
+        more: dict[str, str] = {}
         if request.param == "cluster":
             more["database_url"] = stack.enter_context(postgres())
         running = stack.enter_context(serving(folder, dispatcher=request.param, workers=1, most_time_limit_s=1, **more))
