@@ -135,6 +135,23 @@ def test_a_budget_too_small_is_an_answer(remat: Any, graph_file: Path, tmp_path:
     assert "infeasible" in remat("solve", graph_file, "-b", 3).out
 
 
+def test_verify_checks_that_no_plan_fits(remat: Any, graph_file: Path, tmp_path: Path) -> None:
+    answer = tmp_path / "answer.json"
+    answer.write_text(remat("solve", graph_file, "-b", 3, "--json").out)
+    least = json.loads(answer.read_text())["least_budget_bound_bytes"]
+    ran = remat("verify", graph_file, answer, "-b", 3)
+    assert ran.code == 0
+    assert ran.out.startswith("certified: no plan fits 3 B; every plan needs at least")
+    assert remat("verify", graph_file, answer, "-b", 3, "--json").data["least_budget_bytes"] == least
+    told = {"status": "infeasible", "method": "rumour", "budget_bytes": 14, "least_budget_bound_bytes": 99}
+    answer.write_text(json.dumps(told))
+    ran = remat("verify", graph_file, answer, "-b", 14)
+    assert ran.code == 2
+    assert "claimed by rumour" in ran.err
+    answer.write_text(json.dumps(told | {"status": "nothing_found"}))
+    assert "has no plan" in remat("verify", graph_file, answer, "-b", 14).err
+
+
 def test_progress_goes_to_standard_error(remat: Any, graph_file: Path) -> None:
     ran = remat("solve", graph_file, "-b", 14)
     assert "incumbent" in ran.err

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from remat_ir import Answer, AnyPlan, InvalidData, Subject, read_plan
+from remat_ir import Answer, AnyPlan, InvalidData, Status, Subject, read_plan
 from remat_ir.node_link import is_node_link
 from remat_ir.read import parse
 from remat_ir.subject import SUBJECTS
@@ -44,14 +44,28 @@ def read_plan_file(path: Path) -> tuple[AnyPlan, Answer | None]:
     Raises:
         InvalidData: unreadable or malformed; the message names the file and the place.
     """
+    found = read_plan_or_infeasible(path)
+    if isinstance(found, Answer):
+        raise InvalidData(f"{path}: the answer is {found.status.value} and has no plan", "/plan")
+    return found
 
-    def read(data: Any) -> tuple[AnyPlan, Answer | None]:
-        if isinstance(data, dict) and "status" in data:
-            answer = Answer.from_json(data)
-            if answer.plan is None:
-                raise InvalidData(f"the answer is {answer.status.value} and has no plan", "/plan")
+
+def read_plan_or_infeasible(path: Path) -> tuple[AnyPlan, Answer | None] | Answer:
+    """A plan, with the answer that has it, or an answer that says that there is none; "-" is standard input.
+
+    Raises:
+        InvalidData: unreadable or malformed, or an answer of another status without a plan.
+    """
+
+    def read(data: Any) -> tuple[AnyPlan, Answer | None] | Answer:
+        if not (isinstance(data, dict) and "status" in data):
+            return read_plan(data), None
+        answer = Answer.from_json(data)
+        if answer.plan is not None:
             return answer.plan, answer
-        return read_plan(data), None
+        if answer.status is not Status.INFEASIBLE:
+            raise InvalidData(f"the answer is {answer.status.value} and has no plan", "/plan")
+        return answer
 
     return _reading(path, read)
 

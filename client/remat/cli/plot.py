@@ -97,9 +97,10 @@ def curve_picture(
     for name, curve in others:
         known = sorted((a.budget_bytes / 2**20, 100 * a.overhead) for a in curve if a.overhead is not None)
         axes.plot([size for size, _ in known], [overhead for _, overhead in known], "s--", label=name)
-    bad = [answer.budget_bytes / 2**20 for answer in answers if answer.status.value == "infeasible"]
-    if bad:
-        axes.axvspan(0, max(bad), color="crimson", alpha=0.12, label="no plan fits")
+    bad = max((a for a in answers if a.status.value == "infeasible"), key=lambda a: a.budget_bytes, default=None)
+    if bad is not None:
+        sure = "certified" if bad.claimed_by is None else f"claimed by {bad.claimed_by}"
+        axes.axvspan(0, bad.budget_bytes / 2**20, color="crimson", alpha=0.12, label=f"no plan fits, {sure}")
     axes.axvline(plain_bytes / 2**20, color="gray", linestyle=":", linewidth=1, label="plain peak")
     axes.set(xlabel="budget in MiB", ylabel="overhead in %", title=title)
     axes.set_xlim(left=0)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from remat_ir import (
     Answer,
+    AnswerVerdict,
     Graph,
     InvalidData,
     InvalidPlan,
@@ -20,6 +21,7 @@ from remat_ir import (
     Problem,
     Subject,
     budget_at,
+    certified_need,
     gap_of,
     overhead_of,
     recomputed,
@@ -54,7 +56,7 @@ from .app import (
     app,
     code_of,
 )
-from .files import check_writable, read_plan_file, read_subject, write_json
+from .files import check_writable, read_plan_or_infeasible, read_subject, write_json
 from .show import answer_table, counted, duration, percent, progress_line
 
 
@@ -183,10 +185,13 @@ def verify_plan(
     link: LinkOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Replay PLAN on FILE and say what it costs, or the first reason why it is wrong."""
+    """Replay PLAN on FILE and say what it costs, or the first reason why it is wrong; or check that none fits."""
     subject = linked(read_subject(file), link)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
-    plan, answer = read_plan_file(plan_file)
+    found = read_plan_or_infeasible(plan_file)
+    if isinstance(found, Answer):
+        return _verify_infeasible(problem, found, plan_file, as_json)
+    plan, answer = found
     try:
         verdict = verify(
             problem,
@@ -200,7 +205,7 @@ def verify_plan(
             return BAD_INPUT
         raise InvalidData(f"{plan_file}: {error}") from None
     overhead = overhead_of(verdict.cost_ns, subject.total_cost_ns)
-    proved = None if answer is None or answer.proof is None else _certificate(problem, answer, plan_file)
+    proved = None if answer is None or answer.proof is None else _certificate(problem, answer, plan_file).bound_ns
     if as_json:
         said = {"valid": True, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
         said |= {} if proved is None else {"certified_bound_ns": proved}
@@ -216,14 +221,33 @@ def verify_plan(
     return 0
 
 
-def _certificate(problem: Problem, answer: Answer, file: Path) -> int:
-    """The bound that an answer's certificate proves, in ns.
+def _verify_infeasible(problem: Problem, answer: Answer, file: Path, as_json: bool) -> int:
+    """Check that no plan fits, as an answer says.
+
+    Raises:
+        InvalidData: its certificate is wrong, or does not show it.
+    """
+    verdict = _certificate(problem, answer, file)
+    least = f"every plan needs at least {readable(verdict.least_budget_bytes)} ({verdict.least_budget_bytes} bytes)"
+    if not verdict.infeasible:
+        said_by = certified_need(answer, verdict).claimed_by
+        raise InvalidData(f"{file}: that no plan fits is claimed by {said_by}; all that is certified is that {least}")
+    if as_json:
+        said = {"infeasible": True, "least_budget_bytes": verdict.least_budget_bytes}
+        print(json.dumps({**said, "budget_bytes": problem.budget_bytes}))
+    else:
+        print(f"certified: no plan fits {readable(problem.budget_bytes)}; {least}")
+    return 0
+
+
+def _certificate(problem: Problem, answer: Answer, file: Path) -> AnswerVerdict:
+    """What an answer's certificate proves.
 
     Raises:
         InvalidData: the certificate is wrong; the message says why.
     """
     try:
-        return verify_answer(problem, answer).bound_ns
+        return verify_answer(problem, answer)
     except InvalidPlan as error:
         raise InvalidData(f"{file}: {error}") from None
 

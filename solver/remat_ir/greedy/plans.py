@@ -36,6 +36,7 @@ def greedy_plans(
     stop: Callable[[], bool] = _never,
     tries: int = len(WEIGHTS),
     failures: int = len(WEIGHTS),
+    skip: int = 0,
 ) -> Iterator[Plan]:
     """A few plans within the budget in bytes, as they are found, each cheaper than the one before.
 
@@ -47,6 +48,7 @@ def greedy_plans(
         stop: asked between two walks.
         tries: how many walks are made once one has led to a plan.
         failures: after how many walks that have led to none it gives up.
+        skip: how many rules are left out, and with them the plan that computes the forward pass once more.
 
     >>> from remat_ir import graph_of
     >>> graph = graph_of([1, 9, 1, 1], [4, 1, 4, 1], [[], [0], [1], [0, 2]])
@@ -57,7 +59,7 @@ def greedy_plans(
         yield plain_plan(graph)
         return
     best: int | None = None
-    for order in _orders(graph, budget_bytes, stop, tries, failures):
+    for order in _orders(graph, budget_bytes, stop, tries, failures, skip):
         order = without_needless(graph, order, budget_bytes)
         cost = sum(graph.op_cost_ns[op] for op in order)
         if best is None or cost < best:
@@ -66,13 +68,14 @@ def greedy_plans(
 
 
 def _orders(
-    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int
+    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int, skip: int
 ) -> Iterator[list[int]]:
-    again = checkpointed(graph)
-    if peak_of(graph, again) <= budget_bytes:
-        yield list(again.computes)
+    if not skip:
+        again = checkpointed(graph)
+        if peak_of(graph, again) <= budget_bytes:
+            yield list(again.computes)
     found = False
-    for count, weight in enumerate(WEIGHTS):
+    for count, weight in enumerate(WEIGHTS[skip:]):
         if count >= (tries if found else failures) or (count and stop()):
             return
         order = walk(graph, budget_bytes, weight)

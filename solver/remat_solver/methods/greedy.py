@@ -28,9 +28,9 @@ def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
         incumbent.offer(plan, "greedy")
 
 
-def first_plan(incumbent: Incumbent, *, brief: bool = False) -> None:
-    """Offer greedy plans; `brief`: try one rule only, since better is to follow."""
-    problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {}
+def first_plan(incumbent: Incumbent, *, brief: bool = False, skip: int = 0) -> None:
+    """Offer greedy plans; `brief`: try one rule only, since better is to follow; `skip`: leave out as many."""
+    problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {"skip": skip}
     for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
         incumbent.offer(plan, "greedy")
 
@@ -41,4 +41,4 @@ def other_plans(incumbent: Incumbent) -> None:
     So that no answer is more expensive than the greedy plan, as long as there is time for it.
     """
     if incumbent.cost_ns is not None and incumbent.bound_ns < incumbent.cost_ns:
-        first_plan(incumbent)
+        first_plan(incumbent, skip=1)
