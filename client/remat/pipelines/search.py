@@ -7,7 +7,6 @@ as buffers, messages under way, gradients and the loss. Nobody plans while the s
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,17 +146,13 @@ class Search:
         self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
     ) -> tuple[int, list[Place]]:
         """The peak of a real step by these plans, above the fixed bytes, and what there was besides the stages'."""
-        self.model.zero_grad(set_to_none=True)
-        for stage in self.stages:
-            stage.clear_runtime_states()
-        gc.collect()
         trace = Trace(self.device)
         for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
             unit.run_by(trace.marked(one, index))
             if unit.halves is not None:
                 unit.halves.around = trace.around_second_half(index)
         try:
-            stretches = trace.watch(step)
+            stretches = trace.least(step, self._clear)
         finally:
             for unit in self.units:
                 if unit.halves is not None:
@@ -167,6 +162,11 @@ class Search:
             raise CaptureError("the schedule does not run what its actions say, so what its ranks hold is not known")
         peaks = [stretch.peak_bytes for stretch in stretches]
         return max(peaks), places_of(self.moments, peaks, [point.option for point in points])
+
+    def _clear(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        for stage in self.stages:
+            stage.clear_runtime_states()
 
     def _picked(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
         """A point for each stage by the greedy curves, then among what the planner makes of what was picked."""

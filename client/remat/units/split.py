@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,12 +147,10 @@ class Split:
         self, step: Callable[[], Any], planned: Sequence[Planned], points: Sequence[Point]
     ) -> tuple[int, Rest]:
         """The peak of a real step by these plans, above the fixed bytes, and what there was besides the units."""
-        self.model.zero_grad(set_to_none=True)
-        gc.collect()
         trace = Trace(self.device)
         for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
             unit.run_by(trace.marked(one, index))
-        stretches = trace.watch(step)
+        stretches = trace.least(step, self.model.zero_grad)
         rest = rest_of(stretches, [point.option for point in points], [unit.name for unit in self.units])
         peak = max(stretch.peak_bytes for stretch in stretches)
         found = self.coordinator.most([peak, rest.before_bytes, *(n for p in rest.places for n in p)])

@@ -1,0 +1,189 @@
+"""Whole cycles of jobs on several ranks under a budget in bytes: data, sharded, tensor and sequence parallelism.
+
+    python -m benchmarks.training.ranks [KIND …] [--share 0.6] [--out FILE]
+
+Each rank trains by one plan for all ranks next to a copy that trains without, AdamW, over gloo. The columns are those
+of `benchmarks.training.job`, of the first rank. Threads of gloo free some tensors, of which the CPU's allocator tells
+nobody, so that these seem to stay: of several cycles the least peaks count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import remat
+from benchmarks.harness.table import Report
+from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, trained
+from remat.profiling.fixed import all_gradients
+from remat.training.enable import plans_of
+from remat.training.job import Job
+
+LAYERS, WIDTH, SAMPLES, LENGTH = 6, 192, 32, 64
+WINDOWS = 4
+TENSOR = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+SEQUENCE = {
+    "norm": SequenceParallel(),
+    "up": ColwiseParallel(input_layouts=Shard(1)),
+    "down": RowwiseParallel(output_layouts=Shard(1)),
+}
+
+
+class Kind(NamedTuple):
+    """How a job is spread over ranks, and what is run of it: whether foreach needs all parameters of one class."""
+
+    ranks: int
+    settings: tuple[Setting, ...]
+    split: dict[str, Any] | None = None
+    sharded: bool = False
+    foreach: bool = True
+
+
+KINDS = {
+    "DDP": Kind(2, (Setting(), Setting(1, True, True))),
+    "TP": Kind(2, (Setting(), Setting(4)), TENSOR, foreach=False),
+    "TP + SP": Kind(2, (Setting(), Setting(4), Setting(4, True, True)), SEQUENCE),
+    "FSDP2": Kind(2, (Setting(), Setting(1, True)), sharded=True),
+    "FSDP2 + TP": Kind(4, (Setting(),), SEQUENCE, True),
+}
+
+
+def spread(kind: Kind) -> tuple[nn.Sequential, torch.Tensor]:
+    """The network on this rank, and its batch; equal weights at each call."""
+    model = network(LAYERS, WIDTH)
+    mesh = init_device_mesh(
+        "cpu", (kind.ranks // 2, 2) if kind.split else (kind.ranks, 1), mesh_dim_names=("data", "tensor")
+    )
+    data, tensor = mesh["data"], mesh["tensor"]
+    generator = torch.Generator().manual_seed(1 + data.get_local_rank())
+    x = torch.randn(SAMPLES, LENGTH, WIDTH, generator=generator)
+    if kind.split:
+        for block in list(model)[:LAYERS]:
+            parallelize_module(block, tensor, kind.split)
+        if kind.split is SEQUENCE:
+            x = x.chunk(2, 1)[tensor.get_local_rank()].contiguous()
+    if kind.sharded:
+        for block in list(model)[:LAYERS]:
+            fully_shard(block, mesh=data)
+        fully_shard(model, mesh=data)
+    return model, x
+
+
+def planned_units(job: Cycle, share: float) -> Callable[[int, int, bool], Found]:
+    """Plan the blocks of a sharded model inside one budget; what makes a row of what is then measured."""
+    blocks = list(job.model.children())[:LAYERS]
+    plans = remat.optimize_units(
+        job.model,
+        blocks,
+        (job.x,),
+        budget=remat.Fraction(share),
+        planner=remat.RankPlanner("greedy"),
+        optimizer=job.optimizer,
+    )
+    left = all_gradients(job.model) + Job(job.optimizer, clip=job.setting.clip).update().temporaries_bytes
+    fixed = plans.fixed_bytes
+    return lambda passes, step, same: Found(
+        plans.budget_bytes, plans.predicted_bytes, passes + fixed, fixed + left, step + fixed, same
+    )
+
+
+def planned_whole(job: Cycle, share: float, ddp: bool) -> Callable[[int, int, bool], Found]:
+    """Plan a model as one step; what makes a row of what is then measured."""
+    setting = job.setting
+    options: dict[str, Any] = {
+        "planner": remat.RankPlanner("greedy"),
+        "self_check": False,
+        "accumulate": setting.accumulate,
+        "clip_grad_norm": setting.clip,
+        "optimizer": job.optimizer,
+        "ema": job.ema or None,
+    }
+    model = job.model
+    probe = remat.optimize(model, (job.x,), budget=remat.Fraction(share), **options)
+    (plan,) = (p for p in probe.plans.values() if p)
+    buckets = all_gradients(model) if ddp else 0
+    remat.enable(model, budget=plan.answer.budget_bytes + buckets, **options)
+    if ddp:
+        job.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+    def found(passes: int, step: int, same: bool) -> Found:
+        (plan,) = (p for p in plans_of(model).plans.values() if p)
+        made = ("gradients", "optimizer step's temporaries")
+        fixed = plan.step.graph.fixed_bytes - sum(plan.step.fixed.get(name, 0) for name in made)
+        whole = plan.answer.budget_bytes, plan.predicted_bytes, passes + fixed, plan.update_peak_bytes
+        return Found(*whole, step + fixed, same)
+
+    return found
+
+
+def measured(name: str, setting: Setting, share: float) -> Found:
+    """What one rank's cycles came to."""
+    kind, jobs = KINDS[name], []
+    for _ in range(2):
+        model, x = spread(kind)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=kind.foreach)
+        jobs.append(Cycle(model, optimizer, setting, x))
+    ddp = not kind.split and not kind.sharded
+    make = planned_units(jobs[1], share) if kind.sharded else planned_whole(jobs[1], share, ddp)
+    if ddp:
+        jobs[0].model = DistributedDataParallel(jobs[0].model, gradient_as_bucket_view=True)
+    return make(*trained(jobs, 2 + dist.get_rank(), WINDOWS))
+
+
+def run(rank: int, name: str, given: argparse.Namespace, folder: str) -> None:
+    """One rank; the first one adds to the table."""
+    torch.set_num_threads(1)
+    os.environ["REMAT_CACHE_DIR"] = str(Path(folder) / f"cache-{name}-{rank}")
+    store = f"file://{folder}/store-{name.replace(' ', '')}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=KINDS[name].ranks)
+    worst = 0.0
+    with Report(f"{name} under its budget", COLUMNS, given.out if rank == 0 else None) as report:
+        for setting in KINDS[name].settings:
+            found = measured(name, setting, given.share)
+            close = abs(found.of_predicted - 1) <= 0.03
+            worst = max(worst, found.of_budget, 0.0 if found.equal and close else 9.0)
+            if rank == 0:
+                report.add(f"{name}{setting}", *found.cells())
+    dist.destroy_process_group()
+    if worst > 1:
+        raise SystemExit(1)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training.ranks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help="; ".join(KINDS))
+    parser.add_argument("--share", type=float, default=0.6, help="of what plain training needs (default 0.6)")
+    parser.add_argument("--out", type=Path, help="a file that the table is added to")
+    given = parser.parse_args()
+    ended = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.kinds or KINDS:
+            try:
+                processes.start_processes(run, (name, given, folder), nprocs=KINDS[name].ranks, start_method="fork")
+            except processes.ProcessExitedException as error:
+                ended = error.exit_code or 1
+    return ended
+
+
+if __name__ == "__main__":
+    sys.exit(main())
