@@ -33,9 +33,9 @@ from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, tra
 from remat.profiling.fixed import all_gradients
 from remat.training.enable import plans_of
 from remat.training.job import Job
+from remat.units.trial import TRIALS
 
 LAYERS, WIDTH, SAMPLES, LENGTH = 6, 192, 32, 64
-WINDOWS = 4
 TENSOR = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 SEQUENCE = {
     "norm": SequenceParallel(),
@@ -142,7 +142,7 @@ def measured(name: str, setting: Setting, share: float) -> Found:
     make = planned_units(jobs[1], share) if kind.sharded else planned_whole(jobs[1], share, ddp)
     if ddp:
         jobs[0].model = DistributedDataParallel(jobs[0].model, gradient_as_bucket_view=True)
-    return make(*trained(jobs, 2 + dist.get_rank(), WINDOWS))
+    return make(*trained(jobs, 2 + dist.get_rank(), TRIALS))
 
 
 def run(rank: int, name: str, given: argparse.Namespace, folder: str) -> None:

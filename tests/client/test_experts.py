@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Any
 
@@ -97,8 +98,9 @@ class Layer(nn.Module):
         return x + (y[0] if isinstance(y, tuple) else y)
 
 
-def test_experts_in_a_loop_train_as_a_chain() -> None:
-    """Sizes depend on the data there; stages are measured by running them."""
+def test_experts_in_a_loop_train_as_a_chain(caplog: pytest.LogCaptureFixture) -> None:
+    """Sizes depend on the data there; stages are measured by running them, and the log says why."""
+    caplog.set_level(logging.INFO, "remat")
     found = []
     for planned in (False, True):
         torch.manual_seed(0)
@@ -111,5 +113,6 @@ def test_experts_in_a_loop_train_as_a_chain() -> None:
         model(x).square().mean().backward()
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert len(plans_of(model).chains) == 1
+    assert "the stages run as a chain: " in caplog.text
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
