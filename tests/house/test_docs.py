@@ -11,11 +11,15 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+
+from remat.planning.headline import headline
+from remat_ir import Answer, Status, graph_of
 
 ROOT = Path(__file__).parents[2]
 OURS = {"remat", "remat_ir", "remat_solver", "remat_service"}
@@ -126,6 +130,23 @@ def test_the_docs_build_without_a_broken_link(tmp_path: Path) -> None:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_plans_are_quoted_in_one_line_as_they_are_printed() -> None:
+    """Each headline of a plan on a page has the form that the code prints today."""
+    form = re.compile(
+        r"[\d.]+ → [\d.]+ [KMGT]?i?B \([−+]\d+ %\), [+-][\d.]+ % time, "
+        r"(optimal|within [\d.e-]+ % of optimal)( among plans restricted to [\w, -]+)? "
+        r"\((certified|claimed by [\w-]+)\), \d+ s(; http\S+)?"
+    )
+    graph = graph_of([1000, 1000, 1000, 2000], [2**20, 2**20, 2**18, 2**18], [[], [0], [1], [2, 0]])
+    answer = Answer(Status.FEASIBLE, "auto", 2**20).priced(5000, 5500, 5000, 2**20)
+    claimed = replace(answer, claimed_bound_ns=5000, claimed_by="milp", restricted_to=("chain-stages",))
+    for printed in (answer, answer.priced(5000, 5000, 5000, 2**20), claimed):
+        assert form.fullmatch(headline(graph, printed, url="http://host/#/solve/1"))
+    quoted = [line for page in PAGES for line in page.read_text().splitlines() if re.search(r"→ .*% time", line)]
+    assert len(quoted) >= 2
+    assert [line for line in quoted if not form.fullmatch(line.strip(" `."))] == []
 
 
 def test_every_method_is_documented() -> None:
