@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remat_ir import Chain, Graph, Plan, plain_peak, plain_plan
 from remat_ir.greedy import least_memory
@@ -68,9 +68,8 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     if subject.link is not None:
         linked = TransferOptions(proof=options.proof, seed=options.seed)
         program = offload_program if isinstance(subject, Chain) else None
-        keep_recompute_offload(
-            incumbent, linked, lambda lifted: run_auto(lifted, replace(options, proof=False)), program
-        )
+        # with its proof, whose relaxations have plans in them; it ends where no plan without transfers is better
+        keep_recompute_offload(incumbent, linked, lambda lifted: run_auto(lifted, options), program)
         return
     if isinstance(subject, Chain):
         run_auto(LiftedIncumbent(incumbent), options)
