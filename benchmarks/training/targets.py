@@ -26,6 +26,7 @@ HEAD = (
     "solve",
     "plain",
     "by the plan",
+    "reserved",
     "time",
     "if classes are off by 20 %",
 )
@@ -127,7 +128,7 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         str(batch),
         str(found["ops"]),
         *(f"{seconds[phase]:.1f} s" for phase in ("capture", "price", "solve")),
-        *(f"{found[key] / 2**30:.1f} GiB" for key in ("plain_peak_bytes", "peak_bytes")),
+        *(f"{found[key] / 2**30:.1f} GiB" for key in ("plain_peak_bytes", "peak_bytes", "reserved_bytes")),
         f"{100 * found['answer']['overhead']:+.1f} %",
         f"{100 * low:.1f} to {100 * high:.1f} %",
     ]

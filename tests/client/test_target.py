@@ -265,6 +265,23 @@ def test_optimizer_state_is_fixed(script: Path) -> None:
     assert 2 * plain["parameters"] >= adamw["optimizer state"] > 1.9 * plain["parameters"] - 512 * 100
 
 
+def test_the_step_on_a_device_is_the_one_that_torch_takes_there(script: Path) -> None:
+    """All parameters together on CUDA, with copies of all of them; fake tensors alone would step one by one."""
+    found = target_step(load(str(script)), "h100", optimizer="adamw")
+    assert found.update.temporaries_bytes >= found.step.fixed["parameters"]
+
+
+@pytest.mark.parametrize("optimizer", [None, "sgd", "adamw"])
+def test_reserved_bytes_of_a_device_are_whole_segments_around_the_peaks(script: Path, optimizer: str | None) -> None:
+    found = target_step(load(str(script)), "h100", batch=64, optimizer=optimizer)
+    reserved = found.reserved_bytes()
+    assert reserved is not None
+    assert reserved >= max(found.peak_bytes(), found.update_peak_bytes)
+    assert reserved % (2 * 2**20) == 0
+    less = max(found.peak_bytes(), found.update_peak_bytes)
+    assert reserved <= 1.5 * less + 60 * 2**20
+
+
 def remat_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "REMAT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "remat", *arguments]
@@ -282,6 +299,7 @@ def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, tmp_path: P
     data = json.loads(ran.stdout)
     low, high = data["overhead_range"]
     assert 0 < low < data["answer"]["overhead"] < high
+    assert data["peak_bytes"] <= data["reserved_bytes"] <= data["plain_reserved_bytes"]
     assert data["device"] == "NVIDIA H100 80GB HBM3"
     assert data["priced"] == "a roofline of NVIDIA H100 80GB HBM3"
     assert (tmp_path / "memory.svg").read_text().startswith("<svg xmlns")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service")] + [str(ROOT)]
-os.environ["OMP_NUM_THREADS"] = "1"  # else autograd's thread sums with another number of threads than the caller's
+# torch.set_num_threads reaches the thread that calls it and threads that begin later: an autograd thread that has begun
+# would go on to sum with as many threads as before, and in another order than the caller
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from standin import device  # noqa: E402
 

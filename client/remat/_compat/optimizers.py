@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import _default_to_fused_or_foreach
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import _foreach_supported_types
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from .versions import lacking, require
 
@@ -16,7 +18,7 @@ __all__ = ["STEP_HOOKS", "chooses_foreach", "stand_in"]
 STEP_HOOKS = frozenset({"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"})
 """Where an optimizer keeps the hooks around its step."""
 
-require(lacking(((_default_to_fused_or_foreach, ("params", "differentiable", "use_fused")),), ()))
+require(lacking(((_get_foreach_kernels_supported_devices, ()),), ()))
 require([name for name in sorted(STEP_HOOKS) if name not in torch.optim.SGD([torch.zeros(0)]).__dict__])
 
 
@@ -33,5 +35,11 @@ def stand_in(optimizer: Any) -> Any:
 
 
 def chooses_foreach(parameters: Sequence[torch.Tensor], differentiable: bool) -> bool:
-    """Whether torch's optimizers take the foreach implementation for these parameters where nothing is said."""
-    return bool(_default_to_fused_or_foreach(list(parameters), differentiable)[1])
+    """Whether torch's optimizers take the foreach implementation for these parameters where nothing is said.
+
+    Fake ones stand for real ones of their device; torch itself takes it for real ones alone.
+    """
+    stood_for = [torch.nn.Parameter if isinstance(p, FakeTensor) else type(p) for p in parameters]
+    known = all(kind in _foreach_supported_types for kind in stood_for)
+    there = _get_foreach_kernels_supported_devices()
+    return known and not differentiable and all(p.device.type in there for p in parameters)

@@ -196,6 +196,9 @@ def plan(
     told(found, console)
     line = headline(graph, answer, peak_bytes=found.peak_bytes(answer.plan), url=page_of(planner, answer))
     console.print(line, highlight=False, style="bold", soft_wrap=True)
+    if found.target is not None:
+        size_there = readable(found.reserved_bytes(answer.plan))
+        console.print(f"{size_there} reserved by torch's allocator, the optimizer's step included", highlight=False)
     console.print(sure(found, answer.plan), highlight=False)
     console.print(memory_chart(curves[1], size, width=min(console.width, 110)), highlight=False)
     return code_of(answer)
@@ -222,6 +225,8 @@ def _data(found: Any, answer: Answer) -> dict[str, Any]:
         "fixed_bytes": dict(found.step.fixed),
         "plain_peak_bytes": found.peak_bytes(),
         "peak_bytes": found.peak_bytes(answer.plan),
+        "plain_reserved_bytes": found.reserved_bytes(),
+        "reserved_bytes": found.reserved_bytes(answer.plan),
         "overhead_range": None if ends is None else list(ends),
         "answer": answer.to_json(),
     }

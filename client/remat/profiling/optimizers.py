@@ -161,25 +161,41 @@ def _kind(optimizer: Any) -> str:
 
 
 def _on_fakes(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory | None:
-    """By fake tensors of the true sizes; None where the step has to see real numbers."""
-    found = []
-    for number in READ_AS:
+    """By fake tensors of the true sizes; None where the step has to see real numbers.
+
+    Where one parameter of each kind takes the same whatever number is read, so do all of them, and they step once.
+    """
+    groups = [group["params"] for group in optimizer.param_groups]
+    trained = [(i, p) for i, group in enumerate(groups) for p in group if p.requires_grad]
+    kinds = {(i, here(p).shape, p.dtype, p.device): p for i, p in trained}
+    numbers: Sequence[float] = READ_AS
+    try:
+        if len({_stepped_fakes(optimizer, list(kinds.values()), number, clip, settings) for number in READ_AS}) == 1:
+            numbers = READ_AS[:1]
+        found = [_stepped_fakes(optimizer, [p for _, p in trained], number, clip, settings) for number in numbers]
+    except Exception as error:
+        log.debug("%s does not step fake tensors: %s", type(optimizer).__name__, error)
+        return None
+    ended = [update for update in found if update is not None]
+    return UpdateMemory(*map(max, zip(*ended, strict=True))) if ended else None
+
+
+def _stepped_fakes(
+    optimizer: Any, parameters: Sequence[torch.Tensor], number: float, clip: bool, settings: Mapping[str, Any]
+) -> UpdateMemory | None:
+    """Of some of its parameters, where each number that is read is this one; None: the step divides by zero by it."""
+    with _compat.FakeTensorMode(), Allocations(_kind(optimizer), number) as live:
+        copies = {}
+        for parameter in parameters:
+            local = here(parameter)
+            like = {"dtype": local.dtype, "device": "cpu" if local.device.type == "meta" else local.device}
+            made = [torch.empty_strided(local.shape, local.stride(), **like) for _ in range(2)]
+            copies[id(parameter)] = made[0].requires_grad_()
+            made[0].grad = made[1]
         try:
-            with _compat.FakeTensorMode(), Allocations(_kind(optimizer), number) as live:
-                copies = {}
-                for parameter in _trained(optimizer):
-                    local = here(parameter)
-                    like = {"dtype": local.dtype, "device": "cpu" if local.device.type == "meta" else local.device}
-                    made = [torch.empty_strided(local.shape, local.stride(), **like) for _ in range(2)]
-                    copies[id(parameter)] = made[0].requires_grad_()
-                    made[0].grad = made[1]
-                found.append(_watched(live, dry_twin(optimizer, copies, settings), list(copies.values()), clip, 2))
+            return _watched(live, dry_twin(optimizer, copies, settings), list(copies.values()), clip, 2)
         except ArithmeticError:
-            continue
-        except Exception as error:
-            log.debug("%s does not step fake tensors: %s", type(optimizer).__name__, error)
             return None
-    return UpdateMemory(*map(max, zip(*found, strict=True))) if found else None
 
 
 def _on_small(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> UpdateMemory:

@@ -20,6 +20,7 @@ from ..profiling.optimizers import UpdateMemory
 from ..profiling.profile import Profiled, device_kind
 from ..training.job import Job
 from ..training.names import name_of
+from ..training.reserved import fresh, reserved
 from ..training.step import TrainingStep, running_peak, training_step
 from .build import Built, build, tracing_for
 from .devices import Target, target_of
@@ -40,6 +41,7 @@ class TargetStep:
         classes: the class of each kernel; empty where kernels were measured.
         seconds: of each phase.
         update: what the optimizer's step takes, by a dry run of it.
+        job: the optimizer, and what else is there next to the step.
     """
 
     name: str
@@ -50,6 +52,7 @@ class TargetStep:
     classes: Mapping[fx.Node, str]
     seconds: Mapping[str, float]
     update: UpdateMemory
+    job: Job
 
     @property
     def graph(self) -> Graph:
@@ -59,6 +62,15 @@ class TargetStep:
     def peak_bytes(self, plan: Plan | None = None) -> int:
         """The most that the step holds as it runs by a plan, kernel by kernel; None: without one."""
         return running_peak(self.step, plan or plain_plan(self.graph))
+
+    def reserved_bytes(self, plan: Plan | None = None) -> int | None:
+        """The most that torch's caching allocator reserves on the device for steps by a plan, each with its update.
+
+        None where no device is named: this machine's own is counted when the step is planned there.
+        """
+        if self.target is None:
+            return None
+        return reserved(self.step, plan or plain_plan(self.graph), fresh(self.step), self.job).reserved
 
     @property
     def update_peak_bytes(self) -> int:
@@ -182,9 +194,9 @@ def _captured(
     seconds["capture"] = time.perf_counter() - start - seconds["price"]
     names = built.name, name_of(built.model, built.args, built.kwargs)
     if target is None:
-        return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update)
+        return TargetStep(*names, step, None, device_kind(step.operations.flow.kernels), {}, seconds, update, job)
     words = f"a roofline of {target.name}"
     if found[0].recorded:
         kinds = f"{found[0].recorded} of {step.profiled.signatures} kinds of kernels"
         words = f"{kinds} recorded on {target.name}, the others from {words}"
-    return TargetStep(*names, step, target, words, found[0].classes, seconds, update)
+    return TargetStep(*names, step, target, words, found[0].classes, seconds, update, job)
