@@ -6,7 +6,7 @@ RematError                    anything that remat refuses (remat_ir)
 ├── PlanMismatch              a plan file that is not for the step at hand, or does not fit its budget
 ├── CaptureError              a module whose training step cannot be captured as a graph
 ├── PlanningError             no plan: the answer is at hand
-│   ├── BudgetTooSmall        proved: no plan fits the budget; the least budget is at hand
+│   ├── BudgetTooSmall        no plan fits the budget, certified or as the message says; the least budget is at hand
 │   └── NothingFound          none was found in the time given
 └── ServiceError              the service did not give a usable answer; `request_id` is its name for the call
     ├── Unreachable           no connection, or no reply in time
@@ -101,7 +101,7 @@ class PlanningError(RematError):
 
 
 class BudgetTooSmall(PlanningError):
-    """No plan fits the budget, and that is proved.
+    """No plan fits the budget, and that is certified; or the message names who claims it.
 
     Example:
         >>> from remat_ir import Problem, graph_of

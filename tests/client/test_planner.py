@@ -336,6 +336,9 @@ def test_infeasible_is_believed_where_it_is_true_and_raised_where_a_plan_is_need
     with pytest.raises(BudgetTooSmall, match=r"alone needs .* are enough") as caught:
         plan_or_raise(answer)
     assert caught.value.answer is answer
+    assert "claims" not in str(caught.value)
+    with pytest.raises(BudgetTooSmall, match="as rumour claims without a certificate"):
+        plan_or_raise(replace(answer, claimed_by="rumour"))
     nothing = Answer(Status.NOTHING_FOUND, "auto", 5, message="No plan was found.")
     with pytest.raises(NothingFound, match="No plan was found"):
         plan_or_raise(nothing)

@@ -256,6 +256,8 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
     elif graph is not None:
         op, need = working_set(graph)
         said += f"; {graph.op_label(op)} alone needs {need} bytes of the {answer.budget_bytes} given"
+    if infeasible and answer.claimed_by is not None:
+        said += f", as {answer.claimed_by} claims without a certificate"
     least = answer.least_budget_bytes
     if least:
         said += f"; {least} bytes are enough"
