@@ -53,7 +53,7 @@ class Deployment:
             self.kill_worker()
             return
         self._postgres.stop()
-        assert self.server.http.get("/readyz").status_code == 503
+        eventually(lambda: self.server.http.get("/readyz").status_code == 503, 10)  # it looks once a second
         time.sleep(1)
         self._postgres.start()
         eventually(lambda: self.server.http.get("/readyz").status_code == 200, 30)
