@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.liar import Said, in_turn, lying
-from client.test_cli import chain_graph, remat
+from client.test_cli import chain_graph, graph_file, remat
+from client.test_cli_chains import CHAIN, JOIN
+from remat.cli.app import BAD_INPUT, NOTHING_FOUND, SERVICE
 from remat.planning.greedy import greedy_answer
-from remat_ir import Problem
+from remat_ir import Problem, Subject
+from service.serving import Service, serving
 
-__all__ = ["remat"]  # the fixture
+__all__ = ["graph_file", "remat"]  # the fixtures
 
 
 def test_solves_at_the_service(remat: Any) -> None:
@@ -29,6 +35,47 @@ def test_solves_at_the_service(remat: Any) -> None:
         assert remat("attach", "c" * 32, "--base-url", server.url).code == 2
     assert remat("attach", "../etc", "--base-url", server.url).code == 2
     assert "REMAT_BASE_URL" in remat("ls").err
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with serving(tmp_path_factory.mktemp("own"), workers=1) as running:
+        yield running
+
+
+@pytest.mark.parametrize("subject", [chain_graph(), CHAIN, JOIN], ids=["graph", "chain", "join"])
+def test_a_sweep_at_the_service_is_one_row_of_its_list(
+    remat: Any, own: Service, subject: Subject, tmp_path: Path
+) -> None:
+    """And has the table, the exit code and a line of progress for each budget, as a sweep that is solved here."""
+    file, name = tmp_path / "subject.json", type(subject).__name__
+    file.write_text(json.dumps(subject.to_json()))
+    words = ("sweep", file, "--budgets", "1%,60%,80%,100%", "-t", "5")
+    there, here = remat(*words, "--base-url", own.url, "--name", name), remat(*words, "--local")
+    (row,) = own.http.get("/v1/solves", params={"fold": True, "search": name}).json()["solves"]
+    assert (row["name"], row["group"]["kind"], row["group"]["requests"]) == (name, "sweep", 4)
+    assert (there.code, there.out) == (here.code, here.out) == (0, there.out)
+    told = [line.partition(":")[0] for line in there.err.splitlines()]
+    assert [line.strip().split("  ")[0] for line in there.out.splitlines()[1:5]] == told[::-1]
+
+
+def test_a_sweep_at_the_service_without_a_plan_or_with_too_many_budgets(
+    remat: Any, own: Service, graph_file: Path
+) -> None:
+    words = ("sweep", graph_file, "--base-url", own.url, "--budgets")
+    assert remat(*words, "1%", "-q").code == NOTHING_FOUND
+    refused = remat(*words, ",".join(f"{n}B" for n in range(1, 66)))
+    assert (refused.code, refused.err.count("\n")) == (BAD_INPUT, 1)
+    assert "more than the 64 allowed" in refused.err
+
+
+@pytest.mark.parametrize("solves", [None, [], [{"id": "a"}, {"id": "b"}], [{"id": 1}], ["a"]])
+def test_a_sweep_without_a_solve_for_each_budget_is_refused(remat: Any, graph_file: Path, solves: Any) -> None:
+    with lying(lambda _: Said(202, {"id": "c" * 32, "ended": False, "solves": solves})) as server:
+        ran = remat("sweep", graph_file, "--budgets", "100%", "--base-url", server.url)
+        assert [request.path for request in server.asked] == ["/v1/sweeps"]
+    assert ran.code == SERVICE
+    assert "not one solve for each budget" in ran.err
 
 
 def test_doctor_says_what_is_in_place(remat: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,9 @@ def test_commands_send_the_name_that_they_are_given(
         monkeypatch.setenv("REMAT_SEND_NAMES", setting)
         with lying(lambda _: Said(422, {"title": "no", "detail": "no"})) as server:
             command(*asked, "--base-url", server.url, *more)
-            posted = [request.body for request in server.asked if request.path in ("/v1/solves", "/v1/max-batch")]
+            posted = [
+                request.body for request in server.asked if request.path.endswith(("/solves", "/sweeps", "/max-batch"))
+            ]
         assert posted
         assert {body.get("name") for body in posted} == {name}
 

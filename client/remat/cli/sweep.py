@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -89,7 +90,10 @@ def sweep(
             max_gap=max_gap,
         )
     else:
-        answers = _one_by_one(planner, subject, asked or _evenly(subject, points), asking, tell)
+        # largest first, because a bound at a larger budget holds at every smaller one
+        budgets_bytes = sorted(asked or _evenly(subject, points), reverse=True)
+        ask = planner.sweep if isinstance(planner, ServicePlanner) else partial(_one_by_one, planner)
+        answers = reversed(ask(subject, budgets_bytes, asking, on_answer=tell))
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
     plain = plain_peak(subject)
     if png is not None:
@@ -195,13 +199,14 @@ def _one_by_one(
     subject: Subject,
     budgets: Sequence[int],
     asking: SolveOptions,
-    tell: Callable[[Answer], None],
+    *,
+    on_answer: Callable[[Answer], None],
 ) -> list[Answer]:
     answers = []
-    for budget in sorted(budgets, reverse=True):
+    for budget in budgets:
         answers.append(planner.plan(Problem(subject, budget), asking))
-        tell(answers[-1])
-    return sorted(answers, key=lambda answer: answer.budget_bytes)
+        on_answer(answers[-1])
+    return answers
 
 
 def _outcome(answer: Answer) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remat_ir import Answer, InvalidData, Problem
+from remat_ir import Answer, InvalidData, Problem, Subject
+from remat_ir.subject import subject_kind
 
 from ..errors import InvalidResponse
 from .call import Reply
@@ -18,12 +19,7 @@ def submission(
     problem: Problem, options: SolveOptions, method_options: Mapping[str, object] | None = None, wait_s: float = 0.0
 ) -> dict[str, Any]:
     """The call that POSTs a problem: its answer is there at once where it is known or done within `wait_s`."""
-    body: dict[str, Any] = {"problem": problem.to_json()}
-    body |= {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
-    if method_options:
-        body["options"] = dict(method_options)
-    if options.name is not None:
-        body["name"] = options.name
+    body = {"problem": problem.to_json()} | _asked(options, method_options)
     headers = {"Prefer": f"wait={wait_s:g}"} if wait_s else {}
     return {"method": "POST", "path": "/v1/solves", "body": body, "headers": headers, "wait_s": wait_s}
 
@@ -59,6 +55,31 @@ def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = 
 def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:
     """Stop a solve, or leave it to its other subscribers: the best incumbent so far."""
     return answer_of(http.call(**cancellation(solve_id), give_up_at=give_up_at))
+
+
+def start_sweep(
+    http: Http,
+    subject: Subject,
+    budgets: Sequence[int],
+    options: SolveOptions,
+    method_options: Mapping[str, object] | None = None,
+    *,
+    give_up_at: float = float("inf"),
+) -> tuple[str, list[str]]:
+    """POST a sweep: its id, and those of its solves in the order of the budgets.
+
+    Raises:
+        InvalidResponse: the reply has not one id for each budget.
+    """
+    body = {subject_kind(subject): subject.to_json(), "budgets_bytes": list(budgets)} | _asked(options, method_options)
+    data = http.call("POST", "/v1/sweeps", body=body, give_up_at=give_up_at).data
+    try:
+        sweep_id, solve_ids = data["id"], [row["id"] for row in data["solves"]]
+    except (KeyError, TypeError):
+        sweep_id, solve_ids = None, []
+    if len(solve_ids) != len(budgets) or not all(isinstance(each, str) for each in (sweep_id, *solve_ids)):
+        raise InvalidResponse("the service's reply to a sweep has not one solve for each budget")
+    return str(sweep_id), solve_ids
 
 
 def start_max_batch(http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf")) -> dict[str, Any]:
@@ -118,6 +139,13 @@ def ready(http: Http) -> float:
     start = time.monotonic()
     http.call("GET", "/readyz")
     return time.monotonic() - start
+
+
+def _asked(options: SolveOptions, method_options: Mapping[str, object] | None) -> dict[str, Any]:
+    body: dict[str, Any] = {name: getattr(options, name) for name in ("method", "time_limit_s", "max_gap")}
+    if method_options:
+        body["options"] = dict(method_options)
+    return body if options.name is None else body | {"name": options.name}
 
 
 def _segment(solve_id: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 import httpx2
 
-from remat_ir import Answer, InvalidData, Problem, Progress, worth_more_time
+from remat_ir import Answer, InvalidData, Problem, Progress, Subject, worth_more_time
 
 from ..errors import InvalidResponse, Unreachable
 from ..settings import checked_url
@@ -157,6 +157,36 @@ class ServicePlanner:
             steps = options.steps if options.max_gap else None
             answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer, steps=steps)
         return checked(problem, answer)
+
+    def sweep(
+        self,
+        subject: Subject,
+        budgets: Sequence[int],
+        options: SolveOptions = DEFAULT,
+        *,
+        on_answer: Callable[[Answer], None] | None = None,
+    ) -> list[Answer]:
+        """Answers at several budgets, in bytes and each another, under one id; each is checked as in `plan`.
+
+        Args:
+            options: of each solve.
+            on_answer: called with each answer, in the order of the budgets.
+
+        Raises:
+            ServiceError: as `plan`.
+        """
+        give_up_at = time.monotonic() + self.patience_s
+        sweep_id, solve_ids = service.start_sweep(
+            self.http, subject, budgets, options, self.options, give_up_at=give_up_at + options.time_limit_s
+        )
+        log.info("sweep %s: waiting at %s/#/sweep/%s", sweep_id, self.http.base_url, sweep_id)
+        answers = []
+        for budget, solve_id in zip(budgets, solve_ids, strict=True):
+            give_up_at += options.time_limit_s  # they may be solved one after another
+            answers.append(checked(Problem(subject, budget), self.wait(solve_id, give_up_at=give_up_at)))
+            if on_answer is not None:
+                on_answer(answers[-1])
+        return answers
 
     def page(self, solve_id: str) -> str:
         """The URL at which a browser shows a solve."""
