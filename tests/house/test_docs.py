@@ -163,6 +163,16 @@ def test_the_readme_shows_what_was_measured() -> None:
     assert subprocess.run(check, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "page", [PAGES[0], *(p for p in PAGES if p.name.startswith(("quick", "tutorial")))], ids=lambda p: p.name
+)
+def test_no_other_table_of_the_first_pages_has_figures(page: Path) -> None:
+    """So that no cell of one is older than the code."""
+    text = re.sub("<!-- measured: begin -->.*<!-- measured: end -->", "", page.read_text(), flags=re.DOTALL)
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split("|")]
+    assert [cell for cell in cells if re.search(r"\d", re.sub(r"`[^`]*`|\([^)]*\)", "", cell))] == []
+
+
 def test_the_faq_quotes_messages_that_exist() -> None:
     """Each message of its table is in the code, as it is said."""
     sources = [path for part in ("client", "service", "solver") for path in sorted((ROOT / part).rglob("*.py"))]
