@@ -19,6 +19,7 @@ from torch import nn
 import remat
 from remat.capture.dataflow import dataflow
 from remat.capture.trace import capture
+from remat.errors import PlanMismatch
 from remat.planning.links import OF_TARGET, named_link
 from remat.planning.plan_file import PlanFile
 from remat.target.attention import choice
@@ -319,6 +320,26 @@ def test_a_plan_made_by_the_command_is_one_of_the_job(script: Path, tmp_path: Pa
     assert planned is not None
     assert planned.answer.plan == PlanFile(tmp_path / "plan.json").steps[0].answer.plan
     trained(*args).backward()
+
+
+@pytest.mark.slow
+def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link(script: Path, tmp_path: Path) -> None:
+    """Kernels of a CPU over a link of a fast device: what moves costs nothing."""
+    given = ("plan", script.name, "--local", "-o", "plan.json", "-t", "10")
+    ran = remat_command(*given, "-b", "60%", "--link", "1000GB", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "offloaded" in ran.stdout
+    (step,) = PlanFile(tmp_path / "plan.json").steps
+    assert step.graph.link == named_link("1000GB")
+    model, args = load(str(script))()
+    with pytest.raises(PlanMismatch, match="moves values to the host: give the link that it was made for"):
+        remat.optimize(model, args, plan=tmp_path / "plan.json")
+    trained = remat.optimize(model, args, plan=tmp_path / "plan.json", link="1000GB")
+    (planned,) = trained.plans.values()
+    assert planned is not None
+    assert planned.answer.plan == step.answer.plan
+    trained(*args).backward()
+    assert "'slow' is no link" in remat_command(*given, "-b", "60%", "--link", "slow", folder=tmp_path).stderr
 
 
 def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, tmp_path: Path) -> None:

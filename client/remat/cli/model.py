@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,12 +19,14 @@ from ..planning.budget import readable
 from ..planning.check import checked
 from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.headline import headline
+from ..planning.links import named_link
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..planning.planner import page_of, plan_or_raise, planner_for
 from .app import (
     FractionOption,
     GapOption,
     JsonOption,
+    LinkOption,
     LocalOption,
     MethodOption,
     MethodOptions,
@@ -147,6 +150,7 @@ def plan(
     device: DeviceOption = None,
     batch: BatchOption = None,
     optimizer: OptimizerOption = None,
+    link: LinkOption = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The plan, for plan= of remat.optimize.")
     ] = None,
@@ -166,6 +170,7 @@ def plan(
 ) -> int:
     asking = solve_options_of(method, time_limit, max_gap, steps, name)
     planner = asked_planner(base_url, local, options_of(option))
+    over = None if link is None else named_link(link)  # before the capture, which takes its time
     check_writable(output)
     if picture is not None and picture.suffix != ".svg":
         check_picture(picture)
@@ -174,7 +179,8 @@ def plan(
     if given is None and budget is None and budget_fraction is None:
         raise InvalidData("a budget is needed: --budget 24GiB, --budget 50%, or --device for that device's memory")
     found = captured(model, device, batch, optimizer, base_url, quiet)
-    graph = found.graph
+    graph = found.graph if over is None else found.graph.with_link(over)
+    found = replace(found, step=replace(found.step, graph=graph))
     size = given.usable_bytes if given is not None else budget_of(graph, budget, budget_fraction)
     problem = Problem(graph, size)
     start = time.perf_counter()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, verify
 from remat_ir.read import array, members, parse
 
 from ..errors import PlanMismatch
@@ -224,6 +224,10 @@ class PinnedPlanner:
         plan = found.answer.plan
         assert isinstance(plan, Plan)
         self._met = True
+        if problem.graph.link is None and any(isinstance(step, Offload) for step in plan.steps):
+            raise PlanMismatch(
+                f"the plan of {self.file.path} moves values to the host: give the link that it was made for as link="
+            )
         if problem == Problem(found.graph, found.answer.budget_bytes):
             return checked(problem, found.answer)
         said = f"The plan of {self.file.path}, verified and priced here."
