@@ -26,13 +26,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transferring import Mover, traced_peak
 
 import remat
 from remat import _compat
 from remat.distributed.ranks import RankPlanner
 from remat.profiling import measure
 from remat.training.enable import plans_of
-from remat_ir import Answer, Graph, Problem, RematError
+from remat_ir import Answer, Graph, Link, Problem, RematError, host_peak
 
 
 def ddp(**options: Any) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def sharded_units() -> dict[str, Any]:
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
 
 
-def sharded_budget() -> dict[str, Any]:
+def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -> dict[str, Any]:
     """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak next to it."""
 
     def model() -> nn.Sequential:
@@ -210,14 +211,17 @@ def sharded_budget() -> dict[str, Any]:
         planned,
         planned,
         (data(0, 512),),
-        budget=remat.Fraction(0.7),
-        planner=RankPlanner("greedy"),
+        budget=remat.Fraction(share),
+        planner=RankPlanner(planner),
         loss=lambda y: y.square().mean(),
+        **fields,
     )
     step = measure.forward_backward(planned, (data(0, 512),), loss=lambda y: y.square().mean())
     peak = measure.peak_memory(step).peak_bytes
+    host = traced_peak(step)
     planned.zero_grad()
-    answers = [next(iter(plans_of(unit).plans.values())).answer for unit in planned]  # type: ignore[union-attr]
+    chosen = [next(iter(plans_of(unit).plans.values())) for unit in planned]
+    answers = [p.answer for p in chosen]  # type: ignore[union-attr]
     return {
         "plain": trained(plain, plain, rows=512),
         "planned": trained(planned, planned, rows=512),
@@ -228,7 +232,13 @@ def sharded_budget() -> dict[str, Any]:
         "share": peak / needs,
         "over": peak - (whole.budget_bytes - whole.fixed_bytes),
         "sizes": [[size.peak, size.held] for size in whole.units.values()],
+        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],  # type: ignore[union-attr]
     }
+
+
+def sharded_moves() -> dict[str, Any]:
+    """The same units, whose values all wait on the host."""
+    return sharded_budget(Mover(None), share=0.6, link=Link(10**12, 10**12))
 
 
 def sharded_stages() -> dict[str, Any]:
@@ -341,6 +351,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "sizes": sizes,
     "sharded_units": sharded_units,
     "sharded_budget": sharded_budget,
+    "sharded_moves": sharded_moves,
     "sharded_stages": sharded_stages,
     "sharded_refused": sharded_refused,
     "overlap": overlap,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.sources import OnProgress
@@ -95,3 +98,15 @@ def inserted(plan: Plan, steps: list[tuple[int, Step]]) -> Plan:
         found += [step for at, step in steps if at == position]
         found += plan.steps[position : position + 1]
     return Plan(tuple(found))
+
+
+def traced_peak(run: Callable[[], Any]) -> int:
+    """The most bytes that a step holds on the host: on the CPU copies lie in Python's memory, not in torch's."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        run()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
