@@ -20,20 +20,28 @@ from ranks_collectives import COLLECTIVE_CASES
 from ranks_compiled import compiled, compiled_refused, sharded_compiled
 from ranks_joins import join_in_ddp, join_refused
 from ranks_pipelines import PIPELINE_CASES
-from ranks_training import FRACTION, Block, blocks, buckets, data, message, trained, unreduced
+from ranks_training import (
+    FRACTION,
+    blocks,
+    buckets,
+    data,
+    message,
+    sharded_budget,
+    sharded_moves,
+    trained,
+    unreduced,
+)
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transferring import Mover, traced_peak
 
 import remat
 from remat import _compat
 from remat.distributed.ranks import RankPlanner
-from remat.profiling import measure
 from remat.training.enable import plans_of
-from remat_ir import Answer, Graph, Link, Problem, RematError, host_peak
+from remat_ir import Answer, Graph, Problem, RematError
 
 
 def ddp(**options: Any) -> dict[str, Any]:
@@ -190,55 +198,6 @@ def sharded_units() -> dict[str, Any]:
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
     answers = [next(iter(plans_of(b).plans.values())).answer for b in planned]  # type: ignore[union-attr]
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
-
-
-def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -> dict[str, Any]:
-    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak next to it."""
-
-    def model() -> nn.Sequential:
-        torch.manual_seed(0)
-        made = nn.Sequential(*(Block() for _ in range(3)), nn.Sequential(nn.Linear(32, 64), nn.Tanh()))
-        for unit in made:
-            fully_shard(unit)
-        fully_shard(made)
-        return made
-
-    plain, planned = model(), model()
-    step = measure.forward_backward(plain, (data(0, 512),), loss=lambda y: y.square().mean())
-    needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
-    plain.zero_grad()
-    whole = remat.optimize_units(
-        planned,
-        planned,
-        (data(0, 512),),
-        budget=remat.Fraction(share),
-        planner=RankPlanner(planner),
-        loss=lambda y: y.square().mean(),
-        **fields,
-    )
-    step = measure.forward_backward(planned, (data(0, 512),), loss=lambda y: y.square().mean())
-    peak = measure.peak_memory(step).peak_bytes
-    host = traced_peak(step)
-    planned.zero_grad()
-    chosen = [next(iter(plans_of(unit).plans.values())) for unit in planned]
-    answers = [p.answer for p in chosen]  # type: ignore[union-attr]
-    return {
-        "plain": trained(plain, plain, rows=512),
-        "planned": trained(planned, planned, rows=512),
-        "overhead": whole.overhead,
-        "digest": [a.digest for a in answers],
-        "costs": [a.cost_ns for a in answers],
-        "distinct": whole.distinct,
-        "share": peak / needs,
-        "over": peak - (whole.budget_bytes - whole.fixed_bytes),
-        "sizes": [[size.peak, size.held] for size in whole.units.values()],
-        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],  # type: ignore[union-attr]
-    }
-
-
-def sharded_moves() -> dict[str, Any]:
-    """The same units, whose values all wait on the host."""
-    return sharded_budget(Mover(None), share=0.6, link=Link(10**12, 10**12))
 
 
 def sharded_stages() -> dict[str, Any]:

@@ -9,11 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transferring import Mover, traced_peak
 
 import remat
 from remat.distributed.ranks import RankPlanner
+from remat.profiling import measure
 from remat.training.enable import plans_of
-from remat_ir import RematError
+from remat_ir import Link, RematError, host_peak
 
 FRACTION = remat.Fraction(0.85)
 WIDE = 288  # six such layers are beyond the MiB of DDP's first bucket
@@ -100,3 +102,52 @@ def buckets() -> dict[str, Any]:
         found[str(views)] = [dict(p.step.fixed) for p in plans_of(model).plans.values() if p]
         found["size"] = sum(p.numel() * p.element_size() for p in model.parameters())
     return found
+
+
+def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -> dict[str, Any]:
+    """One budget for four units of two kinds, chosen on sharded blocks; a real step's peak next to it."""
+
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        made = nn.Sequential(*(Block() for _ in range(3)), nn.Sequential(nn.Linear(32, 64), nn.Tanh()))
+        for unit in made:
+            fully_shard(unit)
+        fully_shard(made)
+        return made
+
+    plain, planned = model(), model()
+    step = measure.forward_backward(plain, (data(0, 512),), loss=lambda y: y.square().mean())
+    needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
+    plain.zero_grad()
+    whole = remat.optimize_units(
+        planned,
+        planned,
+        (data(0, 512),),
+        budget=remat.Fraction(share),
+        planner=RankPlanner(planner),
+        loss=lambda y: y.square().mean(),
+        **fields,
+    )
+    step = measure.forward_backward(planned, (data(0, 512),), loss=lambda y: y.square().mean())
+    peak = measure.peak_memory(step).peak_bytes
+    host = traced_peak(step)
+    planned.zero_grad()
+    chosen = [next(iter(plans_of(unit).plans.values())) for unit in planned]
+    answers = [p.answer for p in chosen]  # type: ignore[union-attr]
+    return {
+        "plain": trained(plain, plain, rows=512),
+        "planned": trained(planned, planned, rows=512),
+        "overhead": whole.overhead,
+        "digest": [a.digest for a in answers],
+        "costs": [a.cost_ns for a in answers],
+        "distinct": whole.distinct,
+        "share": peak / needs,
+        "over": peak - (whole.budget_bytes - whole.fixed_bytes),
+        "sizes": [[size.peak, size.held] for size in whole.units.values()],
+        "host": [host, sum(host_peak(p.step.graph, p.answer.plan) for p in chosen)],  # type: ignore[union-attr]
+    }
+
+
+def sharded_moves() -> dict[str, Any]:
+    """The same units, whose values all wait on the host."""
+    return sharded_budget(Mover(None), share=0.6, link=Link(10**12, 10**12))
