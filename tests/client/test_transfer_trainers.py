@@ -47,12 +47,12 @@ def trained(model: nn.Module, call: Callable[..., Any], optimizer: torch.optim.O
     return [p.detach().clone() for p in model.parameters()]
 
 
-def as_predicted(module: nn.Module, *args: Any) -> int:
+def as_predicted(module: nn.Module, *args: Any, **kwargs: Any) -> int:
     """The bytes on the host at most of a module whose only plan moves values; both peaks are those of the plan."""
     (planned,) = plans_of(module).plans.values()
     assert planned is not None
     module.zero_grad()
-    run = measure.forward_backward(module, args)
+    run = measure.forward_backward(module, args, kwargs)
     device, host = measure.peak_memory(run).peak_bytes, traced_peak(run)
     predicted = host_peak(planned.step.graph, planned.answer.plan)  # type: ignore[arg-type]
     assert device == pytest.approx(planned.activation_bytes, rel=0.03)
@@ -123,6 +123,37 @@ def test_the_trainer_of_lightning(tmp_path: Path) -> None:
         )  # fmt: skip
         trainer.fit(module, data)
         weights.append([p.detach().clone() for p in module.parameters()])
+    assert all(map(torch.equal, *weights))
+    assert look.moved > 2**20
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+    from remat.trainers.transformers import RematCallback
+
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=50, n_positions=64, bos_token_id=1, eos_token_id=2)
+    tokens = torch.randint(0, 50, (16, 64), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        moved = 0
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.moved = as_predicted(given["model"], **seen)
+
+    seen: dict[str, Any] = {}
+    look, weights = Look(), []
+    for callbacks in ([], [look, RematCallback("100%", planner=Mover(None), link="pcie4")]):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+        model.register_forward_pre_hook(lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True)
+        given = TrainingArguments(
+            str(tmp_path), max_steps=2, per_device_train_batch_size=8, report_to=[], use_cpu=True, save_strategy="no"
+        )
+        Trainer(model, given, train_dataset=rows, callbacks=callbacks).train()  # type: ignore[arg-type]
+        weights.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *weights))
     assert look.moved > 2**20
 

@@ -7,7 +7,6 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -262,24 +261,3 @@ def test_units_of_a_model_move_their_values() -> None:
     assert any(isinstance(step, Offload) for planned in plans for step in planned.answer.plan.steps)  # type: ignore[union-attr]
     one, other = (measure.outcome(m, measure.forward_backward(m, (x,))) for m in (plain, model))
     assert measure.differences(one, other) == []
-
-
-@pytest.mark.slow
-def test_the_trainer_of_transformers_trains_with_a_link(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-
-    from remat.trainers.transformers import RematCallback
-
-    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16, bos_token_id=1, eos_token_id=2)
-    tokens = torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(0))
-    rows = [{"input_ids": row, "labels": row} for row in tokens]
-    weights = []
-    for callbacks in ([], [RematCallback("100%", planner=Mover(None), link="pcie4")]):
-        torch.manual_seed(0)
-        model = GPT2LMHeadModel(config)
-        given = TrainingArguments(
-            str(tmp_path), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_strategy="no"
-        )
-        Trainer(model, given, train_dataset=rows, callbacks=callbacks).train()  # type: ignore[arg-type]
-        weights.append([p.detach().clone() for p in model.parameters()])
-    assert all(map(torch.equal, *weights))
