@@ -18,6 +18,7 @@ from client.small_models import CASES, Case
 from client.test_exact import QUICK, WithLoss, callable_of, everything_again, outcome, peak, random_plan
 from client.transferring import LINK, Mover, linked, with_transfers
 from remat.cli.look import explained
+from remat.lowering import transfers
 from remat.planning.headline import headline
 from remat.planning.profiles import DiskProfiles
 from remat.planning.transfers import journeys, journeys_text, moved, moves
@@ -138,6 +139,16 @@ def test_the_host_holds_what_the_replay_says_and_lets_go_of_it() -> None:
             del loss
     finally:
         tracemalloc.stop()
+
+
+def test_what_comes_back_is_read_as_what_went() -> None:
+    """A conjugate and a negative are bits of a tensor, and are not in its storage."""
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    for tensor in (x, x.T[1:, ::2], x.conj(), x.imag, x.conj().imag, x.conj()[1:].T.imag):
+        (back,) = transfers.prefetched(transfers.prefetch(transfers.offloaded(transfers.offload(tensor))))
+        assert torch.equal(back, tensor)
+        assert (back.is_conj(), back.is_neg()) == (tensor.is_conj(), tensor.is_neg())
+        assert back.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
 def test_a_graph_that_is_kept_is_run_again() -> None:

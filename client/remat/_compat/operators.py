@@ -30,6 +30,7 @@ __all__ = [
     "is_collective",
     "is_known",
     "is_mutable",
+    "negative_view",
     "operator_name",
     "parameter_names",
     "process_group",
@@ -73,6 +74,11 @@ They are seed and offset of the dropout. The backward kernels read them on the h
 
 
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem"})
+
+
+def negative_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The negative of a tensor, as a bit of a view of it."""
+    return torch.ops.aten._neg_view.default(tensor)  # type: ignore[no-any-return]
 
 
 def is_collective(target: Any) -> bool:

@@ -7,26 +7,32 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from .. import _compat
 from ..device import Accelerator, of
 
 
 class Place(NamedTuple):
-    """How a tensor lies in its storage."""
+    """How a tensor lies in its storage, and whether it is the conjugate or the negative of what lies there."""
 
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
+    conjugate: bool
+    negative: bool
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Place:
         """Where a tensor lies."""
-        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+        lies = tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset())
+        return cls(*lies, tensor.is_conj(), tensor.is_neg())
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The tensor that lies there in a storage."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.size, self.stride)
+        made = empty.set_(storage, self.offset, self.size, self.stride)
+        made = made.conj() if self.conjugate else made
+        return _compat.negative_view(made) if self.negative else made
 
 
 class Copies(NamedTuple):
