@@ -123,7 +123,9 @@ def pictures(graph_file: Path | None) -> None:
         small = instance("gpt-4-whole")
         sweeps = [here.sweep(small, method, 8) for method in ("auto", "ap-greedy", "chen-sqrt")]
         here.plan(graph, budget_at(graph, 0.01))
-        ids = [here.plan(graph, budget_at(graph, f), time_limit_s=30) for f in (0.7, 0.5)]
+        ids = [
+            here.plan(graph, budget_at(graph, f), time_limit_s=30, name="GPT2LMHeadModel 8×1024") for f in (0.7, 0.5)
+        ]
         shot(here, "list-light.png", "", ".solves tbody tr", 1440, "light")
         shot(here, "list-phone.png", "", ".solves tbody tr", 390, "light")
         shot(here, "sweep-light.png", f"#/sweep/{','.join(sweeps)}", ".reasons", 1440, "light")

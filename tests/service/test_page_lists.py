@@ -6,6 +6,7 @@ import csv
 import io
 import struct
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_no_column_is_hidden_on_any_screen(visit: Visit, stored: Stored) -> None
     cells = shown.locator("td")
     assert cells.count() == 11
     assert all(cells.nth(i).is_visible() for i in range(11))
+    assert visit.tab.locator(".scroll").evaluate_all("all => all.every(e => e.scrollWidth <= e.clientWidth)")
     row = stored.service.get(stored.plans[1])[1]
     expect(shown).to_contain_text(f"{round(100 * row['peak_bytes'] / plain_peak(GRAPH))} %")
     expect(shown).to_contain_text("optimal")
@@ -189,15 +191,19 @@ def test_a_service_that_goes_away_is_told_until_it_is_back(visit: Visit) -> None
 @in_every_look
 def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: Visit, stored: Stored) -> None:
     """How many budgets have a plan; which batch trains, at the row and on the search's own page."""
-    body = {"problem": Problem(GRAPH, 2 * plain_peak(GRAPH)).to_json(), "time_limit_s": 5, "name": "how large"}
+    name = f"search {uuid4().hex}"  # the service is that of all looks
+    body = {"problem": Problem(GRAPH, 2 * plain_peak(GRAPH)).to_json(), "time_limit_s": 5, "name": name}
     started = stored.service.http.post("/v1/max-batch", json=body | {"total_s": 20}, headers={"Prefer": "wait=30"})
     search = started.json()
     assert search["ended"]
     visit.go("", ROWS)
     tab = visit.tab
-    expect(tab.locator(ROWS, has_text="sweep of 3")).to_contain_text("2 of 3 with a plan")
-    row = tab.locator(ROWS, has_text=f"batch search of {len(search['solves'])}")
-    expect(row).to_contain_text("how large")
+    curve = tab.locator(f"a[href='#/sweep/{stored.sweeps[0]}']")
+    expect(tab.locator(ROWS, has=curve)).to_contain_text("2 of 3 with a plan")
+    told = tab.locator(f"{ROWS} .group .block").first.bounding_box()
+    assert told["width"] > told["height"], "it is read in lines, not word by word"
+    row = tab.locator(ROWS, has_text=name)
+    expect(row).to_contain_text(f"batch search of {len(search['solves'])}")
     largest, bound = search["best_batch"], search["bound"]
     outcome = f"a batch of {largest} trains, and " + (
         "no larger one does" if largest == bound else f"none above {bound} does"
