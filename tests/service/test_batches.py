@@ -100,7 +100,7 @@ def test_a_search_can_be_given_up(service: Service) -> None:
 def test_a_search_survives_its_process(tmp_path: Path) -> None:
     """Killed in the middle: the next process goes on at the next poll, with the batches tried before."""
     graph = training_graph(40, cost=97)
-    body = {"problem": Problem(graph, 3 * plain_peak(graph)).to_json(), "time_limit_s": 1, "total_s": 60}
+    body = {"problem": Problem(graph, 3 * plain_peak(graph)).to_json(), "time_limit_s": 1, "total_s": 15}
     with serving(tmp_path, workers=1) as first:
         posted = first.http.post("/v1/max-batch", json=body).json()
         time.sleep(1.0)

@@ -34,6 +34,7 @@ CHAIN = Chain(
     activation_bytes=(1000, 1000, 2000, 500, 800, 100),
     gradient_bytes=(1000, 1000, 2000, 500, 800, 100),
 )
+MOVING = ("offload-all", "offload-only", "layer-fractions", "save-on-cpu", "transfers")
 LINKED = replace(CHAIN, link_bytes_per_s=10**9)
 JOIN = Join(lengths=(3, 4), forward_ns=4, backward_ns=6, turn_ns=1, slots=6)
 
@@ -43,7 +44,7 @@ def _methods(kind: str) -> list[str]:
 
 
 def _fraction(method: str) -> float:
-    return 1.0 if method in ("sequential", "offload-all", "save-on-cpu") else 0.8
+    return 1.0 if method in ("sequential", *MOVING) else 0.8
 
 
 _COMPILED = ("blocks",)  # has a kernel to compile first
@@ -87,8 +88,7 @@ def test_a_graph_with_a_link(service: Service) -> None:
 @pytest.mark.parametrize("method", _methods("chain"))
 def test_every_method_of_chains(service: Service, method: str) -> None:
     """Solved, verified, stored and served again; what does nothing but offload finds nothing without a link."""
-    needs_link = method in ("pofo", "offload-all", "save-on-cpu")
-    subject = LINKED if needs_link else CHAIN
+    subject = LINKED if method in ("pofo", *MOVING) else CHAIN
     problem = Problem(subject, budget_at(subject, _fraction(method)))
     for cache in ("miss", "hit"):
         status, data = service.post(problem, method=method, time_limit_s=60)
@@ -97,7 +97,7 @@ def test_every_method_of_chains(service: Service, method: str) -> None:
         assert (status, data["cache"]) == (200, cache), data
         assert data["status"] in ("optimal", "feasible"), data
         checked(problem, data)
-    if method in ("offload-all", "save-on-cpu"):
+    if method in MOVING:
         status, data = service.post(Problem(CHAIN, problem.budget_bytes), method=method, time_limit_s=5)
         assert (status, data["status"]) == (200, "nothing_found")
 
