@@ -81,7 +81,7 @@ class Stored:
 
     `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
     in the store under this graph yet; `carried` says that something came from such a graph. `snapshot` is what all of
-    it rests on.
+    it rests on. `certain_bytes` is what a single op needs, for certain; None where it was not worked out yet.
     """
 
     problem: Problem
@@ -96,6 +96,7 @@ class Stored:
     effort: Effort | None = None
     carried: bool = False
     certify: bool = True
+    certain_bytes: int | None = None
 
     @cached_property
     def known(self) -> Known:
@@ -166,7 +167,7 @@ class Stored:
 
     def with_claims(self, answer: Answer) -> Answer:
         """An answer made from what is known, that says what of it has no certificate, and who claims that."""
-        least = certain_need(self.problem.subject)
+        least = certain_need(self.problem.subject) if self.certain_bytes is None else self.certain_bytes
         if self.proves_none and self.snapshot is not None and self.snapshot.too_small is not None:
             least = max(least, self.snapshot.too_small.budget_bytes + 1)
         elif self.proves_none:
@@ -226,6 +227,7 @@ class Cache:
             enough_bytes=floor.enough_bytes,
             effort=found.effort,
             certify=keys.certify,
+            certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:

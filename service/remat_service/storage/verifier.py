@@ -23,7 +23,7 @@ from remat_ir import (
     read_plan,
     verify,
 )
-from remat_ir.proof import read_proof
+from remat_ir.proof import certain_need, read_proof
 
 from ..lru import Lru
 from .packing import checksum, inflated, pack, unpack
@@ -51,6 +51,7 @@ class Verifier:
     def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
         self._graphs: Lru[str, Subject] = Lru(most_graphs)
         self._verdicts: Lru[tuple[str, str], Verdict] = Lru(most_verdicts)
+        self._needs: Lru[str, int] = Lru(most_verdicts)
         self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
         self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 4)
         self.rejections = 0
@@ -108,6 +109,14 @@ class Verifier:
         digest = checksum(packed)
         within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
         return self._texts.get(digest) if within else None
+
+    async def certain_need(self, graph_key: str, subject: Subject) -> int:
+        """Net bytes that every plan needs for what a single op needs alone, worked out once for a graph."""
+        found = self._needs.get(graph_key)
+        if found is None:
+            found = await asyncio.to_thread(certain_need, subject)
+            self._needs.put(graph_key, found, 1)
+        return found
 
     async def proof(self, graph_key: str, problem: Problem, packed: bytes) -> CheckedProof | None:
         """A stored certificate, carried over to the problem where it is of another budget or other costs, and checked.
