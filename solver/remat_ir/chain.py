@@ -143,6 +143,11 @@ class Chain:
         return self.activation_bytes[0]
 
     @property
+    def staying_bytes(self) -> int:
+        """What of the input is resident throughout, whatever a plan does: all of it, or nothing where it may leave."""
+        return 0 if self.input_may_leave else self.fixed_bytes
+
+    @property
     def movable(self) -> range:
         """The cuts whose stored value transfers may move to the host, in the order of the stages."""
         return range(0 if self.input_may_leave else 1, self.stages)

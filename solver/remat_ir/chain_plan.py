@@ -39,6 +39,10 @@ class Verb(StrEnum):
     PREFETCH = "prefetch"
 
 
+TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
+"""The steps that need a link to the host."""
+
+
 class ChainStep(NamedTuple):
     """One step on stage or cut `stage`, counted from 1."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .chain import Chain
-from .chain_plan import ChainPlan, Verb
+from .chain_plan import TRANSFERS, ChainPlan, Verb
 from .errors import InvalidPlan
 from .replay import Moment
 
 _FORWARD = (Verb.F_ALL, Verb.F_CK, Verb.F_NONE)
-_TRANSFERS = (Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH)
 
 
 def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
@@ -27,7 +26,7 @@ def replay_chain(chain: Chain, plan: ChainPlan) -> Iterator[Moment]:
     state = _State(chain)
     for i, step in enumerate(plan.steps):
         verb, stage = step
-        moves = verb in _TRANSFERS and chain.input_may_leave
+        moves = verb in TRANSFERS and chain.input_may_leave
         if not (0 if moves else 1) <= stage <= chain.stages:
             raise InvalidPlan(f"there is no stage {stage}", i)
         if verb in _FORWARD:

@@ -96,8 +96,7 @@ def _json(value: object) -> str:
 
 def _problem(parts: _Parts, problem: Problem) -> str:
     subject = problem.subject
-    stays = not (isinstance(subject, Chain) and subject.input_may_leave)
-    budget = problem.budget_bytes - (subject.fixed_bytes if stays else 0)
+    budget = problem.budget_bytes - (subject.staying_bytes if isinstance(subject, Chain) else subject.fixed_bytes)
     return _sha256(parts | {"budget_bytes": f'"budget_bytes":{budget}'.encode()})
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from .chain import Chain
-from .chain_plan import ChainPlan, Verb
+from .chain_plan import TRANSFERS, ChainPlan, Verb
 from .graph import Graph
 from .plan import Compute, Free, Plan
 from .subject import AnyPlan, Subject
@@ -41,7 +41,6 @@ NO_TRANSFERS = "no-transfers"
 CHAIN_STAGES = "chain-stages"
 """A linear network is taken as a chain: a stage holds what leads in, and its tape, until its backward part ends."""
 
-_TRANSFERS = frozenset((Verb.OFFLOAD, Verb.WAIT, Verb.DROP, Verb.PREFETCH))
 _SWEEPS = re.compile(r"(\d+)-recomputations-per-stage")
 _PHRASES = {
     ONE_PER_STAGE: "with at most one recomputation per op and stage",
@@ -106,7 +105,7 @@ def contains(subject: Subject, plan: AnyPlan, within: Sequence[str]) -> bool:
 def _lies_in(subject: Subject, plan: AnyPlan, name: str) -> bool:
     if isinstance(subject, Chain) and isinstance(plan, ChainPlan):
         if name == NO_TRANSFERS:
-            return all(step.verb not in _TRANSFERS for step in plan.steps)
+            return all(step.verb not in TRANSFERS for step in plan.steps)
         return name == PERSISTENT and _persistent(plan)
     if not (isinstance(subject, Graph) and isinstance(plan, Plan)):
         return False

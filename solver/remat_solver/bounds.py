@@ -24,10 +24,7 @@ def least_need(subject: Subject) -> tuple[int, str]:
     if not isinstance(subject, Chain):
         least = working_set(subject)
         return least.least_bytes, subject.op_label(least.op)
-    graph, count = subject.to_graph(), subject.stages
-    if subject.input_may_leave:
-        graph = replace(graph, fixed_bytes=0)
-    least = working_set(graph)
+    count, least = subject.stages, working_set(replace(subject.to_graph(), fixed_bytes=subject.staying_bytes))
     if least.least_bytes < subject.fixed_bytes:
         return subject.fixed_bytes, "the input"
     who = f"forward stage {least.op + 1}" if least.op < count else f"backward stage {2 * count + 1 - least.op}"

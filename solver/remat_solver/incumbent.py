@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, gap_of, verify, worth_more_time
+from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, Verdict, gap_of, verify, worth_more_time
 from remat_ir.proof import certifiable
 from remat_ir.read import LARGEST_INTEGER
 
@@ -103,7 +103,10 @@ class Incumbent:
         Raises:
             InvalidPlan: the plan breaks a rule or the budget: a bug in whoever made it.
         """
-        verdict = verify(self.problem, plan)
+        return self._take(plan, verify(self.problem, plan), source)
+
+    def _take(self, plan: AnyPlan, verdict: Verdict, source: str) -> bool:
+        """Take a plan that has been verified, if it is cheaper than the incumbent."""
         with self._lock:
             if self._closed:
                 return False
@@ -124,12 +127,12 @@ class Incumbent:
 
     def offer_or_suffices(self, plan: AnyPlan, source: str) -> bool:
         """Take a plan that may exceed the budget: then it shows what budget is enough. Whether it fits."""
-        peak = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan).peak_bytes
-        fits = peak <= self.problem.budget_bytes
+        verdict = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan)
+        fits = verdict.peak_bytes <= self.problem.budget_bytes
         if fits:
-            self.offer(plan, source)
+            self._take(plan, verdict, source)
         else:
-            self.suffices(peak)
+            self.suffices(verdict.peak_bytes)
         return fits
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:

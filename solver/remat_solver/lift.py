@@ -16,6 +16,7 @@ from remat_ir import (
     Problem,
     Proof,
     Subject,
+    Verdict,
     lifted_plan,
     lowered_plan,
     problem_digest,
@@ -74,9 +75,9 @@ class LiftedIncumbent(Incumbent):
         if (start := lift.lift(outer.plan)) is not None:
             super().offer(start, "start")
 
-    def offer(self, plan: AnyPlan, source: str) -> bool:
+    def _take(self, plan: AnyPlan, verdict: Verdict, source: str) -> bool:
         """Take a plan of the lift, and offer the plan that it stands for."""
-        better = super().offer(plan, source)
+        better = super()._take(plan, verdict, source)
         if better and isinstance(plan, Plan):
             self.outer.offer(self.lift.invert(plan), source)
         return better

@@ -37,6 +37,7 @@ from .job import Job
 from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
+from .release import Release
 from .reserved import ATTEMPTS, Room, linked, room_for
 from .sizes import plan_of_another_size
 from .step import running_peak, training_step
@@ -142,7 +143,7 @@ def planning(
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
     job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
-    if job.releases and job.release and options.mode == "chain":
+    if isinstance(job.release, Release) and options.mode == "chain":
         raise InvalidData("release_gradients=True needs a captured step, which mode='chain' has not")
     if options.link is not None and options.mode == "chain":
         raise InvalidData("link= is for a captured step: stages with a link are remat.optimize_chain(offload=True)")

@@ -105,8 +105,7 @@ def certain_need(subject: Subject) -> int:
     graph = subject.to_graph() if isinstance(subject, Chain) else subject
     if not isinstance(graph, Graph):
         return 0
-    stays = not (isinstance(subject, Chain) and subject.input_may_leave)
-    return max(first_needs(graph)) + (graph.fixed_bytes if stays else 0)
+    return max(first_needs(graph)) + (subject.staying_bytes if isinstance(subject, Chain) else graph.fixed_bytes)
 
 
 def check_pairs(check: PairCheck) -> None:

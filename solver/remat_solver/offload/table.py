@@ -36,9 +36,9 @@ class OffloadTable:
         if chain.link_bytes_per_s is None:
             raise ValueError("the chain has no link to the host")
         self.chain = chain
-        available = max(0, budget_bytes - (0 if chain.input_may_leave else chain.fixed_bytes))
+        available = max(0, budget_bytes - chain.staying_bytes)
         # an input that stays takes no room: it is out of the budget already
-        activation = (chain.activation_bytes[0] if chain.input_may_leave else 0, *chain.activation_bytes[1:])
+        activation = (chain.fixed_bytes - chain.staying_bytes, *chain.activation_bytes[1:])
         sizes = (*activation, *chain.tape_bytes, *chain.gradient_bytes[:-1])
         sizes += (*chain.forward_workspace_bytes, *chain.untaped_workspaces, *chain.backward_workspace_bytes)
         sizes += (chain.gradient_bytes[-1],)

@@ -142,7 +142,7 @@ def stored_graph(chain: Chain, steps: Iterable[ChainStep]) -> Graph:
         inputs,
         op_workspace_bytes=workspaces,
         keep=(len(costs) - 1,),
-        fixed_bytes=0 if chain.input_may_leave else chain.fixed_bytes,
+        fixed_bytes=chain.staying_bytes,
     ).with_link(chain.link)
 
 
