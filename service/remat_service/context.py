@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .clock import Clock
 from .locks import KeyedLocks
+from .lru import Lru
 from .metrics import Metrics
 from .notify.notifier import Notifier
 from .processes.supervisor import Supervisor
@@ -22,11 +23,12 @@ from .storage.health import Health
 from .storage.leases import Leases
 from .storage.response_cache import ResponseCache
 from .storage.seals import Seals, seals_of
-from .storage.snapshot import SnapshotReader
+from .storage.snapshot import Given, SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
 from .storage.write_behind import WriteBehind
 
+_MOST_GIVEN_BYTES = 32 << 20
 Enqueue = Callable[[AsyncConnection], Awaitable[None]]
 """Tells a queue of a new solve, on the connection of the transaction that writes it."""
 
@@ -57,6 +59,7 @@ class Context:
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
+    given: Lru[str, Given] = field(default_factory=lambda: Lru(_MOST_GIVEN_BYTES))
     stopping: bool = False
 
     @property

@@ -24,9 +24,9 @@ def gross_of(net: Problem, fixed_bytes: int) -> Problem:
 def with_fixed(subject: Subject, fixed_bytes: int) -> Subject:
     """The same subject with other fixed bytes and no names; a chain's are its input, a join has none."""
     if isinstance(subject, Graph):
-        if subject.fixed_bytes == fixed_bytes and subject.op_names is None and subject.value_names is None:
-            return subject  # a copy would be checked all over again
-        return replace(subject, fixed_bytes=fixed_bytes, op_names=None, value_names=None)
+        if subject.op_names is not None or subject.value_names is not None:
+            subject = replace(subject, op_names=None, value_names=None)
+        return subject if subject.fixed_bytes == fixed_bytes else subject.with_fixed(fixed_bytes)
     if isinstance(subject, Chain):
         return replace(subject, activation_bytes=(fixed_bytes, *subject.activation_bytes[1:]))
     return subject

@@ -36,10 +36,29 @@ class Digests(NamedTuple):
     structure: str
 
 
+class Written:
+    """A subject with each of its arrays written down once, for its digests at any budget.
+
+    Example:
+        >>> from remat_ir import Problem, graph_of
+        >>> graph = graph_of([1, 2], [4, 8], [[], [0]])
+        >>> Written(graph).digests(12) == digests_of(Problem(graph, 12))
+        True
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self._parts = _parts(subject)
+        self._graph, self._structure = _sha256(self._parts), _sha256(_without_costs(self._parts, subject))
+
+    def digests(self, budget_bytes: int) -> Digests:
+        """All three, of the problem with this budget."""
+        return Digests(_problem(self._parts, Problem(self.subject, budget_bytes)), self._graph, self._structure)
+
+
 def digests_of(problem: Problem) -> Digests:
-    """All three, with each array written down once."""
-    parts = _parts(problem.subject)
-    return Digests(_problem(parts, problem), _sha256(parts), _sha256(_without_costs(parts, problem.subject)))
+    """All three digests of a problem."""
+    return Written(problem.subject).digests(problem.budget_bytes)
 
 
 def problem_digest(problem: Problem) -> str:

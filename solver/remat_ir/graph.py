@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array as packed
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
@@ -164,8 +165,15 @@ class Graph:
         return sum(self.op_cost_ns)
 
     def with_fixed(self, fixed_bytes: int) -> Graph:
-        """The same graph with other fixed bytes."""
-        return replace(self, fixed_bytes=fixed_bytes)
+        """The same graph with other fixed bytes; nothing else is checked again.
+
+        Raises:
+            InvalidData: they are no bytes, or all bytes together overflow 2^53.
+        """
+        twin = copy(self)
+        object.__setattr__(twin, "fixed_bytes", fixed_bytes)
+        _check_sums(twin)
+        return twin
 
     def with_link(self, link: Link | None) -> Graph:
         """The same graph with another link to the host, or without one."""
@@ -254,6 +262,10 @@ def _check_numbers(graph: Graph) -> None:
         for i, number in enumerate(column):  # where it is wrong
             if type(number) is not int or not 0 <= number <= LARGEST_INTEGER:
                 integer(number, f"{thing} {i}: {quantity}", f"/{key}/{i}")
+    _check_sums(graph)
+
+
+def _check_sums(graph: Graph) -> None:
     integer(graph.fixed_bytes, "fixed_bytes", "/fixed_bytes")
     if sum(graph.op_cost_ns) > LARGEST_INTEGER:
         raise InvalidData("the sum of op_cost_ns overflows 2^53", "/op_cost_ns")

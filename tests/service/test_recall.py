@@ -109,6 +109,19 @@ def test_a_flipped_bit_is_a_miss_for_memory_too(own: Service) -> None:
         checked(problem, again)
 
 
+def test_an_answer_edited_after_it_was_given_is_not_given_again(own: Service) -> None:
+    """What was checked is remembered with the row that it was read from, whole."""
+    given = _post(own, training_graph(5, cost=506))
+    for _ in range(2):
+        assert own.get(given["id"], 0)[0] == 200
+    with sqlite3.connect(own.folder / "service.sqlite", timeout=20) as database:
+        cost = f'"cost_ns": {given["cost_ns"]}'
+        edit = "UPDATE requests SET answer = replace(answer, ?, ?) WHERE id = ? AND instr(answer, ?)"
+        assert database.execute(edit, (cost, '"cost_ns": 1', given["id"], cost)).rowcount == 1
+    database.close()
+    assert own.get(given["id"], 0)[0] == 410
+
+
 def test_a_bound_that_is_gone_is_a_miss(own: Service) -> None:
     """Not only the plan: what proves its gap is looked at as well."""
     graph = training_graph(7, cost=507)

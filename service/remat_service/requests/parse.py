@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
-from remat_ir import Digests, InvalidData, Problem, digests_of
+from remat_ir import Digests, InvalidData, Problem
 from remat_ir.columns import separate
+from remat_ir.digest import Written
 from remat_ir.document import Document, Member, Nested, OneOf
 from remat_ir.kinds import AnyObject, Flag, Integer, Number, Text
 from remat_ir.problem import PROBLEMS
@@ -18,7 +19,6 @@ from remat_solver import METHODS
 from remat_solver.methods import runner_of
 
 from ..errors import BadRequest, Invalid, TooLarge
-from ..lru import Lru
 from ..settings import Settings
 from ..subjects import net_of, size_of
 
@@ -63,8 +63,7 @@ CHECK_REQUEST = OneOf(
 
 MOST_READING_BYTES = 56 << 20
 """What a body may take until it is refused or accepted, its text included."""
-_BIG_BYTES = 50_000  # larger bodies are read off the event loop
-_LEAST_OPS = 1_600  # a small request counts as this many in memory, so that there are no more than some hundreds
+BIG_BYTES = 50_000  # larger bodies are read off the event loop
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ class Ask:
         certify: whether a bound counts only with a certificate, where there are any.
         name: what it is called in lists.
         body: SHA-256 of the body that it was read from; empty where it was made otherwise.
+        written: its subject without fixed bytes, written down for its digests; None where that was not done yet.
     """
 
     problem: Problem
@@ -96,16 +96,22 @@ class Ask:
     certify: bool = True
     name: str | None = None
     body: bytes = b""
+    written: Written | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def net(self) -> Problem | None:
         """The problem without its fixed bytes; None where the budget does not even cover them."""
-        return net_of(self.problem)
+        if self.written is None:
+            return net_of(self.problem)
+        budget = self.problem.budget_bytes - self.problem.subject.fixed_bytes
+        return None if budget < 0 else Problem(self.written.subject, budget)
 
     @cached_property
     def digests(self) -> Digests | None:
         """The digests of the net problem."""
-        return None if self.net is None else digests_of(self.net)
+        if self.net is None:
+            return None
+        return (self.written or Written(self.net.subject)).digests(self.net.budget_bytes)
 
 
 @dataclass(frozen=True)
@@ -115,34 +121,12 @@ class Body:
     Attributes:
         text: JSON, no longer encoded.
         measure: refuses a text that would become too large; asked before it is parsed.
+        digest: SHA-256 of the text.
     """
 
     text: bytearray
     measure: Callable[[], None]
-
-
-class ParsedBodies:
-    """Bodies read lately, by tenant and SHA-256: every rank of a job, and every retry, sends the same bytes.
-
-    Not across tenants: how long a body takes to be read would tell one whether another has sent it.
-    """
-
-    def __init__(self, most_ops: int = 400_000) -> None:
-        self._asks: Lru[tuple[str, bytes], Ask] = Lru(most_ops)
-
-    async def read(self, tenant_id: str, body: Body, digest: bytes, settings: Settings) -> Ask:
-        """The request in a body of this SHA-256; large ones are read off the event loop.
-
-        Raises:
-            BadRequest: not JSON. Otherwise as `read_ask`.
-        """
-        key = (tenant_id, digest)
-        ask = self._asks.get(key)
-        if ask is not None:
-            return ask
-        ask = await from_body(body, partial(_read_with_digests, digest), settings)
-        self._asks.put(key, ask, max(_LEAST_OPS, size_of(ask.problem.subject)[0]))
-        return ask
+    digest: bytes
 
 
 async def from_body(body: Body, read: Callable[[Any, Settings], T], settings: Settings) -> T:
@@ -151,7 +135,7 @@ async def from_body(body: Body, read: Callable[[Any, Settings], T], settings: Se
     Raises:
         BadRequest: there is no body, or it is not JSON. Otherwise as the reader.
     """
-    if len(body.text) > _BIG_BYTES:
+    if len(body.text) > BIG_BYTES:
         return await asyncio.to_thread(lambda: read(_json(body, settings), settings))
     return read(_json(body, settings), settings)
 
@@ -187,14 +171,11 @@ def _memory(text: bytes | bytearray) -> int:
     return (1 + copies) * len(text) + counted
 
 
-def _read_with_digests(body: bytes, data: object, settings: Settings) -> Ask:
-    ask = replace(read_ask(data, settings), body=body)
-    _ = ask.digests  # made here, off the event loop where the body is large
-    return ask
-
-
-def read_ask(data: object, settings: Settings) -> Ask:
+def read_ask(data: object, settings: Settings, known: Problem | None = None) -> Ask:
     """Read the body of `POST /v1/solves`.
+
+    Args:
+        known: its problem, where that was read before.
 
     Raises:
         InvalidData: malformed; the pointer leads to the place.
@@ -208,7 +189,7 @@ def read_ask(data: object, settings: Settings) -> Ask:
     if method.startswith("milp") and isinstance(graph, Mapping):  # before its tuples are made
         check_size(graph, settings, "/problem/graph")
         _check_entries(method, length(graph.get("op_cost_ns")), length_of_rows(graph.get("op_inputs")), settings)
-    ask = Ask(problem=read_problem(found["problem"], settings), **limits)
+    ask = Ask(problem=known or read_problem(found["problem"], settings), **limits)
     if method.startswith("milp"):
         _check_entries(method, *size_of(ask.problem.subject), settings)
     runner_of(METHODS[method], ask.problem)  # refuses a method that does not take this kind of problem

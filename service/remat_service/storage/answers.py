@@ -34,7 +34,19 @@ def document(answer: Answer, fixed_bytes: int, **more: Any) -> dict[str, Any]:
 
 def rendered(data: dict[str, Any], plan_text: bytes | None, proof_text: bytes | None = None) -> bytes:
     """The body of a response: the answer object, its certificate and its plan spliced in as the texts that they are."""
-    head = json.dumps(data, separators=(",", ":")).encode()
+    return spliced(head_of(data), plan_text, proof_text)
+
+
+def head_of(data: dict[str, Any]) -> bytes:
+    """An answer object without its plan and its certificate, as JSON text."""
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
+def spliced(head: bytes, plan_text: bytes | None, proof_text: bytes | None) -> bytes:
+    """A head with the texts of a certificate and of a plan as its last members."""
+    parts = [head[:-1]]
     if proof_text is not None:
-        head = head[:-1] + b',"proof":' + proof_text + b"}"
-    return head if plan_text is None else head[:-1] + b',"plan":' + plan_text + b"}"
+        parts += (b',"proof":', proof_text)
+    if plan_text is not None:
+        parts += (b',"plan":', plan_text)
+    return b"".join((*parts, b"}"))

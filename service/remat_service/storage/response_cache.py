@@ -9,32 +9,37 @@ long way is taken. API keys are looked up before; a revoked one gets here no mor
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, NamedTuple
 
 from ..clock import Clock
 from ..identity import Caller, Retry
 from ..lru import Lru
-from .answers import rendered
+from .answers import head_of, spliced
 from .cache import Stored
 from .cache_key import Keys
 from .packing import checksum
-from .seals import Seals
+from .seals import Seals, signed_text
 from .snapshot import Snapshot, SnapshotReader
 from .verifier import Verifier
 from .write_behind import WriteBehind
 
-_ROW_BYTES = 2_000  # what an answer takes besides its plan and its certificate
+_ID = secrets.token_hex(16)  # in the place of each request's own
+_ROW_BYTES = 4_000  # what an answer takes besides its plan and its certificate
 
 
 class CachedResponse(NamedTuple):
-    """A remembered hit: what it rests on, its row of `requests` but for what is each request's own, the SHA-256 of the
-    stored bytes of its plan and of its certificate.
+    """A remembered hit: what it rests on, its row of `requests` but for what is each request's own, the texts of its
+    answer and of what is sealed of that row, cut where the request's id stands, the SHA-256 of the stored bytes of its
+    plan and of its certificate.
     """
 
     snapshot: Snapshot
     keys: Keys
     net_budget: int
     row: dict[str, Any]
+    head: list[bytes]
+    signed: list[str]
     plan: str | None
     proof: str | None
 
@@ -69,12 +74,14 @@ class ResponseCache:
             self._responses.drop(key)
             return None
         moment = self._clock.now()
-        row = {**held.row, "id": self._clock.new_id(), "created_at": moment, "ended_at": moment}
-        row["answer"] = {**held.row["answer"], "id": row["id"]}
+        new_id = self._clock.new_id()
+        row = {**held.row, "id": new_id, "created_at": moment, "ended_at": moment}
+        row["answer"] = {**held.row["answer"], "id": new_id}
+        row["seal"] = self._seals.seal(new_id.join(held.signed))
         if retry is not None:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}
-        await self._write_behind.add(self._seals.sealed("requests", row))
-        return rendered(row["answer"], text, proof)
+        await self._write_behind.add(row)
+        return spliced(new_id.encode().join(held.head), text, proof)
 
     async def _came_before(self, caller: Caller, retry: Retry) -> bool:
         here = self._write_behind.holds_key(caller.tenant_id, retry.key)
@@ -87,13 +94,23 @@ class ResponseCache:
             return
         if known.proof is not None and known.proof_id is None:  # carried over just now: stored, the next look finds it
             return
-        own = {"id": "", "idempotency_key": None, "body_hash": None, "created_at": None, "ended_at": None, "seal": None}
+        own = {
+            "id": _ID,
+            "idempotency_key": None,
+            "body_hash": None,
+            "created_at": None,
+            "ended_at": None,
+            "seal": None,
+        }
+        row = {**row, **own, "answer": {**row["answer"], "id": _ID}}
         proof = None if known.proof is None else known.proof.data
         held = CachedResponse(
             found,
             keys,
             row["budget_bytes"],
-            {**row, **own},
+            row,
+            head_of(row["answer"]).split(_ID.encode()),
+            signed_text("requests", row).split(_ID),
             None if plan is None else checksum(plan.data),
             None if proof is None else checksum(proof),
         )

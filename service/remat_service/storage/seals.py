@@ -55,19 +55,28 @@ class Seals:
 
     def sealed(self, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row with its seal; columns that are not given are null."""
-        return {**row, "seal": _seal(self._keys[0], table, row)}
+        return {**row, "seal": self.seal(signed_text(table, row))}
+
+    def seal(self, text: str) -> str:
+        """The seal of a row with this `signed_text`."""
+        return _seal(self._keys[0], text)
 
     def holds(self, table: str, row: Mapping[str, Any]) -> bool:
         """Whether a row is what was sealed."""
         seal = row.get("seal")
         if not isinstance(seal, str):
             return False
-        return any(hmac.compare_digest(seal.encode(), _seal(key, table, row).encode()) for key in self._keys)
+        text = signed_text(table, row)
+        return any(hmac.compare_digest(seal.encode(), _seal(key, text).encode()) for key in self._keys)
 
 
-def _seal(key: bytes, table: str, row: Mapping[str, Any]) -> str:
+def signed_text(table: str, row: Mapping[str, Any]) -> str:
+    """What a row's seal is made of: its table and the columns of `SEALED`, as JSON."""
     signed = [table, *(row.get(name) for name in SEALED[table])]
-    text = json.dumps(signed, sort_keys=True, separators=(",", ":"), default=repr)
+    return json.dumps(signed, sort_keys=True, separators=(",", ":"), default=repr)
+
+
+def _seal(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode(), hashlib.sha256).hex()
 
 

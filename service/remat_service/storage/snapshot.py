@@ -2,7 +2,8 @@
 
 On SQLite the look is a prepared statement on a read-only connection of the event loop's own: tens of microseconds,
 where a connection of the pool costs a thread switch for every statement. Readers of a WAL never wait for a writer;
-should the file be locked all the same, the pool is asked.
+should the file be locked all the same, the pool is asked. A row is read once for as long as SQLite says that nobody has
+changed the database.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, or_
 from sqlalchemy.dialects import sqlite
 
 from ..identity import Caller
+from ..lru import Lru
 from .cache_key import SOLVER, Keys
 from .claims import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Effort, Floor
 from .database import Database, json_or_nothing
@@ -48,7 +50,10 @@ class Snapshot(NamedTuple):
 
 
 class EndedRequest(NamedTuple):
-    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none."""
+    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none.
+
+    SQLite's own reader leaves the answer as text.
+    """
 
     id: str
     tenant_id: str
@@ -63,6 +68,29 @@ class EndedRequest(NamedTuple):
     cost_ns: int | None
     peak_bytes: int | None
     proof: bytes | None
+
+    def as_row(self) -> dict[str, Any]:
+        """By the names of its columns, its answer read."""
+        answer = json_or_nothing(self.answer) if isinstance(self.answer, str) else self.answer
+        return self._asdict() | {"answer": answer}
+
+
+class Given(NamedTuple):
+    """An answer that was given, and the row that it was made from, whole: an equal row is given the same answer.
+
+    The texts of plan and certificate are those that the verifier holds.
+    """
+
+    found: EndedRequest
+    head: bytes
+    plan: bytes | None
+    proof: bytes | None
+
+    @property
+    def size(self) -> int:
+        """Bytes, the texts of plan and certificate counted for each request that shares them."""
+        parts = (self.head, self.plan, self.proof, self.found.data, self.found.proof)
+        return 2_000 + sum(len(part) for part in parts if part)
 
 
 def _snapshot() -> Select[Any]:
@@ -198,6 +226,9 @@ _IDEMPOTENCY_KEY = select(requests.c.id).where(
 _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 _NAMED = sqlite.dialect(paramstyle="named")
+_VERSION = "PRAGMA data_version"
+"""Another number after each commit of another connection, whichever process it is of."""
+_MOST_ROW_BYTES = 32 << 20
 
 
 @functools.cache
@@ -213,6 +244,8 @@ class SnapshotReader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._own: sqlite3.Connection | None = None
+        self._version: object = None
+        self._rows: Lru[tuple[object, ...], Any] = Lru(_MOST_ROW_BYTES)
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
@@ -223,10 +256,7 @@ class SnapshotReader:
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
         row = await self._row(_ENDED_REQUEST, {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch})
-        if row is None:
-            return None
-        found = EndedRequest._make(row)  # SQLite's own reader leaves JSON as text
-        return found._replace(answer=json_or_nothing(found.answer)) if isinstance(found.answer, str) else found
+        return None if row is None else EndedRequest._make(row)
 
     async def graph_row(self, key: str) -> bytes | None:
         """The stored bytes of a graph."""
@@ -243,15 +273,28 @@ class SnapshotReader:
                 if self._own is None:
                     path = self._database.engine.url.database or ":memory:"
                     self._own = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=0.0)
-                statement, constants = _text(query)
-                return self._own.execute(statement, {**constants, **named}).fetchone()
+                return self._own_row(self._own, query, named)
             except sqlite3.Error:
                 self.close()
         async with self._database.read() as connection:
             return (await connection.execute(query, dict(named))).first()
 
+    def _own_row(self, own: sqlite3.Connection, query: Select[Any], named: Mapping[str, object]) -> Any:
+        """A row as it is now: read before, where nothing has changed since."""
+        version = own.execute(_VERSION).fetchone()
+        if version != self._version:
+            self._rows, self._version = Lru(_MOST_ROW_BYTES), version
+        statement, constants = _text(query)
+        key = statement, *named.values()
+        row = self._rows.get(key)
+        if row is None:
+            row = own.execute(statement, {**constants, **named}).fetchone()
+            if row is not None:
+                self._rows.put(key, row, 1_000 + sum(len(part) for part in row if isinstance(part, (bytes, str))))
+        return row
+
     def close(self) -> None:
         """Close the connection."""
         if self._own is not None:
             self._own.close()
-            self._own = None
+            self._own = self._version = None

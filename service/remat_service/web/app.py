@@ -21,8 +21,8 @@ from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..requests.batches import BatchSearches
 from ..requests.housekeeping import housekeeping
+from ..requests.known_subjects import KnownSubjects
 from ..requests.listing import PlainPeaks
-from ..requests.parse import ParsedBodies
 from ..requests.poller import poll
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
@@ -49,7 +49,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.admission = Admission(settings.most_requests_per_tenant)
     app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
     app.state.batch_searches = BatchSearches(context)
-    app.state.bodies, app.state.parsed_bodies, app.state.plain_peaks = Bodies(settings), ParsedBodies(), PlainPeaks()
+    app.state.bodies, app.state.known_subjects, app.state.plain_peaks = Bodies(settings), KnownSubjects(), PlainPeaks()
     for module in (solves, groups, plans, graphs, profiles, service, page):
         app.include_router(module.router)
     app.mount("/static", page.static_files())

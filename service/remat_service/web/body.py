@@ -8,6 +8,7 @@ it is can't be larger than what was sent: it is measured before it is parsed, or
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -125,6 +126,7 @@ class _Arriving:
         self._measure = Measure(limits)
         self._share = share
         self._plain = bytearray()
+        self._hash = hashlib.sha256()
         self._measured = 0
 
     async def take(self, piece: bytes) -> None:
@@ -137,6 +139,7 @@ class _Arriving:
     def _add(self, piece: bytes) -> None:
         for plain in self._inflater.feed(piece):
             self._plain += plain
+            self._hash.update(plain)  # while the next piece is on its way
             self._hold()
             if self._inflater.name != "identity":
                 self._look()
@@ -157,7 +160,7 @@ class _Arriving:
     def finish(self) -> Body:
         """The whole body."""
         self._inflater.finish()
-        return Body(self._plain, self._look)
+        return Body(self._plain, self._look, self._hash.digest())
 
 
 def _check_type(values: list[str]) -> None:

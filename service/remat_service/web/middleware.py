@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import structlog
+from prometheus_client import Counter, Histogram
 
 from ..clock import SYSTEM
 from ..errors import BadRequest
@@ -23,6 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = structlog.get_logger("remat_service.web")
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
 _QUIET = frozenset(("/livez", "/readyz", "/metrics"))
 
 
@@ -31,6 +33,7 @@ class RequestMiddleware:
 
     def __init__(self, app: App, metrics: Metrics, hosts: frozenset[str]) -> None:
         self._app, self._metrics, self._hosts = app, metrics, hosts
+        self._meters: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -50,28 +53,39 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request=request_id):
-            try:
-                if self._hosts and host_name(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
-                    error = BadRequest("the Host header names another host; see REMAT_ALLOWED_HOSTS")
-                    await problem_response(error)(scope, receive, noting)
-                else:
-                    await self._app(scope, receive, noting)
-            except Exception as error:
-                log.exception("request failed", path=scope["path"])
-                if status == 500:
-                    await problem_response(error)(scope, receive, noting)
-            finally:
-                for leave in scope.pop(ADMITTED, ()):
-                    leave()
-                self._note(scope, status, time.perf_counter() - begun)
+        bound = structlog.contextvars.bind_contextvars(request=request_id)
+        try:
+            if self._hosts and host_name(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
+                error = BadRequest("the Host header names another host; see REMAT_ALLOWED_HOSTS")
+                await problem_response(error)(scope, receive, noting)
+            else:
+                await self._app(scope, receive, noting)
+        except Exception as error:
+            log.exception("request failed", path=scope["path"])
+            if status == 500:
+                await problem_response(error)(scope, receive, noting)
+        finally:
+            for leave in scope.pop(ADMITTED, ()):
+                leave()
+            self._note(scope, status, time.perf_counter() - begun)
+            structlog.contextvars.reset_contextvars(**bound)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self._metrics.requests.labels(route, scope["method"], str(status)).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        count, durations = self._meter(route, scope["method"], status)
+        count.inc()
+        durations.observe(seconds)
         if scope["path"] not in _QUIET:
             log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+
+    def _meter(self, route: str, method: str, status: int) -> tuple[Counter, Histogram]:
+        """The metrics of a route: looked up by their labels once, which takes longer than counting."""
+        key = route, method if method in _METHODS else "other", status  # a client may make methods up without end
+        found = self._meters.get(key)
+        if found is None:
+            count = self._metrics.requests.labels(*key[:2], str(status))
+            self._meters[key] = found = count, self._metrics.request_seconds.labels(route)
+        return found
 
 
 def host_name(header: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,14 +16,16 @@ from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
 from ...requests.cancel import cancel
+from ...requests.known_subjects import KnownSubjects
 from ...requests.listing import SORTS, Selection, list_requests
-from ...requests.parse import SOLVE_REQUEST, ParsedBodies
+from ...requests.parse import SOLVE_REQUEST
 from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import admit, caller_with, credentials
 from ..body import Bodies
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, headers, link, refusals
+from .direct import DirectRoute, directly
 
 EVENT = {
     "type": "object",
@@ -36,9 +37,11 @@ EVENT = {
     },
 }
 
-router = APIRouter(prefix="/v1/solves", tags=["solves"])
+router = APIRouter(prefix="/v1/solves", tags=["solves"], route_class=DirectRoute)
+_solver, _reader = caller_with("solve"), caller_with("read")
 
-SolveId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a request.")]
+_ID = re.compile("^[0-9a-f]{32}$")
+SolveId = Annotated[str, Path(pattern=_ID.pattern, description="Id of a request.")]
 Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to hold the reply until the solve has ended.")]
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d+)?)")
 
@@ -83,7 +86,7 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
         ),
     },
 )
-async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_with("solve"))]) -> Response:
+async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver)]) -> Response:
     """A plan for a problem: at once when it is stored or done within `Prefer: wait=N` seconds, else under way.
 
     Identical problems in flight are solved once. Infeasible is an answer too. `Idempotency-Key` makes a repeated POST
@@ -92,7 +95,7 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as sent:
-        digest = hashlib.sha256(sent.text).digest()
+        digest = sent.digest
         retry = _retry(request, digest)
         async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
             held = await context.response_cache.get(caller, digest, retry)
@@ -100,12 +103,17 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(caller_
                 context.metrics.cache.labels("hit").inc()
                 context.metrics.recalls.labels("body").inc()
                 return _answer(held)
-            parsed: ParsedBodies = request.app.state.parsed_bodies
-            ask = await parsed.read(caller.tenant_id, sent, digest, context.settings)
+            subjects: KnownSubjects = request.app.state.known_subjects
+            ask = await subjects.read(caller.tenant_id, sent, context.settings)
             request_id, answer = await Submission(context, caller, ask, retry).take()
     if answer is not None:
         return _answer(answer)
     return await answered(context, caller, request_id, preferred_wait(request))
+
+
+@directly(post_solve)
+async def _post_directly(request: Request) -> Response:
+    return await post_solve(request, await _solver(request))
 
 
 def _answer(text: bytes) -> Response:
@@ -124,7 +132,7 @@ def _retry(request: Request, digest: bytes) -> Retry | None:
 @router.get("", summary="List solves, newest first", response_model=SolveList, responses=refusals())
 async def list_solves(
     request: Request,
-    caller: Annotated[Caller, Depends(caller_with("read"))],
+    caller: Annotated[Caller, Depends(_reader)],
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     after: Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description="Go on behind this id.")] = None,
     status: Annotated[list[Status] | None, Query(description="Only these; may be given several times.")] = None,
@@ -154,11 +162,19 @@ async def list_solves(
 async def get_solve(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(caller_with("read"))],
+    caller: Annotated[Caller, Depends(_reader)],
     wait: Wait = 0.0,
 ) -> Response:
     """The answer of a request; held for up to `wait` seconds while it is under way."""
     return await answered(request.app.state.context, caller, solve_id, wait)
+
+
+@directly(get_solve)
+async def _get_directly(request: Request) -> Response | None:
+    solve_id = request.path_params["solve_id"]
+    if request.scope["query_string"] or not _ID.fullmatch(solve_id):
+        return None
+    return await get_solve(request, solve_id, await _reader(request))
 
 
 @router.post(
@@ -167,9 +183,7 @@ async def get_solve(
     response_model=AnswerDocument,
     responses=refusals(404, 408, 410, 413, 415),
 )
-async def cancel_solve(
-    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("solve"))]
-) -> Response:
+async def cancel_solve(request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(_solver)]) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
@@ -189,7 +203,7 @@ async def cancel_solve(
 async def get_problem(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(caller_with("read"))],
+    caller: Annotated[Caller, Depends(_reader)],
     graph: Annotated[
         Literal["remat-graph/1", "node-link"], Query(description="How to write a graph.")
     ] = "remat-graph/1",
@@ -205,9 +219,7 @@ async def get_problem(
     response_model=TimelineDocument,
     responses=refusals(404, 410),
 )
-async def get_timeline(
-    request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(caller_with("read"))]
-) -> Any:
+async def get_timeline(request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(_reader)]) -> Any:
     """What runs when and what it holds, of any kind of plan, next to training without a plan; for pictures."""
     return await timeline.of_solve(request.app.state.context, caller, solve_id)
 
@@ -221,7 +233,7 @@ async def get_timeline(
 async def get_progress(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(caller_with("read"))],
+    caller: Annotated[Caller, Depends(_reader)],
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="Only those with a greater seq.")] = 0,
 ) -> Any:
     """Incumbent and bound over time."""
@@ -242,7 +254,7 @@ async def get_progress(
 async def get_events(
     request: Request,
     solve_id: SolveId,
-    caller: Annotated[Caller, Depends(caller_with("read"))],
+    caller: Annotated[Caller, Depends(_reader)],
     last_event_id: Annotated[int, Header(ge=0, le=2**31 - 1, description="Go on after this event.")] = 0,
 ) -> Response:
     """`progress` events with incumbent and bound, then `end`; come back with Last-Event-ID, or poll."""

@@ -1,0 +1,172 @@
+"""Bodies about a graph that was read before: read as any other, or refused as any other, whatever is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat_ir import Chain, Graph, Join, Link, Problem, digests_of, graph_of
+from remat_ir.digest import Written
+from remat_service.errors import ServiceError
+from remat_service.requests.known_subjects import KnownSubjects
+from remat_service.requests.parse import Ask, Body, from_body, read_ask
+from remat_service.settings import Settings
+from service.serving import training_graph
+
+_SETTINGS = Settings(most_ops=1000)
+_CHAIN = Chain((1, 2), (3, 4), (0, 0), (0, 0), (8, 9), (5, 6, 7), (8, 9, 10))
+_SUBJECTS = (
+    training_graph(6, fixed=11),
+    graph_of([1, 2, 3], [4, 8, 2], [[], [0], []]).with_link(Link(10, 10)),
+    _CHAIN,
+)
+
+
+class _Bodies:
+    """One service's bodies; `whole` counts those that were read whole."""
+
+    def __init__(self) -> None:
+        self.known, self.whole = KnownSubjects(), 0
+
+    def read(self, text: bytes, tenant: str = "a") -> Ask | str:
+        """The request, or what is said against it."""
+        return _outcome(self.known.read(tenant, self._body(text), _SETTINGS))
+
+    def _body(self, text: bytes) -> Body:
+        return Body(bytearray(text), self._measure, hashlib.sha256(text).digest())
+
+    def _measure(self) -> None:
+        self.whole += 1
+
+
+def _outcome(reading: Any) -> Ask | str:
+    try:
+        ask: Ask = asyncio.run(reading)
+    except (ServiceError, ValueError) as error:
+        return repr((type(error), str(error), getattr(error, "pointer", None)))
+    return ask
+
+
+def _alone(text: bytes) -> Ask | str:
+    """What a reader without a memory makes of it."""
+    return _outcome(from_body(Body(bytearray(text), lambda: None, b""), read_ask, _SETTINGS))
+
+
+def _same(found: Ask | str, expected: Ask | str) -> None:
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+        return
+    assert found.problem == expected.problem
+    assert (found.net, found.digests, found.method, found.options, found.name, found.time_limit_s) == (
+        expected.net, expected.digests, expected.method, expected.options, expected.name, expected.time_limit_s,
+    )  # fmt: skip
+
+
+def _text(subject: Graph | Chain | Join, budget: object = 10_000, **more: Any) -> bytes:
+    problem = {**Problem(subject, 0).to_json(), "budget_bytes": budget}
+    return json.dumps({"problem": problem, **more}).encode()
+
+
+@pytest.mark.parametrize("subject", _SUBJECTS, ids=["graph", "link", "chain"])
+def test_a_graph_in_another_body_is_not_read_again(subject: Graph | Chain) -> None:
+    """Other budgets, limits, fixed bytes and spaces: the same subject, the request's own digests."""
+    bodies = _Bodies()
+    bodies.read(_text(subject))
+    for text in (
+        _text(subject, time_limit_s=7.0, name="x", method="greedy"),
+        _text(subject, 9_999),
+        _text(subject, 0),
+        _text(subject).replace(b", ", b","),
+        json.dumps(json.loads(_text(subject)), sort_keys=True).encode(),
+    ):
+        _same(bodies.read(text), _alone(text))
+        assert bodies.whole == 1
+    bodies.read(_text(subject), "b")  # another tenant's is read whole
+    assert bodies.whole == 2
+
+
+_GRAPH = training_graph(3, fixed=5)
+_PLAIN = _text(_GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"budget_bytes": 10000', b'"budget_bytes": true'),
+        (b'"budget_bytes": 10000', b'"budget_bytes": [1]'),
+        (b'"budget_bytes": 10000', b'"budget_bytes": -Infinity'),
+        (b'"budget_bytes": 10000', b'"budget_bytes": 3, "budget_bytes": 10000'),
+        (b'"budget_bytes": 10000', b'"budget_bytes": 10000, "more": [1]'),
+        (b'"keep": [', b'"keep": 1, "more": ['),
+        (b'"keep": [', b'"keep": ['),
+        (b'"keep": [', b'"keep": [ '),
+        (b'"keep": [', b'"keep": [1 2'),
+        (b'"keep": [', b'"keep": [-'),
+        (b'"keep": [', b'"keep": "[", "once": ['),
+        (b'"op_cost_ns": [', b'"op_cost_ns": [[0], '),
+        (b'"op_cost_ns": [', b'"op_cost_ns": ['),
+        (b'"op_inputs": [[]', b'"op_inputs": [[[]]'),
+        (b'"op_inputs": [[]', b'"op_inputs": [[]]'),
+        (b'"problem"', b'"name": [1], "problem"'),
+        (b'"problem"', b'"name": "[1]", "problem"'),
+        (b'"problem"', b'"name": "a\\"[1]", "problem"'),
+        (b'"problem"', b'"options": {"x": [1, 2]}, "problem"'),
+        (b'"graph"', b'"graph": 1, "graph"'),
+        (b'"graph"', b'"chain"'),
+        (b'"fixed_bytes": 5', b'"fixed_bytes": 5.0'),
+        (b'"fixed_bytes": 5', b'"fixed_bytes": 6'),
+        (b"remat-graph/1", b"remat-graph/2"),
+    ],
+)
+def test_what_is_written_otherwise_is_read_whole(old: bytes, new: bytes) -> None:
+    """Whatever differs in the subject, or is no JSON, is answered as by a reader that remembers nothing."""
+    bodies = _Bodies()
+    bodies.read(_PLAIN)
+    text = _PLAIN.replace(old, new, 1)
+    assert old in _PLAIN
+    _same(bodies.read(text), _alone(text))
+    _same(bodies.read(text), _alone(text))
+
+
+def test_an_array_is_not_what_stands_for_it() -> None:
+    """A string with an array's digest is a string."""
+    bodies = _Bodies()
+    bodies.read(_PLAIN)
+    digest = hashlib.sha256(b"[]").hexdigest().encode()
+    for stand_in in (digest, b'\\"' + digest, b"\\u0022" + digest):
+        text = _PLAIN.replace(b'"keep": []', b'"keep": "' + stand_in + b'"')
+        assert text != _PLAIN
+        _same(bodies.read(text), _alone(text))
+
+
+_PIECES = (b"", b"[", b"]", b"[]", b'"', b" ", b",", b"1", b"0", b"}")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_body_is_read_as_without_a_memory(data: st.DataObject) -> None:
+    """Bytes of remembered bodies taken out, doubled or replaced."""
+    bodies = _Bodies()
+    for subject in (_GRAPH, _CHAIN):
+        bodies.read(_text(subject))
+    text = bytearray(data.draw(st.sampled_from([_PLAIN, _text(_CHAIN)])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        length = data.draw(st.integers(0, 3))
+        text[at : at + length] = data.draw(
+            st.sampled_from([b"", b"[", b"]", b"[]", b'"', b" ", b",", b"1", b"0", b"}"])
+        )
+    _same(bodies.read(bytes(text)), _alone(bytes(text)))
+
+
+def test_written_down_once() -> None:
+    """The digests at any budget are those of the problem."""
+    for subject in _SUBJECTS:
+        written = Written(subject)
+        assert [written.digests(n) for n in (0, 7, 900)] == [digests_of(Problem(subject, n)) for n in (0, 7, 900)]
