@@ -88,7 +88,8 @@ def _cut(text: bytearray) -> tuple[dict[str, Any], bytes] | None:
     """
     if len(text) > _MOST_TEXT_BYTES:
         return None
-    rest, arrays = [], []
+    rest: list[bytes] = []
+    arrays: list[_Array] = []
     view, at = memoryview(text), 0
     while (start := text.find(b"[", at)) >= 0:
         ending = b"]]" if text.startswith(b"[[", start) else b"]"
