@@ -27,6 +27,7 @@ from .storage.snapshot import Given, SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
 from .storage.write_behind import WriteBehind
+from .waits import Waits
 
 _MOST_GIVEN_BYTES = 32 << 20
 Enqueue = Callable[[AsyncConnection], Awaitable[None]]
@@ -56,6 +57,7 @@ class Context:
     supervisor: Supervisor
     health: Health
     leases: Leases
+    waits: Waits
     enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
@@ -105,5 +107,6 @@ def build_context(
         supervisor=supervisor or Supervisor(settings),
         health=Health(database),
         leases=Leases(database.clock, settings.stale_after_s if settings.embedded else None),
+        waits=Waits(database.clock),
         enqueue=enqueue_nothing,
     )

@@ -21,6 +21,7 @@ from remat_service.storage.leases import Leases
 from remat_service.storage.snapshot import SnapshotReader
 from remat_service.storage.tables import requests, solves
 from remat_service.storage.verifier import Verifier
+from remat_service.waits import Waits
 from service.simulation.invariants import Broken
 from service.simulation.machine import simulate
 from service.simulation.problems import problems
@@ -200,6 +201,8 @@ MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "lease not renewed": (lambda m: m.setattr(Monitor, "watch", _no_heartbeat), "leases", _STOLEN),
     "live workers taken for dead": (_all_lapsed, "leases", _STOLEN),
     "heartbeats by the wall clock": (_wall_clock, "clocks", _STOLEN),
+    "queue limits by the wall clock": (
+        lambda m: m.setattr(Waits, "moment", lambda self: self._clock.now().timestamp()), "queues", "given up in the"),
     "join not atomic": (
         lambda m: m.setattr(submit.Submission, "_join_flight", _split_join), "joins", "clients wait"),
     "quota unchecked": (lambda m: m.setattr(submit, "check_quota", _no_quota), "quotas", "queued of 2"),

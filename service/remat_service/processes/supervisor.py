@@ -248,8 +248,8 @@ class ChildRun:
 
     async def frames(self, job: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Send the job; yield every frame until the child has ended."""
-        watchdog = asyncio.create_task(self._watch())
         reader, self._writer = await self.child.connected()
+        watchdog = asyncio.create_task(self._watch())
         try:
             await self._send(job)
             while True:

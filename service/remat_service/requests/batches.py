@@ -161,21 +161,23 @@ class BatchSearches:
 
     async def _drive(self, caller: Caller, group_id: str) -> None:
         context = self._context
-        while not context.stopping:
-            row = await _row(context, caller, group_id)
-            if row is None or row.about["ended"] is not None:
-                return
-            elapsed = (context.clock.now() - row.created_at).total_seconds()
-            try:
-                await _Step(context, caller, group_id, row.about, elapsed).run()
-            except (RateLimited, Unavailable) as error:
-                await asyncio.sleep(min(30.0, error.retry_after_s or _LOOK_S))
-            except ServiceError as error:
-                await _save(context, group_id, row.about | {"ended": str(error)})
-            except Exception:
-                log.exception("a search for the largest batch broke off; the next poll takes it up", group=group_id)
-                return
-            context.notifier.notify(group_id)
+        begun: float | None = None
+        try:
+            while not context.stopping:
+                row = await _row(context, caller, group_id)
+                if row is None or row.about["ended"] is not None:
+                    return
+                if begun is None:  # from here on the wall clock may jump
+                    begun = context.clock.monotonic() - (context.clock.now() - row.created_at).total_seconds()
+                try:
+                    await _Step(context, caller, group_id, row.about, context.clock.monotonic() - begun).run()
+                except (RateLimited, Unavailable) as error:
+                    await asyncio.sleep(min(30.0, error.retry_after_s or _LOOK_S))
+                except ServiceError as error:
+                    await _save(context, group_id, row.about | {"ended": str(error)})
+                context.notifier.notify(group_id)
+        except Exception:
+            log.exception("a search for the largest batch broke off; the next poll takes it up", group=group_id)
 
 
 class _Step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 
 import structlog
 from sqlalchemy import select
@@ -40,16 +39,19 @@ async def housekeeping(context: Context) -> None:
 
 async def expire_queued(context: Context) -> int:
     """End requests whose queue limit has passed before their solve was started."""
-    moment = context.clock.now()
+    asked = context.waits.moment()
     async with context.database.read() as connection:
         rows = (
             await connection.execute(
-                select(requests.c.id, requests.c.created_at, requests.c.queue_limit_s, requests.c.solve_id)
+                select(requests.c.id, requests.c.queue_limit_s, requests.c.solve_id, solves.c.state)
                 .join(solves, solves.c.id == requests.c.solve_id)
-                .where(requests.c.ended.is_(False), requests.c.queue_limit_s.is_not(None), solves.c.state == "queued")
+                .where(requests.c.ended.is_(False), requests.c.queue_limit_s.is_not(None))
             )
         ).all()
-    late = [row for row in rows if row.created_at + timedelta(seconds=row.queue_limit_s) < moment]
+    context.waits.forget_others((row.id for row in rows), asked)
+    for row in rows:
+        context.waits.begin(row.id)  # another process may have taken it in
+    late = [row for row in rows if row.state == "queued" and context.waits.seconds(row.id, asked) > row.queue_limit_s]
     for row in late:
         await expire(context, row.id, row.solve_id)
     return len(late)
@@ -58,7 +60,9 @@ async def expire_queued(context: Context) -> int:
 async def expire(context: Context, request_id: str, solve_id: str) -> None:
     """End one request that was not started in time; its solve leaves the queue with its last request."""
     async with context.database.write() as connection:
-        await connection.execute(select(solves.c.id).where(solves.c.id == solve_id).with_for_update())
+        query = select(solves.c.state).where(solves.c.id == solve_id).with_for_update()
+        if await connection.scalar(query) != "queued":  # it was started after all
+            return
         said = "The queue limit has passed before a solver was free."
         await end_request(context, connection, request_id, Status.NOTHING_FOUND, "time", said)
         await end_if_unwanted(context, connection, solve_id)

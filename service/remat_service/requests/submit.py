@@ -271,6 +271,7 @@ class Submission:
             if solve_id is None:
                 return None
             await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "joined"}))
+        self._wait(row)
         context.metrics.cache.labels("joined").inc()
         context.notifier.notify(solve_id)
         return str(row["id"])
@@ -296,9 +297,14 @@ class Submission:
             await connection.execute(requests.insert().values(row))
             if not joined:
                 await context.enqueue(connection)
+        self._wait(row)
         context.metrics.cache.labels(row["cache"]).inc()
         context.notifier.notify("queue" if not joined else solve_id)
         return str(row["id"])
+
+    def _wait(self, row: dict[str, Any]) -> None:
+        if row["queue_limit_s"] is not None:
+            self.context.waits.begin(row["id"])
 
     async def _join(self, connection: AsyncConnection, keys: Keys) -> str | None:
         """The solve of this flight, locked so that it can't end before the request is written; urgency is inherited."""

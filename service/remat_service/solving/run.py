@@ -91,10 +91,11 @@ class SolveRun:
         monitor = Monitor(context, claim, self.record, run, limit_s, gap)
         watching = asyncio.create_task(monitor.watch())
         try:
-            async for frame in run.frames(await self._job(limit_s, gap, known)):
-                if self.record.lost:
-                    break
-                await self.record.take(outcome, frame)
+            async with contextlib.aclosing(run.frames(await self._job(limit_s, gap, known))) as frames:
+                async for frame in frames:
+                    if self.record.lost:
+                        break
+                    await self.record.take(outcome, frame)
         finally:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):

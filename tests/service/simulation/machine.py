@@ -43,7 +43,7 @@ class Simulation(RuleBasedStateMachine):
     @rule(
         tenant=_TENANT, which=st.integers(0, 6), method=_METHOD,
         seconds=st.sampled_from((0.3, 3.0, 8.0)), gap=st.sampled_from((0.0, 0.9)), priority=st.integers(-1, 1),
-        queue_limit_s=st.sampled_from((None, None, 2.0)), force=st.sampled_from((False, False, True)),
+        queue_limit_s=st.sampled_from((None, 2.0, 20.0)), force=st.sampled_from((False, False, True)),
     )  # fmt: skip
     def ask(self, tenant: str, which: int, method: str, seconds: float, gap: float, **limits: Any) -> None:
         """A client asks for a plan."""

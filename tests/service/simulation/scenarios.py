@@ -57,6 +57,16 @@ def clocks(world: World) -> None:
     world.run(world.kill(fast))
 
 
+def queues(world: World) -> None:
+    """The clock of a server that is busy jumps by an hour, while requests wait that have a queue limit."""
+    _serve(world, 1)
+    for which in range(5):
+        world.ask(_RED, _problem(which), **_AS_ASKED | {"queue_limit_s": 25.0})
+    _pass(world, 1.0)
+    world.processes[0].clock.skew_s, world.processes[0].line.disturbed = 3600.0, True
+    _pass(world, 7.0)
+
+
 def joins(world: World) -> None:
     """Clients join a solve while it ends, again and again."""
     _serve(world, 1, work_s=0.3)

@@ -108,6 +108,8 @@ class World:
         self._logs = structlog.testing.capture_logs()
         self.logs = self._logs.__enter__()
         self.loop = VirtualLoop(self.dice)
+        self._unheard: list[str] = []
+        self.loop.set_exception_handler(lambda _, found: self._unheard.append(repr(found.get("exception") or found)))
         self._folder = tempfile.TemporaryDirectory(prefix="remat-simulation-", dir=_memory())
         self.path = f"{self._folder.name}/s.sqlite"
         shutil.copy(_template(), self.path)
@@ -129,6 +131,8 @@ class World:
         """Let something happen; then look at what has been found."""
         found = self.loop.run_until_complete(work)
         self.eye.check()
+        if self._unheard:
+            raise Broken(f"a task has failed and nobody was told: {self._unheard[0]}")
         for client in [task for task in self._clients if task.done()]:
             self._clients.discard(client)
             client.result()
@@ -227,7 +231,9 @@ class World:
                 break
             for task in left:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(left, timeout=30.0))
+            done, _ = self.loop.run_until_complete(asyncio.wait(left, timeout=30.0))
+            for task in done:
+                _heard(task)
         self.eye.close()
         self.loop.close()
         self._logs.__exit__(None, None, None)
@@ -256,16 +262,16 @@ class World:
                 process = self.dice.choice(self.processes)
                 task = asyncio.create_task(work(process.context))
                 done, _ = await asyncio.wait([task], timeout=_REPLY_S)
-                try:
+                task.add_done_callback(_heard)  # where its client has gone on
+                with contextlib.suppress(DBAPIError, Unavailable):
                     if done:
                         return task.result()
-                except (DBAPIError, Unavailable):
-                    pass
             await asyncio.sleep(0.5)
 
     async def _asks(self, tenant: str, known: Known, ask: Ask, retry: Retry, after_s: float) -> None:
         caller = self.callers[tenant]
         await asyncio.sleep(after_s)
+        begun = self.loop.time()
         try:
             request_id, text = await self._reach(lambda context: _post(context, caller, ask, retry))
         except (RateLimited, Conflict):
@@ -275,7 +281,7 @@ class World:
         self.accepted[request_id] = tenant, known, ask
         while text is None:
             text = await self._reach(lambda context: _get(context, caller, request_id))
-        self._judge(request_id, json.loads(text))
+        self._judge(request_id, json.loads(text), self.loop.time() - begun)
 
     async def _cancels(self, caller: Caller, request_id: str) -> None:
         try:
@@ -289,7 +295,7 @@ class World:
             await self._reach(lambda context: _get(context, caller, request_id))
             raise Broken("a tenant reads another's answer")
 
-    def _judge(self, request_id: str, data: dict[str, Any]) -> None:
+    def _judge(self, request_id: str, data: dict[str, Any], after_s: float) -> None:
         """An answer is right for what was asked."""
         _, known, ask = self.accepted[request_id]
         self.trace.append(f"{self.loop.time():.6f} {request_id} {data['status']} {data['cost_ns']} {data['limit']}")
@@ -308,6 +314,8 @@ class World:
             raise Broken(f"{name} has a bound above the optimum")
         if answer.status in (Status.QUEUED, Status.RUNNING):
             raise Broken(f"{name} is no end")
+        if answer.message.startswith("The queue limit") and after_s <= (ask.queue_limit_s or 0.0):
+            raise Broken(f"{name}: given up in the queue after {after_s:g} s of {ask.queue_limit_s}")
         faulty = any(process.children.misbehaved for process in self._all)
         if answer.status is Status.FAILED and not faulty:
             raise Broken(f"{name} failed: {answer.message}")
@@ -327,6 +335,11 @@ async def _post(context: Context, caller: Caller, ask: Ask, retry: Retry) -> tup
 async def _get(context: Context, caller: Caller, request_id: str) -> bytes | None:
     text, ended = await read.answer(context, caller, request_id, context.clock.monotonic() + 5.0)
     return text if ended else None
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def _nothing() -> None:
