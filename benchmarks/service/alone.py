@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 
 from benchmarks.harness.table import Report
 from benchmarks.service.crowd import JSON, Processes, ask, client, cpu_seconds, in_thread, many, step, timed, verified
-from remat_ir import Problem, budget_at, plain_peak
+from remat_ir import Graph, Problem, budget_at, plain_peak
 
 BARE = """
 import sys, uvicorn
@@ -39,9 +40,10 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 async def hits(folder: Path, options: argparse.Namespace) -> None:
     """Cache hits, polled and posted, against a bare FastAPI route that returns the same bytes in the same run.
 
-    POST: the same body again and again, as the ranks of a job send it. "POST, new body": the same problem in a body
-    that this service has not seen, so that it is parsed, digested and looked up. CPU is that of the two servers:
-    what another process on the machine changes least.
+    POST: the same body again and again, as the ranks of a job send it. "POST, new body": the same graph in a body that
+    this service has not seen, so that it is parsed and looked up. "POST, new graph": what another process has stored is
+    asked for the first time of a server just started, so that the graph is read whole and digested, and the plan and
+    its certificate are verified. CPU is that of the two servers: what another process on the machine changes least.
     """
     columns = (
         "ops", "call", "kB sent", "kB back", "p50 ms", "p99 ms", "a second",
@@ -57,49 +59,89 @@ async def hits(folder: Path, options: argparse.Namespace) -> None:
         processes.running.append(bare)
         await asyncio.sleep(5)
         async with client(processes.port) as http, client(bare_port) as plain:
+            others = {ops: [_asked(step(ops, 100 + i)) for i in range(max(4, 12_000 // ops))] for ops in options.ops}
             for ops in options.ops:
                 graph = step(ops, 1)
-                problem = {"problem": Problem(graph, plain_peak(graph)).to_json(), "method": "checkpoint-all"}
-                body = json.dumps(problem).encode()
+                asked = _asked(graph)
+                body = json.dumps(asked).encode()
                 data = await ask(http, body, f"hit{ops}")
                 path = f"/v1/solves/{data['id']}"
                 back = (await http.get(path)).content
                 await plain.put(f"/bytes/{ops}", content=back)
                 times = max(20, min(options.times, options.times * 300 // ops))
-                fresh = (json.dumps(problem | {"time_limit_s": 60 + i / 1000}).encode() for i in range(10**9))
+                fresh = (json.dumps(asked | {"time_limit_s": 60 + i / 1000}).encode() for i in range(10**9))
+                both = _Both(report, server, bare, ops, len(back), partial(_post, plain, f"/bytes/{ops}", body))
+                get = partial(plain.get, f"/bytes/{ops}")
+                await both.measure("GET", 0, partial(http.get, path), times, get)
+                await both.measure("POST", len(body), partial(_post, http, _SOLVES, body), times)
+                await both.measure("POST, new body", len(body), lambda f=fresh: _post(http, _SOLVES, next(f)), times)
+                for i, other in enumerate(others[ops]):
+                    await ask(http, json.dumps(other).encode(), f"other{ops}-{i}")
+            await in_thread(processes.end, server)
+            server = await in_thread(processes.serve)
+            for ops in options.ops:
+                bodies = [json.dumps(other).encode() for other in others[ops]]
+                back = (await plain.get(f"/bytes/{ops}")).content
+                both = _Both(report, server, bare, ops, len(back), partial(_post, plain, f"/bytes/{ops}", bodies[0]))
+                each = iter(bodies)
+                await both.measure(
+                    "POST, new graph", len(bodies[0]), lambda e=each: _post(http, _SOLVES, next(e)), len(bodies), warm=0
+                )
 
-                def post(content: bytes) -> Awaitable[httpx2.Response]:
-                    return http.post("/v1/solves", content=content, headers=JSON)
 
-                def bare_post(body: bytes = body, name: int = ops) -> Awaitable[httpx2.Response]:
-                    return plain.post(f"/bytes/{name}", content=body, headers=JSON)
+_SOLVES = "/v1/solves"
 
-                for name, sent, mine, theirs in (
-                    ("GET", 0, lambda p=path: http.get(p), lambda n=ops: plain.get(f"/bytes/{n}")),
-                    ("POST", len(body), lambda b=body: post(b), bare_post),
-                    ("POST, new body", len(body), lambda f=fresh: post(next(f)), bare_post),
-                ):
-                    await timed(mine, 3), await timed(theirs, 3)
-                    ours: list[float] = []
-                    base: list[float] = []
-                    spent = [0.0, 0.0]
-                    for _ in range(4):  # in turns, so that a busy machine is busy for both
-                        spent[0] -= cpu_seconds(server)
-                        ours += await timed(mine, times // 4)
-                        spent[0] += cpu_seconds(server)
-                        spent[1] -= cpu_seconds(bare)
-                        base += await timed(theirs, times // 4)
-                        spent[1] += cpu_seconds(bare)
-                    ours.sort(), base.sort()
-                    middle, last = len(ours) // 2, int(0.99 * (len(ours) - 1))
-                    rate, bare_rate = len(ours) / sum(ours), len(base) / sum(base)
-                    report.add(
-                        ops, name, f"{sent / 1000:.0f}", f"{len(back) / 1000:.0f}",
-                        f"{1000 * ours[middle]:.2f}", f"{1000 * ours[last]:.2f}", f"{rate:.0f}",
-                        f"{1000 * base[middle]:.2f}", f"{1000 * base[last]:.2f}", f"{bare_rate:.0f}",
-                        f"{ours[middle] / base[middle]:.2f}", f"{ours[last] / base[last]:.2f}",
-                        f"{bare_rate / rate:.2f}", f"{spent[0] / spent[1]:.2f}" if spent[1] else "–",
-                    )  # fmt: skip
+
+def _asked(graph: Graph) -> dict[str, Any]:
+    return {"problem": Problem(graph, plain_peak(graph)).to_json(), "method": "checkpoint-all"}
+
+
+def _post(http: httpx2.AsyncClient, path: str, content: bytes) -> Awaitable[httpx2.Response]:
+    return http.post(path, content=content, headers=JSON)
+
+
+class _Both(NamedTuple):
+    """The service and the bare route, asked in turns, so that a busy machine is busy for both."""
+
+    report: Report
+    server: subprocess.Popen[str]
+    bare: subprocess.Popen[str]
+    ops: int
+    back: int
+    bare_post: Callable[[], Awaitable[httpx2.Response]]
+
+    async def measure(
+        self,
+        name: str,
+        sent: int,
+        mine: Callable[[], Awaitable[httpx2.Response]],
+        times: int,
+        theirs: Callable[[], Awaitable[httpx2.Response]] | None = None,
+        warm: int = 3,
+    ) -> None:
+        """One row of the table."""
+        theirs = theirs or self.bare_post
+        await timed(mine, warm), await timed(theirs, 3)
+        ours: list[float] = []
+        base: list[float] = []
+        spent = [0.0, 0.0]
+        for _ in range(4):
+            spent[0] -= cpu_seconds(self.server)
+            ours += await timed(mine, times // 4)
+            spent[0] += cpu_seconds(self.server)
+            spent[1] -= cpu_seconds(self.bare)
+            base += await timed(theirs, times // 4)
+            spent[1] += cpu_seconds(self.bare)
+        ours.sort(), base.sort()
+        middle, last = len(ours) // 2, int(0.99 * (len(ours) - 1))
+        rate, bare_rate = len(ours) / sum(ours), len(base) / sum(base)
+        self.report.add(
+            self.ops, name, f"{sent / 1000:.0f}", f"{self.back / 1000:.0f}",
+            f"{1000 * ours[middle]:.2f}", f"{1000 * ours[last]:.2f}", f"{rate:.0f}",
+            f"{1000 * base[middle]:.2f}", f"{1000 * base[last]:.2f}", f"{bare_rate:.0f}",
+            f"{ours[middle] / base[middle]:.2f}", f"{ours[last] / base[last]:.2f}",
+            f"{bare_rate / rate:.2f}", f"{spent[0] / spent[1]:.2f}" if spent[1] else "–",
+        )  # fmt: skip
 
 
 async def identical(folder: Path, options: argparse.Namespace) -> None:

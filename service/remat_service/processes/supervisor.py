@@ -12,7 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,7 +246,7 @@ class ChildRun:
         self._writer: asyncio.StreamWriter
         self._cancelled_at: float | None = None
 
-    async def frames(self, job: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def frames(self, job: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """Send the job; yield every frame until the child has ended."""
         reader, self._writer = await self.child.connected()
         watchdog = asyncio.create_task(self._watch())

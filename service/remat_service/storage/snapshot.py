@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, or_, select, true
@@ -250,48 +250,55 @@ class SnapshotReader:
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
         named = {"graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight}
-        row = await self._row(_SNAPSHOT, named | {"any_method": int(keys.any_method)})
-        return _read(row)
+        found: Snapshot = await self._row(_SNAPSHOT, named | {"any_method": int(keys.any_method)}, _read)
+        return found
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
-        row = await self._row(_ENDED_REQUEST, {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch})
-        return None if row is None else EndedRequest._make(row)
+        named = {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch}
+        found: EndedRequest | None = await self._row(_ENDED_REQUEST, named, EndedRequest._make)
+        return found
 
     async def graph_row(self, key: str) -> bytes | None:
         """The stored bytes of a graph."""
-        row = await self._row(_GRAPH, {"graph": key})
-        return None if row is None else bytes(row[0])
+        found: bytes | None = await self._row(_GRAPH, {"graph": key}, lambda row: bytes(row[0]))
+        return found
 
     async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""
-        return await self._row(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}) is not None
+        return await self._row(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}, tuple) is not None
 
-    async def _row(self, query: Select[Any], named: Mapping[str, object]) -> Any:
+    async def _row(self, query: Select[Any], named: Mapping[str, object], make: Callable[[Any], Any]) -> Any:
+        """What is made of the one row of a query, which is always made alike; None where there is no row."""
         if self._database.is_sqlite:
             try:
                 if self._own is None:
                     path = self._database.engine.url.database or ":memory:"
                     self._own = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=0.0)
-                return self._own_row(self._own, query, named)
+                return self._own_row(self._own, query, named, make)
             except sqlite3.Error:
                 self.close()
         async with self._database.read() as connection:
-            return (await connection.execute(query, dict(named))).first()
+            row = (await connection.execute(query, dict(named))).first()
+            return None if row is None else make(row)
 
-    def _own_row(self, own: sqlite3.Connection, query: Select[Any], named: Mapping[str, object]) -> Any:
-        """A row as it is now: read before, where nothing has changed since."""
+    def _own_row(
+        self, own: sqlite3.Connection, query: Select[Any], named: Mapping[str, object], make: Callable[[Any], Any]
+    ) -> Any:
+        """The same of the database as it is now: read before, where nothing has changed since."""
         version = own.execute(_VERSION).fetchone()
         if version != self._version:
             self._rows, self._version = Lru(_MOST_ROW_BYTES), version
         statement, constants = _text(query)
         key = statement, *named.values()
-        row = self._rows.get(key)
-        if row is None:
+        found = self._rows.get(key)
+        if found is None:
             row = own.execute(statement, {**constants, **named}).fetchone()
-            if row is not None:
-                self._rows.put(key, row, 1_000 + sum(len(part) for part in row if isinstance(part, (bytes, str))))
-        return row
+            if row is None:
+                return None
+            found = make(row)
+            self._rows.put(key, found, 1_000 + sum(len(part) for part in row if isinstance(part, (bytes, str))))
+        return found
 
     def close(self) -> None:
         """Close the connection."""
