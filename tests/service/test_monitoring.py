@@ -38,13 +38,18 @@ MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 
 
 def test_metrics_name_the_route(service: Service) -> None:
-    """Of reads and of posts, refused ones included; ids don't become labels."""
+    """Of reads and of posts, refused ones included; neither ids nor methods that somebody makes up become labels."""
     service.http.post("/v1/solves", json={})
+    for made_up in ("BREW", "WHEN"):
+        assert service.http.request(made_up, "/v1/solves").status_code == 405
     service.http.get("/v1/solves/" + "0" * 32)
     text = service.http.get("/metrics").text
     assert 'method="POST",route="/v1/solves",status="422"' in text
     assert 'method="GET",route="/v1/solves/{solve_id}",status="404"' in text
     assert "0" * 32 not in text
+    assert 'remat_http_requests_total{method="other",route="/v1/solves",status="405"}' in text
+    assert "BREW" not in text
+    assert "WHEN" not in text
 
 
 def test_metrics_can_want_a_key(tmp_path: Path) -> None:

@@ -95,14 +95,14 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver
     context: Context = request.app.state.context
     bodies: Bodies = request.app.state.bodies
     async with bodies.of(request) as sent:
-        digest = sent.digest
-        retry = _retry(request, digest)
-        async with context.locks.of(caller.tenant_id + digest.hex()):  # of a burst, one looks into the store
-            held = await context.response_cache.get(caller, digest, retry)
+        retry = _retry(request, sent.digest)
+        held = None if retry is not None else await _held(context, caller, sent.digest, None)
+        if held is not None:
+            return held
+        async with context.locks.of(caller.tenant_id + sent.digest.hex()):  # of a burst, one looks into the store
+            held = await _held(context, caller, sent.digest, retry)
             if held is not None:
-                context.metrics.cache.labels("hit").inc()
-                context.metrics.recalls.labels("body").inc()
-                return _answer(held)
+                return held
             subjects: KnownSubjects = request.app.state.known_subjects
             ask = await subjects.read(caller.tenant_id, sent, context.settings)
             request_id, answer = await Submission(context, caller, ask, retry).take()
@@ -114,6 +114,16 @@ async def post_solve(request: Request, caller: Annotated[Caller, Depends(_solver
 @directly(post_solve)
 async def _post_directly(request: Request) -> Response:
     return await post_solve(request, await _solver(request))
+
+
+async def _held(context: Context, caller: Caller, digest: bytes, retry: Retry | None) -> Response | None:
+    """The answer to a body of this SHA-256 from memory."""
+    held = await context.response_cache.get(caller, digest, retry)
+    if held is None:
+        return None
+    context.metrics.cache.labels("hit").inc()
+    context.metrics.recalls.labels("body").inc()
+    return _answer(held)
 
 
 def _answer(text: bytes) -> Response:
