@@ -211,17 +211,21 @@ TRAINED = {
     "resnet50": ((16, 32), (4, 64)),
     "resnet101": ((8, 32),),
     "resnet152": ((8, 32),),
+    "resnet200": ((4, 32),),
+    "resnet1001": ((1, 32),),
     "densenet33": ((32, 32), (8, 64)),
     "densenet121": ((4, 32),),
+    **dict.fromkeys(("densenet161", "densenet169", "densenet201"), ((2, 32),)),
     "inception": ((2, 139),),
 }
-"""Batches and image sizes of the networks that are narrow enough to train: a quarter of the width."""
+"""Batches and image sizes of the networks that are narrow enough to train: ResNet1001 as it is, the others a quarter as
+wide, but for the DenseNets of four groups, which grow by 16.
+"""
 
 PROFILED = {
     **dict.fromkeys(("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet200"), (1, 112)),
     **dict.fromkeys(("densenet121", "densenet161", "densenet169", "densenet201"), (1, 112)),
     "inception": (1, 139),
-    "resnet1001": (1, 32),
 }
 """The same for the paper's networks as they are, whose stages are measured one at a time."""
 
@@ -245,18 +249,17 @@ def build(name: str) -> Iterator[tuple[str, list[nn.Module], torch.Tensor]]:
 
 
 def whole(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:
-    """A network of the paper as it is, as (batch × image, stages, input); ResNet1001 is one for small images.
+    """A network of the paper for large images as it is, as (batch × image, stages, input).
 
     Raises:
         KeyError: no network has that name.
     """
     batch, image = PROFILED[name]
     torch.manual_seed(0)
-    large = image > 64
     if name in RESNETS:
-        stages = resnet(*RESNETS[name], 64 if large else 16, batch, large=large)
+        stages = resnet(*RESNETS[name], 64, batch, large=True)
     elif name in DENSENETS:
-        stages = densenet(*DENSENETS[name], batch, large=large)
+        stages = densenet(*DENSENETS[name], batch, large=True)
     else:
         stages = inception(batch)
     return f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)

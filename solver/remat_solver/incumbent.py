@@ -125,15 +125,14 @@ class Incumbent:
         except InvalidPlan as error:
             self.ends_without_plan(f"The plan does not fit: {error.reason}.")
 
-    def offer_or_suffices(self, plan: AnyPlan, source: str) -> bool:
-        """Take a plan that may exceed the budget: then it shows what budget is enough. Whether it fits."""
+    def offer_or_suffices(self, plan: AnyPlan, source: str) -> int:
+        """Take a plan that may exceed the budget: then it shows what budget is enough. Its peak, in bytes."""
         verdict = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan)
-        fits = verdict.peak_bytes <= self.problem.budget_bytes
-        if fits:
+        if verdict.peak_bytes <= self.problem.budget_bytes:
             self._take(plan, verdict, source)
         else:
             self.suffices(verdict.peak_bytes)
-        return fits
+        return verdict.peak_bytes
 
     def raise_bound(self, bound_ns: int, source: str, within: tuple[str, ...] = (), proof: Proof | None = None) -> None:
         """Record a proved lower bound on the cost; `within` names the restrictions inside which it holds.

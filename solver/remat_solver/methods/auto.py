@@ -136,7 +136,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None:
         least = least_memory(problem.graph, stop=incumbent.deadline.within(0.03 * _spare(incumbent)).passed)
-        if not incumbent.offer_or_suffices(least, "least-memory") and is_compiled():
+        if incumbent.offer_or_suffices(least, "least-memory") > problem.budget_bytes and is_compiled():
             least = _tightened(incumbent, least, seed, _TIGHTEN_AT_ONCE_S)
     if not incumbent.stopped() and await_compiled(incumbent):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from remat_ir import Graph, plan_of, replay
+from remat_ir import Graph, plan_of
 
 from ..baselines import chen, revolve
 from ..baselines.recompute import Retained, computed
@@ -109,10 +109,9 @@ def _baseline(
         order = computed(graph, retained)
         cost = sum(graph.op_cost_ns[op] for op in order)
         if best is None or cost < best:
-            plan = plan_of(graph, order)
-            peak = max(moment.peak_bytes for moment in replay(graph, plan))
+            peak = incumbent.offer_or_suffices(plan_of(graph, order), name)
             least = peak if least is None else min(least, peak)
-            if incumbent.offer_or_suffices(plan, name):
+            if peak <= incumbent.problem.budget_bytes:
                 best = cost
         if incumbent.stopped():
             return

@@ -133,7 +133,8 @@ class _Rounding:
         cost = sum(self.graph.op_cost_ns[op] for op in order)
         if self.best is not None and cost >= self.best:
             return
-        if self.incumbent.offer_or_suffices(plan_of(self.graph, order), f"lp-rounding ε = {self.epsilon:.3g}"):
+        peak = self.incumbent.offer_or_suffices(plan_of(self.graph, order), f"lp-rounding ε = {self.epsilon:.3g}")
+        if peak <= self.incumbent.problem.budget_bytes:
             self.best = cost
 
 

@@ -11,7 +11,7 @@ from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
 from ..incumbent import Incumbent
 from ..join import join
 from ..lift import LiftedIncumbent
-from ..offload import PofoOptions, pofo
+from ..offload import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
 
 AT_ONCE = 32
 """Stages of a linear network whose program comes before all else: it takes less than a tenth of a second."""
@@ -87,16 +87,17 @@ def offload_program(incumbent: Incumbent) -> None:
     """The offload program of a chain with a link: ever finer as the time allows, where 50 slots take a few seconds."""
     chain = incumbent.problem.subject
     assert isinstance(chain, Chain)
-    slots = offload_slots(chain.stages)
-    pofo(incumbent, PofoOptions() if slots == 50 else PofoOptions(slots))
+    pofo(incumbent, PofoOptions(offload_slots(chain.stages)))
 
 
 def offload_slots(stages: int) -> int:
-    """As many slots as the offload program has time for in a few seconds: 50 up to 60 stages or so (B.4)."""
-    slots = 50
+    """The most slots for the offload program: all that there are where the first 50 take a few seconds, which is up to
+    60 stages or so (B.4); else what takes no longer.
+    """
+    slots = ENOUGH_SLOTS
     while slots > 8 and stages**2 * slots**3 + stages**3 * slots**2 > 1e9:
         slots -= 1
-    return slots
+    return MOST_SLOTS if slots == ENOUGH_SLOTS else slots
 
 
 def affordable_slots(stages: int) -> int:

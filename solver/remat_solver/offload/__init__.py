@@ -2,13 +2,15 @@
 
 from .bound import makespan_bound
 from .fluid import fluid_makespan
-from .method import PofoOptions, offload_all, pofo, save_on_cpu
+from .method import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, offload_all, pofo, save_on_cpu
 from .repair import repaired_plan
 from .schedule import Schedule
 from .table import OffloadTable
 from .tensors import tensor_plan
 
 __all__ = [
+    "ENOUGH_SLOTS",
+    "MOST_SLOTS",
     "OffloadTable",
     "PofoOptions",
     "Schedule",

@@ -18,6 +18,8 @@ from .schedule import Schedule
 from .tensors import tensor_plan
 
 MOST_SLOTS = 200
+ENOUGH_SLOTS = 50
+"""Beyond which the supplement sees no practical improvement (B.4)."""
 MOST_TABLE_BYTES = 2**31
 _MOST_MOVED = 128
 """Stages up to which moves alone are tried: each value is tried without in turn, in time linear in the plan."""
@@ -25,8 +27,8 @@ _MOST_MOVED = 128
 
 @dataclass(frozen=True)
 class PofoOptions:
-    """`slots`: N_GPU, how finely memory is cut at most; the 50 of the POFO supplement (B.4) are tried first, then more
-    as long as the time that the next number would take is left.
+    """`slots`: N_GPU, how finely memory is cut at most; `ENOUGH_SLOTS` are tried first, then more as long as the time
+    that the next number would take is left.
     """
 
     slots: int = MOST_SLOTS
@@ -99,7 +101,7 @@ def coarser(slots: int) -> tuple[int, ...]:
     >>> coarser(30), coarser(200)
     ((30,), (50, 100, 150, 200))
     """
-    return (*(n for n in (50, 100, 150) if n < slots), slots)
+    return (*range(ENOUGH_SLOTS, slots, ENOUGH_SLOTS), slots)
 
 
 def affordable_slots(stages: int, slots: int) -> int:
