@@ -1,6 +1,8 @@
 """The figures of the Checkmate paper, measured again on the project's own graphs: one command each, written as CSV.
 
 python -m benchmarks.figures tradeoff      overhead against budget (Figure 4)
+python -m benchmarks.figures profiles      the same of captured networks, by measured costs and by a roofline
+python -m benchmarks.figures trained       the plans of one of them, trained
 python -m benchmarks.figures batches       the largest batch at one more forward pass (Figure 6)
 python -m benchmarks.figures ratios        cost against the best known (Table 2 of the printed version)
 python -m benchmarks.figures times         solve time against graph size

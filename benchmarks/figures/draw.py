@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
+from benchmarks.figures.captured_page import draw_profiles, say_profiles, say_trained
+from benchmarks.figures.panels import NAMES, STYLES, Rows, auto_first, by, cell, curves, figure, rows_of, save
 from benchmarks.harness.table import table
-
-Rows: TypeAlias = list[dict[str, str]]
 
 PAPER_BATCHES = {
     "unet": "57 (printed version: 61)",
@@ -29,38 +26,13 @@ PAPER_RATIOS = {
     "resnet50": ("1.20", "1.25", "–", "1.05"),
 }
 APPROXIMATIONS = ("ap-sqrt", "ap-greedy", "griewank", "lp-rounding")
-NAMES = {
-    "vgg16": "VGG16",
-    "vgg19": "VGG19",
-    "mobilenet": "MobileNet",
-    "unet": "U-Net",
-    "fcn8": "FCN8",
-    "segnet": "SegNet",
-    "resnet50": "ResNet50",
-}
-_HIGHEST = 2.0
-"""Where the trade-off picture ends: above it are plans that nobody would run."""
-STYLES = {
-    "auto": ("black", "o"),
-    "milp": ("tab:red", "s"),
-    "milp-tight": ("tab:blue", "^"),
-    "checkpoint-all": ("tab:gray", "*"),
-    "griewank": ("tab:purple", "v"),
-    "chen-sqrt": ("tab:orange", "D"),
-    "chen-greedy": ("tab:blue", "s"),
-    "ap-sqrt": ("tab:orange", "D"),
-    "ap-greedy": ("tab:blue", "s"),
-    "linearized-sqrt": ("tab:brown", "P"),
-    "linearized-greedy": ("tab:green", "^"),
-    "lp-rounding": ("tab:red", "x"),
-}
 
 _HEAD = """# The papers' figures
 
-Each figure below is measured by one command on the project's own training graphs of the networks in the Checkmate
-paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as expensive, 32-bit floats). Every
-plan behind a number has passed the verifier. "Proved" means that no plan of the whole space is better, not only none
-that was looked at.
+Each figure below is measured by one command, where nothing else is said on the project's own training graphs of the
+networks in the Checkmate paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as
+expensive, 32-bit floats). Every plan behind a number has passed the verifier. "Proved" means that no plan of the whole
+space is better, not only none that was looked at.
 
 """
 
@@ -136,89 +108,32 @@ def page(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def rows_of(folder: Path, name: str) -> Rows:
-    """The rows of one CSV file, network by network; none if it is not there."""
-    path = folder / f"{name}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return sorted(csv.DictReader(file), key=lambda row: list(NAMES).index(row["network"]))
-
-
-def _overhead(row: dict[str, str]) -> float | None:
-    return int(row["cost"]) / int(row["once"]) - 1 if row["cost"] else None
-
-
-def _by(rows: Rows, key: str) -> dict[str, Rows]:
-    groups: dict[str, Rows] = defaultdict(list)
-    for row in rows:
-        groups[row[key]].append(row)
-    return dict(groups)
-
-
-def _figure(count: int, rows: int = 1) -> tuple[Any, Any]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    columns = -(-count // rows)
-    return pyplot.subplots(rows, columns, figsize=(5 * columns, 4 * rows), layout="constrained", squeeze=False)
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
 def _draw_tradeoff(rows: Rows, path: Path) -> None:
-    networks = _by(rows, "network")
-    figure, axes = _figure(len(networks))
+    networks = by(rows, "network")
+    drawn, axes = figure(len(networks))
     for axis, (name, mine) in zip(axes[0], networks.items(), strict=True):
-        for method, points in _by(mine, "method").items():
-            known = [(int(row["budget_bytes"]) / 1e9, _overhead(row)) for row in points]
-            drawn = [(budget, 1 + over) for budget, over in known if over is not None]
-            colour, marker = STYLES[method]
-            if drawn:
-                axis.plot(*zip(*drawn, strict=True), marker=marker, color=colour, label=method, ms=5)
-        axis.set(
-            title=f"{NAMES[name]}, batch {mine[0]['batch']}", xlabel="budget (GB)", ylabel="cost / cost of each op once"
-        )
-        axis.set_ylim(top=min(axis.get_ylim()[1], _HIGHEST))
-        axis.legend(fontsize=7)
-    _save(figure, path)
+        curves(axis, mine, lambda row: int(row["budget_bytes"]) / 1e9, "budget (GB)")
+        axis.set_title(f"{NAMES[name]}, batch {mine[0]['batch']}")
+    save(drawn, path)
 
 
 def _say_tradeoff(rows: Rows) -> str:
     text = _TRADEOFF
-    for name, mine in _by(rows, "network").items():
-        methods = _auto_first(mine)
+    for name, mine in by(rows, "network").items():
+        methods = auto_first(mine)
         body = []
-        for budget, points in sorted(_by(mine, "budget_bytes").items(), key=lambda item: int(item[0])):
+        for budget, points in sorted(by(mine, "budget_bytes").items(), key=lambda item: int(item[0])):
             cells = {row["method"]: row for row in points}
-            body.append([f"{int(budget) / 1e9:.2f}", *(_cell(cells.get(method), method) for method in methods)])
+            body.append([f"{int(budget) / 1e9:.2f}", *(cell(cells.get(method), method) for method in methods)])
         text += f"### {NAMES[name]}, batch {mine[0]['batch']}\n\n" + table(["GB", *methods], body) + "\n\n"
     return text
-
-
-def _auto_first(rows: Rows) -> list[str]:
-    return sorted(_by(rows, "method"), key=lambda method: method != "auto")
-
-
-def _cell(row: dict[str, str] | None, method: str) -> str:
-    if row is None or not row["cost"]:
-        return "infeasible" if row is not None and row["status"] == "infeasible" and method == "auto" else "–"
-    over, cost, bound = _overhead(row), int(row["cost"]), int(row["bound"] or row["once"])
-    assert over is not None
-    if method != "auto" or (cost - bound) / cost <= 0.001:
-        return f"{100 * over:.2f}"
-    return f"{100 * over:.2f} (≥ {100 * (bound / int(row['once']) - 1):.2f})"
 
 
 def _draw_batches(rows: Rows, path: Path) -> None:
     first = rows[0]["memory"]
     mine = [row for row in rows if row["memory"] == first]
-    networks = _by(mine, "network")
-    figure, axes = _figure(len(networks), rows=2 if len(networks) > 3 else 1)
+    networks = by(mine, "network")
+    drawn, axes = figure(len(networks), rows=2 if len(networks) > 3 else 1)
     for axis, (name, points) in zip(axes.flat, networks.items(), strict=False):
         colours = [STYLES[row["method"]][0] for row in points]
         bars = axis.bar([row["method"] for row in points], [int(row["batch"]) for row in points], color=colours)
@@ -228,14 +143,14 @@ def _draw_batches(rows: Rows, path: Path) -> None:
         axis.set(title=NAMES[name], ylabel="largest batch")
         axis.tick_params(axis="x", labelrotation=60)
         axis.legend(fontsize=7)
-    _save(figure, path)
+    save(drawn, path)
 
 
 def _say_batches(rows: Rows) -> str:
     text = _BATCHES
-    for reading, mine in _by(rows, "memory").items():
+    for reading, mine in by(rows, "memory").items():
         body = []
-        for name, points in _by(mine, "network").items():
+        for name, points in by(mine, "network").items():
             cells = {row["method"]: row for row in points}
             found = [cells.get(method) or cells.get(_ON_LINEAR.get(method, "")) for method in _BATCH_METHODS]
             body.append([NAMES[name], PAPER_BATCHES[name], *map(_batch, found)])
@@ -263,7 +178,7 @@ def _batch(row: dict[str, str] | None) -> str:
 def _say_ratios(rows: Rows) -> str:
     text = _RATIOS
     body = []
-    for name, mine in _by(rows, "network").items():
+    for name, mine in by(rows, "network").items():
         best = {row["budget_bytes"]: row for row in mine if row["method"] == "auto" and row["cost"]}
         line = [NAMES[name]]
         for method, paper in zip(APPROXIMATIONS, PAPER_RATIOS[name], strict=True):
@@ -281,8 +196,8 @@ def _geometric(ratios: Sequence[float]) -> float:
 
 
 def _draw_times(rows: Rows, path: Path) -> None:
-    figure, axes = _figure(1)
-    for method, points in _by(rows, "method").items():
+    drawn, axes = figure(1)
+    for method, points in by(rows, "method").items():
         points = sorted(points, key=lambda row: int(row["ops"]))
         colour, marker = STYLES[method]
         sizes, seconds = [int(row["ops"]) for row in points], [float(row["seconds"]) for row in points]
@@ -298,7 +213,7 @@ def _draw_times(rows: Rows, path: Path) -> None:
         line.set_minor_formatter(ScalarFormatter())
     axes[0][0].tick_params(which="both", labelsize=7)
     axes[0][0].legend()
-    _save(figure, path)
+    save(drawn, path)
 
 
 def _settled(row: dict[str, str]) -> bool:
@@ -315,7 +230,7 @@ def _ending(row: dict[str, str]) -> str:
 def _say_times(rows: Rows) -> str:
     text = _TIMES
     body = []
-    for name, points in _by(sorted(rows, key=lambda row: int(row["ops"])), "network").items():
+    for name, points in by(sorted(rows, key=lambda row: int(row["ops"])), "network").items():
         cells = {row["method"]: row for row in points}
         body.append([NAMES[name], points[0]["ops"], *(_time(cells.get(m)) for m in ("milp", "milp-tight", "auto"))])
     return text + table(["network", "ops", "milp", "milp-tight", "auto"], body)
@@ -329,6 +244,8 @@ def _time(row: dict[str, str] | None) -> str:
 
 _FIGURES: dict[str, tuple[Callable[[Rows, Path], None] | None, Callable[[Rows], str]]] = {
     "tradeoff": (_draw_tradeoff, _say_tradeoff),
+    "profiles": (draw_profiles, say_profiles),
+    "trained": (None, say_trained),
     "batches": (_draw_batches, _say_batches),
     "ratios": (None, _say_ratios),
     "times": (_draw_times, _say_times),

@@ -7,60 +7,26 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.figures.draw import rows_of
+from benchmarks.figures.captured import profiles, trained
+from benchmarks.figures.panels import rows_of
+from benchmarks.figures.solves import BEST, Row, Settings, answers, baselines_of, budgets_of, row_of
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.machine import machine
-from remat_ir import Answer, Graph, Problem, plain_peak
-from remat_ir.working_set import working_set
-from remat_solver import max_batch, solve, sweep
-from remat_solver.baselines.shape import linear
-
-Row: TypeAlias = dict[str, Any]
+from remat_ir import Graph, Problem
+from remat_solver import max_batch, solve
 
 FOLDER = Path(__file__).parents[2] / "docs" / "figures"
-ON_LINEAR = ("griewank", "chen-sqrt", "chen-greedy")
-ON_OTHERS = ("ap-sqrt", "ap-greedy", "linearized-sqrt", "linearized-greedy")
-BEST = "auto"
 BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
 """The batch sizes of the paper's public graphs."""
-
-
-class Settings(NamedTuple):
-    """Seconds for one solve, budgets per network, and the methods and networks to measure, None for all."""
-
-    seconds: float
-    points: int
-    methods: frozenset[str] | None = None
-    networks: frozenset[str] | None = None
-
-    def wants(self, network: str, method: str) -> bool:
-        """Whether a method is to be measured on a network."""
-        return (self.networks is None or network in self.networks) and (self.methods is None or method in self.methods)
-
-    def wanted(self, network: str, methods: Iterable[str]) -> list[str]:
-        """Those of the methods that are to be measured on a network."""
-        return [method for method in methods if self.wants(network, method)]
-
-
-def budgets_of(graph: Graph, points: int) -> list[int]:
-    """Budgets spread evenly from the least that any op needs to the plain peak."""
-    least, most = working_set(graph).least_bytes, plain_peak(graph)
-    return sorted({least + (most - least) * i // (points - 1) for i in range(points)})
-
-
-def baselines_of(graph: Graph) -> tuple[str, ...]:
-    """Chen's and Griewank's methods on a linear graph, where the generalizations are the same; those on others."""
-    assert graph.backward_from is not None
-    return ON_LINEAR if linear(graph, graph.backward_from) else ON_OTHERS
 
 
 def tradeoff(plan: Settings) -> Iterator[Row]:
     """Overhead against budget; costs are a V100 roofline, batches those of the public graphs."""
     for name in ("vgg16", "mobilenet", "unet"):
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
-        yield from _over_budgets(plan, name, graph, (BEST, "checkpoint-all", *baselines_of(graph), "lp-rounding"))
+        methods = (BEST, "checkpoint-all", *baselines_of(graph), "lp-rounding")
+        yield from _over_budgets(plan, name, graph, methods)
 
 
 def ratios(plan: Settings) -> Iterator[Row]:
@@ -72,13 +38,8 @@ def ratios(plan: Settings) -> Iterator[Row]:
 
 def _over_budgets(plan: Settings, name: str, graph: Graph, methods: Iterable[str]) -> Iterator[Row]:
     budgets = budgets_of(graph, plan.points)
-    for method in plan.wanted(name, methods):
-        if method == BEST:
-            for answer in sweep(graph, budgets, method=BEST, time_limit_s=plan.seconds):
-                yield _row(name, graph, answer)
-            continue
-        for budget in budgets:
-            yield _row(name, graph, solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds))
+    for answer in answers(graph, budgets, plan.wanted(name, methods), plan.seconds):
+        yield row_of(name, BATCHES[name], graph, answer)
 
 
 def batches(plan: Settings) -> Iterator[Row]:
@@ -121,28 +82,14 @@ def times(plan: Settings) -> Iterator[Row]:
         graph = training_graph(ARCHITECTURES[name](), BATCHES[name], "v100")
         budget = budgets_of(graph, 3)[1]
         for method in plan.wanted(name, ("milp", "milp-tight", BEST)):
-            yield _row(name, graph, solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds))
-
-
-def _row(name: str, graph: Graph, answer: Answer) -> Row:
-    return {
-        "network": name,
-        "batch": BATCHES[name],
-        "ops": graph.ops,
-        "method": answer.method,
-        "budget_bytes": answer.budget_bytes,
-        "status": answer.status.value,
-        "cost": "" if answer.cost_ns is None else answer.cost_ns,
-        "bound": "" if answer.bound_ns is None else answer.bound_ns,
-        "once": graph.total_cost_ns,
-        "peak_bytes": "" if answer.peak_bytes is None else answer.peak_bytes,
-        "restricted_to": " ".join(answer.restricted_to),
-        "seconds": round(answer.seconds, 3),
-    }
+            answer = solve(Problem(graph, budget), method=method, time_limit_s=plan.seconds)
+            yield row_of(name, BATCHES[name], graph, answer)
 
 
 MEASURES: dict[str, Callable[[Settings], Iterable[Row]]] = {
     "tradeoff": tradeoff,
+    "profiles": profiles,
+    "trained": trained,
     "batches": batches,
     "ratios": ratios,
     "times": times,

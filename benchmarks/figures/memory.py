@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from benchmarks.figures.draw import NAMES
+from benchmarks.figures.panels import NAMES
 from benchmarks.graphs.architectures import ARCHITECTURES, FLOAT, training_graph
 from benchmarks.harness.table import table
 from benchmarks.models.stages import RESNETS, resnet

@@ -4,8 +4,6 @@ networks of RR-9302, Section 5.3, as they are, to profile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -196,30 +194,26 @@ RESNETS = {
     "resnet1001": ((111, 111, 111), True),
 }
 DENSENETS = {
-    "densenet33": ((4, 6, 4), 16),
-    "densenet57": ((6, 12, 8), 16),
     "densenet121": ((6, 12, 24, 16), 32),
     "densenet161": ((6, 12, 36, 24), 48),
     "densenet169": ((6, 12, 32, 32), 32),
     "densenet201": ((6, 12, 48, 32), 32),
 }
-"""Blocks or layers of each group, and the kind of block or the growth; 33 and 57 are shorter than any of the paper."""
+"""Blocks or layers of each group, and the kind of block or the growth."""
 
 TRAINED = {
-    "resnet18": ((64, 32), (16, 64)),
-    "resnet34": ((32, 32),),
-    "resnet50": ((16, 32), (4, 64)),
-    "resnet101": ((8, 32),),
-    "resnet152": ((8, 32),),
-    "resnet200": ((4, 32),),
-    "resnet1001": ((1, 32),),
-    "densenet33": ((32, 32), (8, 64)),
-    "densenet121": ((4, 32),),
-    **dict.fromkeys(("densenet161", "densenet169", "densenet201"), ((2, 32),)),
-    "inception": ((2, 139),),
+    "resnet18": (16, 64),
+    "resnet34": (16, 32),
+    "resnet50": (16, 32),
+    "resnet101": (4, 32),
+    "resnet152": (4, 32),
+    "resnet200": (2, 32),
+    "resnet1001": (1, 32),
+    **dict.fromkeys(("densenet121", "densenet161", "densenet169", "densenet201"), (2, 32)),
+    "inception": (2, 139),
 }
-"""Batches and image sizes of the networks that are narrow enough to train: ResNet1001 as it is, the others a quarter as
-wide, but for the DenseNets of four groups, which grow by 16.
+"""Batches and image sizes of the networks that are narrow enough to train: ResNet1001 as it is, the DenseNets with a
+growth of 16, the others a quarter as wide.
 """
 
 PROFILED = {
@@ -230,22 +224,21 @@ PROFILED = {
 """The same for the paper's networks as they are, whose stages are measured one at a time."""
 
 
-def build(name: str) -> Iterator[tuple[str, list[nn.Module], torch.Tensor]]:
-    """A narrow model for each of its input sizes, as (batch × image, stages, input).
+def build(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:
+    """A network narrow enough to train, as (batch × image, stages, input).
 
     Raises:
-        KeyError: no model has that name.
+        KeyError: no network has that name.
     """
-    for batch, image in TRAINED[name]:
-        torch.manual_seed(0)
-        if name in RESNETS:
-            stages = resnet(*RESNETS[name], 16, batch)
-        elif name in DENSENETS:
-            layers, growth = DENSENETS[name]
-            stages = densenet(layers, min(16, growth // 2) if len(layers) > 3 else growth, batch)
-        else:
-            stages = inception(batch, 4)
-        yield f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)
+    batch, image = TRAINED[name]
+    torch.manual_seed(0)
+    if name in RESNETS:
+        stages = resnet(*RESNETS[name], 16, batch)
+    elif name in DENSENETS:
+        stages = densenet(DENSENETS[name][0], 16, batch)
+    else:
+        stages = inception(batch, 4)
+    return f"{batch} × {image}²", stages, torch.randn(batch, 3, image, image)
 
 
 def whole(name: str) -> tuple[str, list[nn.Module], torch.Tensor]:

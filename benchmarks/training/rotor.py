@@ -2,10 +2,10 @@
 
 Each model is a list of stages with its loss as the last one. Its stages are profiled, every plan is made from that
 profile, executed, and measured: CPU seconds of a whole training step, in rounds that interleave all plans, and the peak
-of the allocator's own events. Each round profiles the stages again; the predicted times are those of the median
-profile, taken while the machine was in the state of the runs. The paper's networks in their full width are profiled
-stage by stage on real inputs, and their plans verified, not run. `python -m benchmarks.training.rotor --out DIR` writes
-the rows, the figure and the tables; `--models` and `--profiled` choose.
+of the allocator's own events. Each round profiles the stages twice, before each half of its runs; the predicted times
+are those of the median profile, taken while the machine was in the state of the runs. The paper's networks in their
+full width are profiled stage by stage on real inputs, and their plans verified, not run. `python -m
+benchmarks.training.rotor --out DIR` writes the rows, the figure and the tables; `--models` and `--profiled` choose.
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ def measured(model: str, size: str, stages: Sequence[nn.Module], x: torch.Tensor
     times: list[list[float]] = [[] for _ in cases]
     profiles: list[Chain] = []
     for turn in range(rounds):
-        profiles.append(chain_of(stages, x, repetitions=1, clock=time.process_time_ns).chain)
-        # there and back again, so that a drift of the machine's speed meets all alike
-        for i in range(len(cases))[:: 1 if turn % 2 else -1]:
-            times[i].append(1e3 * measure.seconds(cases[i][4], clock=time.process_time))
+        # there and back again, so that a drift of the machine's speed meets all alike, the profile too
+        order = range(len(cases))[:: 1 if turn % 2 else -1]
+        for half in (order[: len(order) // 2], order[len(order) // 2 :]):
+            profiles.append(chain_of(stages, x, repetitions=2, clock=time.process_time_ns).chain)
+            for i in half:
+                times[i].append(1e3 * measure.seconds(cases[i][4], clock=time.process_time))
     timed = Problem(median_times(chain, profiles), 2**53)
     rows = []
     for (method, budget, plan, verdict, _, peak), found in zip(cases, times, strict=True):
@@ -261,8 +263,8 @@ def main() -> None:
 
 def _all(models: str, whole_ones: str, rounds: int) -> Iterator[tuple[str, list[Row]]]:
     for name in filter(None, models.split(",")):
-        for size, stages, x in build(name):
-            yield name, measured(name, size, stages, x, rounds)
+        size, stages, x = build(name)
+        yield name, measured(name, size, stages, x, rounds)
     for name in filter(None, whole_ones.split(",")):
         yield name, profiled(name, *whole(name))
 

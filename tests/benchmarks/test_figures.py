@@ -6,8 +6,10 @@ import csv
 from pathlib import Path
 
 import pytest
-from benchmarks.figures.draw import draw, page, rows_of
-from benchmarks.figures.measure import FOLDER, MEASURES, Settings, budgets_of, measure
+from benchmarks.figures.draw import draw, page
+from benchmarks.figures.measure import FOLDER, MEASURES, measure
+from benchmarks.figures.panels import rows_of
+from benchmarks.figures.solves import Settings, budgets_of
 
 
 def write(folder: Path, name: str, rows: list[dict[str, object]]) -> None:
@@ -111,3 +113,66 @@ def test_what_autograd_saves_is_counted_once_a_storage() -> None:
 
     stages = [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)]
     assert saved_bytes(stages, torch.randn(2, 8)) == 4 * 2 * (8 + 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "side"), [("vgg16", 1000, 224), ("mobilenet", 1000, 224), ("unet", 19, 96)]
+)
+def test_the_modules_are_the_networks_of_the_graphs(
+    name: str, classes: int, side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their full width they have as many parameters and running statistics, and as many convolutions."""
+    import torch
+    from benchmarks.graphs.architectures import ARCHITECTURES
+    from benchmarks.models import paper
+    from torch import nn
+
+    for what, number in (("THINNER", 1), ("CLASSES", classes), ("SIDE", side)):
+        monkeypatch.setattr(paper, what, number)
+    with torch.device("meta"):
+        model, _ = paper.NETWORKS[name](1)
+    network = ARCHITECTURES[name]()
+    held = [*model.parameters(), *(b for b in model.buffers() if b.dim())]
+    assert sum(tensor.numel() for tensor in held) == network.parameters
+    layers = [layer.name.split("_")[0] for layer in network.layers]
+    made = sum(isinstance(part, nn.Conv2d) for part in model.modules())
+    heads = sum(isinstance(part, nn.Linear) for part in model.modules())
+    assert made + heads == sum(layers.count(kind) for kind in ("conv", "depthwise", "dense"))
+
+
+def test_the_tables_of_captured_steps_add_up() -> None:
+    from benchmarks.figures.captured_page import say_profiles, say_trained
+
+    def strings(**more: object) -> dict[str, str]:
+        return {key: str(value) for key, value in row(**more).items()}  # type: ignore[arg-type]
+
+    rows = [
+        strings(method="auto", cost=1100, bound=1100, costs="measured", share=0.5),
+        strings(method="auto", cost=1200, bound=1100, costs="roofline", share=0.5),
+        strings(method="ap-sqrt", cost="", bound="", costs="measured", share=0.5),
+    ]
+    assert "| 50 % | 10.00 / 20.00 (≥ 10.00) | – / – |" in say_profiles(rows)
+    ran = {"share": 0.5, "predicted_bytes": 1000, "measured_bytes": 990, "unequal": 0}
+    found = [
+        strings(method="auto", cost=1100, bound=1100, measured=0.15, **ran),
+        strings(method="ap-sqrt", cost=1300, bound="", measured=0.3, **{**ran, "unequal": 2, "measured_bytes": 1001}),
+    ]
+    text = say_trained(found)
+    assert "| 50 % | 10.0 → 15.0 | 30.0 → 30.0 |" in text
+    assert (
+        "(exactness.md)): 1 of 2. The peak by the allocator's own events is at most the\npredicted one: 1 of 2" in text
+    )
+    assert "mean error of 2.2 % (4.3 % at most)" in text
+
+
+@pytest.mark.slow
+def test_plans_of_a_captured_network_train_exactly_within_their_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.figures import captured
+
+    monkeypatch.setattr(captured, "BATCHES", {captured.TRAINED: (2, 2)})
+    monkeypatch.setattr(captured, "ROUNDS", 2)
+    rows = list(captured.trained(Settings(2, 3, frozenset({"auto", "linearized-greedy"}))))
+    assert {found["share"] for found in rows} == {0, 0.5, 1}
+    for found in rows:
+        assert found["unequal"] == 0
+        assert found["measured_bytes"] <= found["predicted_bytes"] <= found["budget_bytes"]
