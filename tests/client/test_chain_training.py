@@ -179,7 +179,7 @@ def test_the_peak_of_every_plan_is_the_predicted_one_and_its_bits_are_plain(
 def test_a_run_without_a_tape_fits_its_prediction(stage: nn.Module) -> None:
     """Nothing of what its kernels make stays, but two of them meet in memory; a tape has room for that, a^l has not."""
     x = numbers(16, 8, 32, 32)
-    cost = stage_cost(stage, "stage", [x], [True], {}, last=False)
+    cost, _ = stage_cost(stage, "stage", [x], [True], {}, last=False)
 
     def run() -> None:
         with torch.no_grad():

@@ -22,7 +22,7 @@ from remat.planning.coordinator import OneProcess
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
-from remat.profiling.optimizers import optimizer_state
+from remat.profiling.optimizers import update_memory
 from remat.training.module import Rematerialized
 from remat.training.optimize import carry_out
 from remat.training.step import training_step
@@ -245,13 +245,13 @@ def test_optimizer_state_is_counted_before_it_exists() -> None:
     size = sum(p.numel() * 4 for p in module.parameters())
     adam = torch.optim.AdamW(module.parameters())
     counters = 4 * len(list(module.parameters()))
-    assert optimizer_state(adam) == 2 * size + counters
-    assert optimizer_state(torch.optim.SGD(module.parameters(), lr=0.1)) == 0
-    assert optimizer_state(torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)) == size
+    assert update_memory(adam).throughout_bytes == 2 * size + counters
+    assert update_memory(torch.optim.SGD(module.parameters(), lr=0.1)).throughout_bytes == 0
+    assert update_memory(torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)).throughout_bytes == size
     module(numbers(2, 16)).sum().backward()
     adam.step()
-    assert 2 * size <= optimizer_state(adam) <= 2 * size + 64
-    assert optimizer_state(None) == 0
+    assert 2 * size <= update_memory(adam).throughout_bytes <= 2 * size + 64
+    assert update_memory(None).throughout_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_optimizer_state_is_counted_before_it_exists() -> None:
 def test_the_state_that_the_first_step_makes_is_foreseen(kind: str, settings: dict[str, float]) -> None:
     module = Mlp(64)
     optimizer = getattr(torch.optim, kind)(module.parameters(), **settings)
-    foreseen = optimizer_state(optimizer)
+    foreseen = update_memory(optimizer).throughout_bytes
     module(numbers(2, 64)).sum().backward()
     optimizer.step()
     made = sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values() if torch.is_tensor(t))

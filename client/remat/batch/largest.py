@@ -21,7 +21,7 @@ from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
-from ..profiling.optimizers import check_optimizer, optimizer_state
+from ..training.job import Job
 from ..training.names import with_name
 from .search import BatchSearch, Try
 
@@ -82,7 +82,7 @@ def max_batch(
     Args:
         make_model: the module, in train mode, on its device; called once.
         make_batch: from a batch size to the model's arguments: a tensor, a tuple, or a mapping of keyword arguments.
-        budget: bytes of the device or `remat.ActivationBytes`.
+        budget: bytes of the device, on an accelerator those that its driver has to give, or `remat.ActivationBytes`.
         max_overhead: the most predicted time beyond plain training, as a share of it; 0 is plain training.
         planner: as for `remat.optimize`.
         make_optimizer: from the module to its optimizer, whose state counts as fixed.
@@ -120,7 +120,7 @@ def max_batch(
         max_overhead,
         asked,
         asking,
-        optimizer_bytes=0 if make_optimizer is None else _state_of(make_optimizer(model)),
+        job=Job(None if make_optimizer is None else make_optimizer(model)),
         loss=loss,
         multiple_of=multiple_of,
         precision=precision,
@@ -130,11 +130,6 @@ def max_batch(
     if best is None:
         raise _nothing(search, tries[-1])
     return _largest(search, tries, *best)
-
-
-def _state_of(optimizer: Any) -> int:
-    check_optimizer(optimizer)
-    return optimizer_state(optimizer)
 
 
 def _check(

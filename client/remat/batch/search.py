@@ -16,17 +16,20 @@ from torch import nn
 
 from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, verify
 
-from ..device import of
+from ..device import Accelerator, of
 from ..device_flags import out_of_memory
 from ..errors import CaptureError
-from ..planning.budget import Budget, budget_bytes, readable
+from ..planning.budget import Budget, budget_bytes, read_budget, readable
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from ..profiling.measure import forward_backward, peak_memory
+from ..profiling.room import rehearsed
+from ..training.job import Job
 from ..training.module import Rematerialized
 from ..training.optimize import carry_out
 from ..training.planned import Planned
+from ..training.reserved import StepRoom
 from ..training.sizes import same_structure
 from ..training.step import TrainingStep, training_step
 from .affine import between
@@ -60,7 +63,7 @@ class BatchSearch:
 
     Args:
         asking: how each plan is asked for.
-        optimizer_bytes: of its state, which is fixed.
+        job: what is there next to each step.
 
     Attributes:
         unit: only its multiples are tried.
@@ -78,14 +81,15 @@ class BatchSearch:
         planner: CoordinatedPlanner,
         asking: SolveOptions,
         *,
-        optimizer_bytes: int,
+        job: Job,
         loss: Callable[[Any], torch.Tensor] | None,
         multiple_of: int,
         precision: float,
     ) -> None:
-        self.model, self.make_batch, self.budget, self.max_overhead = model, make_batch, budget, max_overhead
+        self.model, self.make_batch, self.max_overhead = model, make_batch, max_overhead
+        self.budget = read_budget(budget)
         self.planner, self.asking, self.unit = planner, asking, multiple_of
-        self.optimizer_bytes, self.loss, self.precision = optimizer_bytes, loss, precision
+        self.job, self.loss, self.precision = job, loss, precision
         self.device = of(next((p.device for p in model.parameters()), torch.device("cpu")))
         self.steps: dict[int, TrainingStep] = {}
         self.plans: list[Plan] = []
@@ -93,6 +97,8 @@ class BatchSearch:
         """Bytes a sample that a real step needed beyond the prediction: a loss outside of the module, for one."""
         self.kept = 0
         """Bytes that libraries allocate for good, whatever the batch: a workspace in each thread that uses them."""
+        self.allowed: int | None = None
+        """What others and the allocator's segments left of a budget for tensors, at the batch that was planned last."""
         self.full = False
         """Whether the device ran out of memory at some batch."""
         self.solves = 0
@@ -101,8 +107,11 @@ class BatchSearch:
     def profile_two(self) -> None:
         """Two sizes, neither of which is 1: a batch of one has strides of its own."""
         first = self.unit if self.unit > 1 else 2
-        self._step(first)
-        self._step(2 * first)
+        for batch in (first, 2 * first):
+            step = self._step(batch, *self._arguments(batch))
+        room = self._room(step)
+        if room is not None:
+            self.allowed = room.planned(self._problem(step.graph, batch)).budget_bytes
 
     def largest(self, floor: int, ceiling: int) -> int:
         """The largest number of units in [floor, ceiling) that the fitted graphs promise; `floor` needs no proof."""
@@ -129,8 +138,9 @@ class BatchSearch:
             overhead = None if answer is None else answer.overhead
             return Try(batch, whole, not why, overhead, predicted, measured, why, seconds), answer
 
+        args, kwargs = self._arguments(batch)  # held throughout: they are part of what is there
         try:
-            step = self._step(batch)
+            step = self._step(batch, args, kwargs)
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -138,37 +148,65 @@ class BatchSearch:
             whole = budget_bytes(self.budget, self._fitted(batch), self.asking.slack)
             return ended(f"the device ran out of memory while kernels were measured: {error}", None)
         whole = budget_bytes(self.budget, step.graph, self.asking.slack)
-        problem = self._problem(step.graph, batch)
-        answer = self._ask(problem)
+        room = self._room(step)
+        problem, answer = self._planned(step, batch, room)
         self.last = answer
         if answer.plan is None:
             return ended(answer.message or f"the solve ended {answer.status.value}", answer)
-        planned = carry_out(step, problem, answer)
+        planned = carry_out(step, problem, answer, room)
+        predicted = planned.predicted_bytes
+        if room is not None and planned.memory is not None:
+            predicted = room.outside + planned.memory.reserved
         assert isinstance(answer.plan, Plan)
         self.plans.append(answer.plan)
         if answer.overhead is not None and answer.overhead > self.max_overhead:
             return ended(
-                f"the best plan costs {100 * answer.overhead:.1f} % more than plain training",
-                answer,
-                planned.predicted_bytes,
+                f"the best plan costs {100 * answer.overhead:.1f} % more than plain training", answer, predicted
             )
-        measured = self._measure(planned, batch)
+        measured = self._measure(planned, room, args, kwargs)
         if measured is None:
             self.full = True
-            return ended("the device ran out of memory", answer, planned.predicted_bytes)
-        self.unseen = max(self.unseen, (measured - self.kept - planned.predicted_bytes) / batch)
+            return ended("the device ran out of memory", answer, predicted)
+        kept = self.kept if room is None else 0
+        self.unseen = max(self.unseen, (measured - kept - predicted) / batch)
         if measured > whole:
             over = f"the measured peak of {readable(measured)} is over the budget of {readable(whole)}"
-            return ended(over, answer, planned.predicted_bytes, measured)
-        return ended("", answer, planned.predicted_bytes, measured)
+            return ended(over, answer, predicted, measured)
+        return ended("", answer, predicted, measured)
 
-    def _measure(self, planned: Planned, batch: int) -> int | None:
-        """The peak of a second step with what the first one left for good; None: out of memory."""
-        args, kwargs = self._arguments(batch)
+    def _room(self, step: TrainingStep) -> StepRoom | None:
+        """The room of a step where the budget is what a driver has to give; else None."""
+        if not isinstance(self.budget, int) or not isinstance(self.device, Accelerator):
+            return None
+        return StepRoom(step, self.budget, self.asking.slack, self.job, 0, self.planner.coordinator)
+
+    def _planned(self, step: TrainingStep, batch: int, room: StepRoom | None) -> tuple[Problem, Answer]:
+        """A real step's problem and the answer to it."""
+        if room is None:
+            problem = self._problem(step.graph, batch)
+            return problem, self._ask(problem)
+        self.allowed = room.planned(self._problem(step.graph, batch)).budget_bytes
+        problem, answer = room.settled(
+            self._problem(step.graph, batch),
+            self._ask,
+            lambda _, answer: room.over(lambda: room.reserved(answer.plan)),
+        )
+        self.allowed = problem.budget_bytes + self._unseen_bytes(batch)
+        return problem, answer
+
+    def _measure(
+        self, planned: Planned, room: StepRoom | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> int | None:
+        """The peak of a second step with what the first one left for good; None: out of memory.
+
+        Where the budget is what a driver has to give, it is that of some steps.
+        """
         module = Rematerialized(self.model, lambda *_: planned, self_check=False)  # the step is watched here
         module.zero_grad(set_to_none=True)
         run = forward_backward(module, args, kwargs, self.loss)
         try:
+            if room is not None and room.device is not None:
+                return room.outside + rehearsed(room.device, run, self.job.blocks(), module.zero_grad)
             before = self.device.requested_bytes()
             run()
             module.zero_grad(set_to_none=True)
@@ -213,8 +251,13 @@ class BatchSearch:
         return self.planner.plan(problem, self.asking)
 
     def _problem(self, graph: Graph, batch: int) -> Problem:
-        whole = budget_bytes(self.budget, graph, self.asking.slack)
-        return Problem(graph, max(0, whole - self.kept - int(max(0.0, self.unseen) * batch)))
+        whole = self.allowed
+        if whole is None:
+            whole = budget_bytes(self.budget, graph, self.asking.slack) - self.kept
+        return Problem(graph, max(0, whole - self._unseen_bytes(batch)))
+
+    def _unseen_bytes(self, batch: int) -> int:
+        return int(max(0.0, self.unseen) * batch)
 
     def _fitted(self, batch: int) -> Graph:
         """The graph at a batch, by the two nearest that were captured."""
@@ -231,11 +274,11 @@ class BatchSearch:
             one, other = min(upper), max(upper)
         return between((one, self.steps[one].graph), (other, self.steps[other].graph), batch)
 
-    def _step(self, batch: int) -> TrainingStep:
+    def _step(self, batch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         if batch not in self.steps:
             like = next(iter(self.steps.values()), None)
-            args, kwargs = self._arguments(batch)
-            extra, table = {"optimizer state": self.optimizer_bytes}, self.planner.profiles
+            extra = {"optimizer state": self.job.update().throughout_bytes}
+            table = self.planner.profiles
             functional, before = self.asking.functional_ops, self.device.requested_bytes()
             again = self.asking.recompute_collectives
             step = training_step(

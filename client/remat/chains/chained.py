@@ -34,6 +34,10 @@ class ChainedModule(nn.Module):
         stages: the modules, in order; their parameters are shared, under the names of a ModuleList called `stages`.
         plan: a plan of `chain`, which the verifier has passed.
         needs_grad: stages (from 1) that must run with grad even where no tape is kept, to compute the same bits.
+
+    Attributes:
+        reserved_bytes: the most that torch's allocator reserves for training by the plan, where the budget was one of a
+            device's bytes; else None.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class ChainedModule(nn.Module):
         needs_grad: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
+        self.reserved_bytes: int | None = None
         if chain.stages != len(stages):
             raise InvalidPlan(f"the plan is one of {chain.stages} stages, and there are {len(stages)}")
         self.stages = nn.ModuleList(stages)

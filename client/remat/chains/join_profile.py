@@ -120,9 +120,9 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         n = len(stages)
         given = [values[cut] for cut in reads]
         needs = [cut >= width or inputs[cut].requires_grad for cut in reads]
-        costs.append(stage_cost(module, name, given, needs, shared.of(n), last=last))
+        cost, values[width + n] = stage_cost(module, name, given, needs, shared.of(n), last=last)
+        costs.append(cost)
         stages.append(Stage(module, reads, width + n, costs[-1].needs_grad))
-        values[width + n] = costs[-1].output
 
     with generators.kept():
         for j, branch in enumerate(branches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -17,10 +17,12 @@ from ..distributed.ranks import RanksDiffer
 from ..errors import CaptureError, RematError
 from ..planning.budget import Budget
 from ..planning.options import PlanFields, SolveOptions, solve_options
-from ..planning.planner import Planner, plan_or_raise, planner_for
+from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
+from ..profiling.optimizers import check_optimizer
 from .join_profile import ProfiledJoin, agreed_join, join_of
 from .joined import JoinedModule
-from .training import activation_budget, stages_budget
+from .rehearsal import StagesRoom
+from .training import stages_budget
 
 log = logging.getLogger("remat")
 
@@ -32,7 +34,8 @@ def optimize_join(
     *,
     budget: Budget,
     planner: Planner | str | None = None,
-    optimizer_bytes: int = 0,
+    optimizer: Any = None,
+    ema: Any = None,
     options: SolveOptions | None = None,
     **fields: Unpack[PlanFields],
 ) -> JoinedModule:
@@ -41,9 +44,10 @@ def optimize_join(
     It computes `head(branch_1(x_1), …, branch_k(x_k))`. Each stage is run and measured as it is, as `optimize_chain`
     does it. The optimal plan of the join of equal steps (RR-9273) gives the order of the backward steps; with
     `method="join"` it is also the plan, otherwise the graph of the measured stages is asked for with that method, and
-    the better of the two is taken.
+    the better of the two is taken. The budget is that of `optimize_chain`.
 
     Args:
+        optimizer, ema: as for `remat.optimize`.
         options, fields: those of `remat.SolveOptions` that concern the plan.
 
     Raises:
@@ -56,25 +60,49 @@ def optimize_join(
     asking = solve_options(optimize_join, PlanFields, options, fields)
     size = stages_budget(budget, asking.slack)
     asked = planner_for(planner)
+    check_optimizer(optimizer)
     lists = [list(branch) for branch in branches]
     if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
         raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
     profiled = agreed_join(join_of(lists, head, inputs), asked.coordinator)
-    plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
-    graph = profiled.graph(plain)
-    budget_bytes = activation_budget(size, graph, [*(m for b in lists for m in b), head], optimizer_bytes)
-    asked.coordinator.same(Problem(graph, budget_bytes))  # the search below depends on both
-    joined = _join_plan(profiled, budget_bytes, asked, asking)
-    order = plain if joined is None else joined[0]
-    problem = Problem(profiled.graph(order), budget_bytes)
-    answer = None if joined is None else joined[1]
+    room = StagesRoom([*(m for b in lists for m in b), head], inputs, size, asked.coordinator, optimizer, ema)
+    order = plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
+
+    def ask(problem: Problem) -> Answer:
+        nonlocal order
+        asked.coordinator.same(problem)  # the search depends on it
+        order, answer = _best(profiled, plain, problem.budget_bytes, asked, asking)
+        return answer
+
+    def carried_out(problem: Problem, answer: Answer) -> JoinedModule:
+        problem = Problem(profiled.graph(order), problem.budget_bytes)
+        return carry_out_join(lists, head, profiled, order, problem, answer)
+
+    def over(problem: Problem, answer: Answer) -> int:
+        return room.over(lambda: room.reserved(carried_out(problem, answer)))
+
+    made = carried_out(*room.settled(room.problem(profiled.graph(plain)), ask, over))
+    made.reserved_bytes = room.seen
+    return made
+
+
+def _best(
+    profiled: ProfiledJoin, plain: list[int], budget_bytes: int, planner: CoordinatedPlanner, asking: SolveOptions
+) -> tuple[list[int], Answer]:
+    """An order of the backward steps, by branch, and the best plan that is found in it.
+
+    Raises:
+        BudgetTooSmall, NothingFound: there is none.
+    """
+    joined = _join_plan(profiled, budget_bytes, planner, asking)
+    order, answer = (plain, None) if joined is None else joined
     if asking.method != "join":
-        found = asked.plan(problem, asking)
+        found = planner.plan(Problem(profiled.graph(order), budget_bytes), asking)
         if answer is None or (found.cost_ns is not None and found.cost_ns <= (answer.cost_ns or 0)):
             answer = plan_or_raise(found)
     if answer is None:
         answer = plan_or_raise(Answer(Status.NOTHING_FOUND, asking.method, budget_bytes, message="No join plan fits."))
-    return carry_out_join(lists, head, profiled, order, problem, answer)
+    return order, answer
 
 
 def carry_out_join(

@@ -25,6 +25,9 @@ class JoinedModule(nn.Module):
         profiled: what they cost, and how they hang together.
         backward: the branch of each backward step, in order.
         plan: a plan of `profiled.graph(backward)`, which the verifier has passed.
+
+    Attributes:
+        reserved_bytes: as `ChainedModule` has it.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class JoinedModule(nn.Module):
         answer: Answer | None = None,
     ) -> None:
         super().__init__()
+        self.reserved_bytes: int | None = None
         self.branches = nn.ModuleList(nn.ModuleList(branch) for branch in branches)
         self.head = head
         self.graph, self.plan, self.answer = profiled.graph(backward), plan, answer

@@ -57,8 +57,8 @@ def chain_of(
             needs = [n > 0 or x.requires_grad]
             last = n + 1 == len(stages)
             name, timing = f"stage {n + 1}", Timing(repetitions, clock)
-            costs.append(stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing))
-            y = costs[-1].output
+            cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
+            costs.append(cost)
     noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]

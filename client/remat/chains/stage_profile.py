@@ -32,7 +32,7 @@ class Timing(NamedTuple):
 
 
 class StageCost(NamedTuple):
-    """What a stage costs, and what it gives.
+    """What a stage costs.
 
     Attributes:
         forward_ns, backward_ns: times.
@@ -42,7 +42,6 @@ class StageCost(NamedTuple):
         activation_bytes, tape_bytes: what the stage makes, without and with its tape.
         gradient_bytes: of each input's gradient.
         needs_grad: whether it computes other bits without grad than with it, as LSTM's kernels do.
-        output: what it gave.
     """
 
     forward_ns: int
@@ -54,7 +53,6 @@ class StageCost(NamedTuple):
     tape_bytes: int
     gradient_bytes: tuple[int, ...]
     needs_grad: bool
-    output: torch.Tensor
 
 
 def stage_cost(
@@ -66,8 +64,8 @@ def stage_cost(
     *,
     last: bool,
     timing: Timing | None = None,
-) -> StageCost:
-    """Measure a stage; neither parameters, buffers nor gradients of the module change.
+) -> tuple[StageCost, torch.Tensor]:
+    """Measure a stage, and say what it gives; neither parameters, buffers nor gradients of the module change.
 
     Args:
         name: what a message calls the stage.
@@ -103,7 +101,7 @@ def stage_cost(
         max(storage_bytes(found[0]), storage_bytes(x)) if found else 0
         for found, x in zip(gradients, given, strict=True)
     )
-    return StageCost(
+    cost = StageCost(
         rounded(forward_ns),
         rounded(backward_ns),
         taped,
@@ -113,8 +111,8 @@ def stage_cost(
         tape,
         into,
         needs_grad,
-        y.detach(),
     )
+    return cost, y.detach()
 
 
 def _output(stage: nn.Module, given: Sequence[torch.Tensor], what: str) -> torch.Tensor:

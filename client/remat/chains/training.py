@@ -9,20 +9,21 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, Graph, InvalidData, InvalidPlan, Problem, budget_at, verify
+from remat_ir import Answer, Chain, ChainPlan, InvalidData, InvalidPlan, Problem, verify
 from remat_ir.chain_plan import ChainStep, Verb
 
 from ..errors import CaptureError
 from ..lowering.link import storable
 from ..lowering.link_profile import bandwidth
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
+from ..planning.budget import Budget, UnitBytes, device_budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from ..planning.sources import OnProgress
-from ..profiling.fixed import existing_gradients
+from ..profiling.optimizers import check_optimizer
 from .chained import ChainedModule
 from .profile import ProfiledChain, chain_of
+from .rehearsal import StagesRoom
 
 
 def optimize_chain(
@@ -31,7 +32,8 @@ def optimize_chain(
     *,
     budget: Budget,
     planner: Planner | str | None = None,
-    optimizer_bytes: int = 0,
+    optimizer: Any = None,
+    ema: Any = None,
     offload: bool = False,
     host_bytes: int | None = None,
     on_progress: OnProgress | None = None,
@@ -42,9 +44,12 @@ def optimize_chain(
 
     Nothing is captured: each stage is run and measured as it is, so any Python inside a stage is fine. The budget is
     that of `remat.optimize`; bytes of the device count parameters, buffers and the gradients of all parameters as
-    fixed, and so does the prediction.
+    fixed, and so does the prediction. On an accelerator they are those that the driver has to give: three steps by the
+    plan are run, after which parameters, buffers, gradients and random state are as before, and where these reserve
+    more, less is planned for.
 
     Args:
+        optimizer, ema: as for `remat.optimize`.
         offload: whether values may move to the host and back; the link's bandwidth is measured.
         host_bytes: what the host may hold at most, or None without a limit.
         options, fields: those of `remat.SolveOptions` that concern the plan.
@@ -57,6 +62,7 @@ def optimize_chain(
     asking = solve_options(optimize_chain, PlanFields, options, fields)
     size = stages_budget(budget, asking.slack)
     asked = planner_for(planner)
+    check_optimizer(optimizer)
     modules = list(stages)
     if not modules:
         raise CaptureError("there is no stage to train")
@@ -65,9 +71,18 @@ def optimize_chain(
         modules, x, link_bytes_per_s=link, host_bytes=storable(x.device, host_bytes) if offload else None
     )
     chain, needs_grad = agreed_chain(measured, asked.coordinator)
-    problem = Problem(chain, activation_budget(size, chain, modules, optimizer_bytes))
-    answer = plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))
-    return carry_out_chain(modules, problem, answer, needs_grad)
+    room = StagesRoom(modules, [x], size, asked.coordinator, optimizer, ema)
+
+    def ask(problem: Problem) -> Answer:
+        return plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))
+
+    def over(problem: Problem, answer: Answer) -> int:
+        return room.over(lambda: room.reserved(carry_out_chain(modules, problem, answer, needs_grad)))
+
+    problem, answer = room.settled(room.problem(chain), ask, over)
+    made = carry_out_chain(modules, problem, answer, needs_grad)
+    made.reserved_bytes = room.seen
+    return made
 
 
 _MEASURED = ("forward_ns", "backward_ns", "forward_workspace_bytes", "backward_workspace_bytes")
@@ -191,18 +206,3 @@ def stages_budget(budget: Budget, slack: float) -> Budget:
     if isinstance(budget, UnitBytes):
         raise InvalidData("stages have one budget for all of them: give bytes, not remat.UnitBytes")
     return device_budget(budget, slack)
-
-
-def activation_budget(
-    budget: Budget, subject: Chain | Graph, modules: Sequence[nn.Module], optimizer_bytes: int = 0
-) -> int:
-    """A budget in bytes of activations, the input's included; bytes of the device lose what is fixed besides them."""
-    if isinstance(budget, Fraction):
-        return budget_at(subject, budget.fraction)
-    if isinstance(budget, ActivationBytes):
-        return subject.fixed_bytes + bytes_of(budget.size)
-    assert not isinstance(budget, UnitBytes), "see stages_budget"
-    whole = nn.ModuleList(modules)
-    fixed = sum(t.numel() * t.element_size() for t in (*whole.parameters(), *whole.buffers()))
-    new = sum(p.numel() * p.element_size() for p in whole.parameters() if p.requires_grad)
-    return max(0, bytes_of(budget) - fixed - max(new, existing_gradients(whole)) - optimizer_bytes)

@@ -52,6 +52,31 @@ class UpdateMemory(NamedTuple):
     temporaries_bytes: int = 0
     beside_passes_bytes: int = 0
 
+    @property
+    def throughout_bytes(self) -> int:
+        """What is there throughout training because of the optimizer."""
+        return self.state_bytes + self.beside_passes_bytes
+
+
+class UpdateBlocks(NamedTuple):
+    """Sizes in bytes of what steps of an optimizer allocate: its state, if that is not there yet, and copies."""
+
+    state: list[int]
+    copies: list[int]
+
+
+def update_blocks(optimizer: Any, update: UpdateMemory) -> UpdateBlocks:
+    """What steps of an optimizer allocate, which take `update`: blocks that are as large as parameters."""
+    state = 0 if optimizer is None or optimizer.state else update.state_bytes
+    return UpdateBlocks(spread(state, optimizer), spread(update.temporaries_bytes, optimizer))
+
+
+def spread(size: int, optimizer: Any) -> list[int]:
+    """Bytes as copies of each parameter that is trained, one after the other, and what is left of them in one piece."""
+    sizes = [] if optimizer is None else [storage_bytes(here(p)) for p in _trained(optimizer)]
+    count, rest = divmod(size, sum(sizes)) if sizes else (0, size)
+    return [size for size in sizes for _ in range(count)] + [rest] * (rest > 0)
+
 
 def check_optimizer(optimizer: Any) -> None:
     """Refuse what is no optimizer; None is none at all.
@@ -61,12 +86,6 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if optimizer is not None and not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")):
         raise InvalidData(f"optimizer must be a torch.optim.Optimizer or None, not {optimizer!r}")
-
-
-def optimizer_state(optimizer: Any) -> int:
-    """Bytes that are there throughout training because of an optimizer: see `update_memory`."""
-    found = update_memory(optimizer)
-    return found.state_bytes + found.beside_passes_bytes
 
 
 def update_memory(optimizer: Any, clip: bool = False, settings: Mapping[str, Any] | None = None) -> UpdateMemory:

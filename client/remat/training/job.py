@@ -14,7 +14,7 @@ from remat_ir import InvalidData
 
 from ..planning.budget import readable
 from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existing_gradients, leaves_gradients
-from ..profiling.optimizers import UpdateMemory, check_optimizer, update_memory
+from ..profiling.optimizers import UpdateBlocks, UpdateMemory, check_optimizer, update_blocks, update_memory
 from .delivery import Delivery
 from .release import Release
 
@@ -62,6 +62,10 @@ class Job:
         if key not in self._found:
             self._found[key] = update_memory(self.optimizer, self.clip, settings)
         return self._found[key]
+
+    def blocks(self) -> UpdateBlocks:
+        """What the optimizer's steps allocate, block by block."""
+        return update_blocks(self.optimizer, self.update())
 
     def fixed(self, module: nn.Module) -> dict[str, int]:
         """Bytes that are there throughout a step of the module, by what they are."""

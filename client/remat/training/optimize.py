@@ -38,7 +38,7 @@ from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
 from .release import Release
-from .reserved import ATTEMPTS, Room, linked, room_for
+from .reserved import StepRoom, linked
 from .sizes import plan_of_another_size
 from .step import running_peak, training_step
 
@@ -181,7 +181,8 @@ def planning(
             call.args[0],
             budget=budget,  # type: ignore[arg-type]  # never with a file
             planner=given.here(),
-            optimizer_bytes=sum(size for name, size in job.fixed(call.module).items() if name != "gradients"),
+            optimizer=job.optimizer,
+            ema=job.ema,
             on_progress=on_progress,
             **plan_fields(with_name(options, name_of(call.module, call.args, call.kwargs))),
         )
@@ -258,32 +259,31 @@ def plan_step(
     gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
     absent = step.fixed["gradients"] - existing_gradients(call.module)
     coordinator = planner.coordinator
-    room = room_for(step, budget, options.slack, job, absent, coordinator)
+    room = StepRoom(step, budget, options.slack, job, absent, coordinator)
     problem = room.planned(_problem(step.graph, budget, options, known))
-
-    def carried(answer: Answer) -> Planned:
-        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
 
     asked = planner.asked.planner_of(step.graph) if isinstance(planner.asked, PinnedPlanner) else planner.asked
     pinned = isinstance(asked, PinnedPlanner)
     at_once = not pinned and (bool(known) or not options.wait)
 
-    def ask() -> Answer:
+    def ask(problem: Problem) -> Answer:
         return asked.plan(problem, options, on_progress=phases.on_progress)
 
-    def quick() -> Answer:
+    def quick(problem: Problem) -> Answer:
         return plan_of_another_size(problem, known) or quick_answer(problem, asked, options)
 
+    def answered(problem: Problem) -> Answer:
+        return plan_or_raise(coordinator.answer(problem, lambda: (quick if at_once else ask)(problem)), step.graph)
+
+    def over(_: Problem, answer: Answer) -> int:
+        return 0 if pinned else room.over(lambda: room.reserved(answer.plan))
+
     phases.begin("planning")
-    for _ in range(ATTEMPTS):
-        answer = plan_or_raise(coordinator.answer(problem, quick if at_once else ask), step.graph)
-        over = 0 if pinned else room.over(answer.plan)
-        if not over:
-            break
-        log.info("segments of the allocator take %s more than the budget: planning for less", readable(over))
-        problem = room.lowered(problem, over)
-    else:
-        log.warning("the allocator may reserve up to %s more than the budget", readable(over))
+    problem, answer = room.settled(problem, answered, over)
+
+    def carried(answer: Answer) -> Planned:
+        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
+
     phases.begin("compiling")
     made = _told(carried(answer))
     if not at_once or (answer.gap or 0) <= options.max_gap:
@@ -292,10 +292,11 @@ def plan_step(
     most = answer.cost_ns or 0
 
     def better(answer: Answer) -> Planned | None:
-        fits = isinstance(answer.plan, Plan) and (answer.cost_ns or 0) < most and not room.over_here(answer.plan)
+        cheaper = isinstance(answer.plan, Plan) and (answer.cost_ns or 0) < most
+        fits = cheaper and not room.over_here(lambda: room.reserved(answer.plan))
         return carried(answer) if fits else None
 
-    return replace(made, better=coordinator.later(problem, ask, better))
+    return replace(made, better=coordinator.later(problem, lambda: ask(problem), better))
 
 
 def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, known: Sequence[Planned]) -> Problem:
@@ -326,7 +327,7 @@ def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
     return graph.fixed_bytes + max(rooms, default=0)
 
 
-def carry_out(step: Any, problem: Problem, answer: Answer, room: Room | None = None) -> Planned:
+def carry_out(step: Any, problem: Problem, answer: Answer, room: StepRoom | None = None) -> Planned:
     """A step with an answer's plan, verified and compiled; `room` tells what it comes to on an accelerator.
 
     Raises:

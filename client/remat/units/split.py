@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,9 @@ from ..errors import BudgetTooSmall, NothingFound
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
+from ..profiling.room import Room, rehearsed
 from ..training.enable import disable
+from ..training.job import Job
 from ..training.planned import Planned
 from ..training.step import TrainingStep
 from .allot import Place, allot, least_budget, peak_of
@@ -46,6 +49,8 @@ class UnitPlans:
         units: by name, in the order in which they run.
         overhead: of the units' plans over their plain ones, predicted.
         budget_bytes, predicted_bytes, measured_bytes: the whole model's, fixed bytes included.
+        reserved_bytes: the most that torch's allocator reserves for training by the plans, as some steps did, where the
+            budget was one of a device's bytes; else None.
         fixed_bytes: parameters, buffers, inputs, optimizer state, gradients that existed.
         distinct: how many different graphs the units have.
         solves: how many times the planner was asked.
@@ -59,12 +64,14 @@ class UnitPlans:
     fixed_bytes: int
     distinct: int
     solves: int
+    reserved_bytes: int | None = None
 
     def __str__(self) -> str:
+        reserved = "" if self.reserved_bytes is None else f", {readable(self.reserved_bytes)} reserved"
         return (
             f"{len(self.units)} units, {self.distinct} of them different, within {readable(self.budget_bytes)}: "
             f"overhead {100 * self.overhead:.1f} %, peak {readable(self.predicted_bytes)} predicted, "
-            f"{readable(self.measured_bytes)} measured"
+            f"{readable(self.measured_bytes)} measured{reserved}"
         )
 
 
@@ -81,9 +88,14 @@ class Split:
     """The search for one model: trial, curves, picks, check."""
 
     def __init__(
-        self, model: nn.Module, named: Mapping[str, nn.Module], planner: CoordinatedPlanner, asking: SolveOptions
+        self,
+        model: nn.Module,
+        named: Mapping[str, nn.Module],
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        job: Job,
     ) -> None:
-        self.model, self.planner, self.asking = model, planner, asking
+        self.model, self.planner, self.asking, self.job = model, planner, asking, job
         self.coordinator = planner.coordinator
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.units: list[Unit] = []
@@ -100,6 +112,7 @@ class Split:
 
     def run(self, step: Callable[[], Any], budget: Budget, fixed: int) -> UnitPlans:
         """Trial, picks and check; see `optimize_units`."""
+        room = Room(self.device, budget, self.asking.slack, self.coordinator)
         step()  # captures each unit in its call, and makes what first steps make
         missing = [unit.name for unit in self.units if unit.step is None]
         if missing:
@@ -108,23 +121,32 @@ class Split:
         _, rest = self._watched(step, [unit.first for unit in self.units], self.least)
         plain = peak_of(rest.before_bytes, rest.places, [self.plain[u].option for u in rest.order])
         (allowed,) = self.coordinator.least([allowed_bytes(budget, self.asking.slack, fixed, plain)])
-        for _ in range(MOST_TRIES):
+        allowed = room.left(fixed + allowed, fixed - sum(self.job.blocks().state)) - fixed
+        for attempt in range(MOST_TRIES):
             points = self._picked(rest, allowed, fixed)
             planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
             predicted = peak_of(rest.before_bytes, rest.places, [points[u].option for u in rest.order])
             measured, seen = self._watched(step, planned, points)
             log.info("units: peak %s predicted, %s measured", readable(fixed + predicted), readable(fixed + measured))
-            if measured <= allowed:
+            over = room.over(partial(self._reserved, room, step)) if measured <= allowed else 0
+            if measured <= allowed and not over:
                 for unit, point, made in zip(self.units, points, planned, strict=True):
                     unit.run_by(made)
                     unit.size = point.size
-                return self._result(rest, points, fixed, (allowed, predicted, measured))
+                found = self._result(rest, points, fixed, (allowed, predicted, measured))
+                return replace(found, reserved_bytes=room.seen)
             rest = _more(rest, seen)
+            allowed = min(allowed, predicted) - (over << attempt) if over else allowed  # as `lowered` does it
         raise NothingFound(
-            f"the budget of {readable(fixed + allowed)} is exceeded in a real step whatever was picked: "
-            f"{readable(fixed + measured)} the last time",
+            f"the budget is exceeded in a real step whatever was picked: {readable(fixed + measured)} of "
+            f"{readable(fixed + allowed)} the last time, and {readable(over)} too much reserved",
             _no_answer(fixed + allowed),
         )
+
+    def _reserved(self, room: Room, step: Callable[[], Any]) -> int:
+        """The reserved bytes of real steps; the units run by what they ran by last."""
+        assert room.device is not None
+        return rehearsed(room.device, step, self.job.blocks(), self.model.zero_grad)
 
     def _class_units(self) -> None:
         """Number the different graphs; units of one graph share curves and solves."""

@@ -57,7 +57,8 @@ def optimize_units(
     Args:
         units: modules of the model that run once in a step, one after the other, such as its blocks.
         example_args, example_kwargs: the largest batch; one call of the model.
-        budget: as for `remat.optimize`; a fraction is one of what plain training needs besides the fixed bytes.
+        budget: as for `remat.optimize`; a fraction is one of what plain training needs besides the fixed bytes. Bytes
+            of an accelerator are those that its driver has to give: three more steps show what is reserved.
         planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
@@ -78,7 +79,7 @@ def optimize_units(
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
     job = Job(optimizer)
-    split = Split(model, _named(model, units), planner_for(planner), asking)
+    split = Split(model, _named(model, units), planner_for(planner), asking, job)
     args, kwargs = example_call(example_args, example_kwargs)
     fixed = sum(resident(model, (args, kwargs), {}).values()) + sum(job.fixed(model).values())
     try:
