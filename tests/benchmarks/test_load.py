@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -37,7 +38,12 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def _services(pid: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(pid).children() if "remat_service.cli" in each.cmdline()]
+    found = []
+    for each in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # what starts PostgreSQL comes and goes
+            if "remat_service.cli" in each.cmdline():
+                found.append(each)
+    return found
 
 
 def _postgres_of(service: psutil.Process) -> list[psutil.Process]:
