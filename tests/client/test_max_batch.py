@@ -11,8 +11,8 @@ from client.small_models import numbers
 from remat.batch.affine import between
 from remat.batch.largest import Try
 from remat.errors import NothingFound, PlanningError
+from remat.planning.sizes import same_structure
 from remat.profiling import measure
-from remat.training.sizes import same_structure
 from remat.training.step import training_step
 from remat_ir import Graph, InvalidData, Problem, plain_peak, verify
 

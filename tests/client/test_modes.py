@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +15,13 @@ from torch import nn
 import remat
 from client.small_models import Mlp, numbers
 from client.test_training import Counting
+from remat.chains import training
+from remat.chains.chained import ChainedModule
 from remat.errors import CaptureError
+from remat.planning.greedy import greedy_answer
+from remat.planning.options import DEFAULT, SolveOptions
 from remat.profiling import measure
-from remat_ir import InvalidData
+from remat_ir import Answer, InvalidData, Problem, budget_at, problem_digest
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +77,87 @@ def test_another_size_of_a_chain_gets_a_plan_of_its_own() -> None:
     x = numbers(4, 12, 16)
     assert measure.differences(outcome(module, module, x), outcome(module, trained, x)) == []
     assert len(trained.chains) == 2
+
+
+class Held:
+    """A tight plan first; for later problems one that costs less, once it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), 0
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        if self.asked > 1:
+            assert self.go.wait(60)
+            return greedy_answer(problem)
+        found = greedy_answer(Problem(problem.subject, budget_at(problem.subject, 0.6)))
+        return replace(found, budget_bytes=problem.budget_bytes, digest=problem_digest(problem))
+
+
+@pytest.mark.parametrize("way", ["optimize", "checkpoint_sequential"])
+def test_no_step_of_a_chain_waits_at_another_size(way: str) -> None:
+    """It starts on the plan of the first size and ends the step by it; the better one takes over at the next."""
+    module, planner, small, large = recurrent(), Held(), numbers(4, 12, 16), numbers(8, 12, 16)
+    asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": planner, "max_gap": 0}
+
+    def stages(x: torch.Tensor) -> torch.Tensor:
+        return remat.checkpoint_sequential(module, None, x, **asking)
+
+    trained = remat.optimize(module, (small,), mode="chain", **asking) if way == "optimize" else None
+    run: Any = trained or stages
+    run(small)
+
+    def step(forward: Any) -> measure.Outcome:
+        state = copy.deepcopy(module.state_dict())
+        found = measure.outcome(module, measure.forward_backward(forward, (large,), {}, lambda y: y.square().mean()))
+        module.load_state_dict(state)
+        return found
+
+    def chain_of_large() -> ChainedModule:
+        made = trained.chains.values() if trained else (made for made, _ in training._made.values())
+        return next(chain for chain in made if chain.chain.activation_bytes[0] == large.nbytes)
+
+    plain = step(module)
+    assert measure.differences(plain, step(run)) == [], "while the planner is at work"
+    chain = chain_of_large()
+    assert chain.answer is not None
+    assert chain.answer.cache == "near"
+    assert chain.answer.overhead
+    assert copy.deepcopy(chain).better is None
+    loss = run(large).square().mean()
+    assert chain.better is not None
+    planner.go.set()
+    assert chain.better.result(60) is not None  # type: ignore[call-arg]
+    loss.backward()  # ends by the plan that it began with
+    module.zero_grad()
+    assert measure.differences(plain, step(run)) == []
+    assert chain_of_large() is chain
+    assert chain.answer.overhead == 0
+    assert chain.better is None
+    assert planner.asked == 2
+
+
+def test_a_chain_may_start_without_waiting() -> None:
+    module, planner, x = recurrent(), Held(), numbers(4, 12, 16)
+    planner.asked = 1
+    trained = remat.optimize(module, (x,), budget=remat.Fraction(0.6), planner=planner, mode="chain", wait=False)
+    (chain,) = trained.chains.values()
+    assert chain.answer is not None
+    assert chain.answer.method == "greedy"
+    assert chain.better is not None
+    assert not chain.better.done()
+    planner.go.set()
+
+
+def test_a_larger_input_than_a_chain_was_planned_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    module = recurrent()
+    trained = remat.optimize_chain(module, numbers(4, 12, 16), budget=remat.Fraction(0.6), planner="greedy")
+    trained(numbers(2, 12, 16))
+    assert not caplog.records
+    for _ in range(2):
+        trained(numbers(8, 12, 16))
+    (record,) = caplog.records
+    assert "the budget may be exceeded" in record.getMessage()
 
 
 def test_a_sequential_that_can_be_captured_trains_as_a_graph() -> None:

@@ -22,11 +22,11 @@ from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import planner_for
 from remat.planning.profiles import DiskProfiles
 from remat.planning.quick import quick_answer
+from remat.planning.sizes import plan_of_another_size
 from remat.profiling import measure, profile
 from remat.profiling.fitted import fitted_cost
 from remat.profiling.timing import times
 from remat.training.enable import plans_of
-from remat.training.sizes import plan_of_another_size
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, Status, budget_at, graph_of, problem_digest, verify
 
@@ -233,7 +233,7 @@ def test_a_plan_is_used_only_where_it_fits_and_the_step_is_the_same() -> None:
         return step, Problem(step.graph, budget_at(step.graph, fraction))
 
     step, asked = problem(64, 1)
-    known = [remat.training.optimize.carry_out(step, asked, greedy_answer(asked))]
+    known = [(step.graph, greedy_answer(asked))]
     assert plan_of_another_size(problem(128, 1)[1], known) is not None
     assert plan_of_another_size(problem(128, 0.9)[1], known) is None
     assert plan_of_another_size(problem(128, 1, depth=4)[1], known) is None

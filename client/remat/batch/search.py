@@ -23,6 +23,7 @@ from ..planning.budget import Budget, budget_bytes, read_budget, readable
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
+from ..planning.sizes import same_structure
 from ..profiling.measure import forward_backward, peak_memory
 from ..profiling.room import rehearsed
 from ..training.job import Job
@@ -30,7 +31,6 @@ from ..training.module import Rematerialized
 from ..training.optimize import carry_out
 from ..training.planned import Planned
 from ..training.reserved import StepRoom
-from ..training.sizes import same_structure
 from ..training.step import TrainingStep, training_step
 from .affine import between
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +13,10 @@ from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
 from remat_ir.chain_plan import Verb
 
 from ..capture.trace import untraced
+from ..planning.coordinator import Pending
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan
+
+log = logging.getLogger("remat")
 
 _TRANSFERS = {
     Verb.OFFLOAD: Action.OFFLOAD,
@@ -38,6 +43,9 @@ class ChainedModule(nn.Module):
     Attributes:
         reserved_bytes: the most that torch's allocator reserves for training by the plan, where the budget was one of a
             device's bytes; else None.
+        better: an answer with a cheaper verified plan of `chain` that is still looked for; its plan takes over at the
+            start of a step. A copy of the module has none.
+        reserves: what such a plan makes torch's allocator reserve, or None where that is over the budget.
     """
 
     def __init__(
@@ -54,8 +62,11 @@ class ChainedModule(nn.Module):
             raise InvalidPlan(f"the plan is one of {chain.stages} stages, and there are {len(stages)}")
         self.stages = nn.ModuleList(stages)
         self.chain, self.plan, self.answer = chain, plan, answer
-        between = [Stage(module, (n,), n + 1, n + 1 in needs_grad) for n, module in enumerate(stages)]
-        self.schedule = Schedule(between, stage_steps(plan))
+        self.better: Pending[Answer] | None = None
+        self.reserves: Callable[[Answer], int | None] | None = None
+        self._warned = False
+        self._between = [Stage(module, (n,), n + 1, n + 1 in needs_grad) for n, module in enumerate(stages)]
+        self.schedule = Schedule(self._between, stage_steps(plan))
 
     @untraced
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +75,37 @@ class ChainedModule(nn.Module):
             for stage in self.stages:
                 x = stage(x)
             return x
+        self._take_over()
+        planned = self.chain.activation_bytes[0]
+        if self.answer is not None and x.nbytes > planned and not self._warned:
+            self._warned = True
+            log.warning(
+                "the input takes %d bytes, and the plan was made for one of %d: the budget may be exceeded; "
+                "remat.optimize(..., mode='chain') plans each size",
+                x.nbytes,
+                planned,
+            )
         return run_by_plan(self.schedule, (0,), (x,))
+
+    def _take_over(self) -> None:
+        """Go on by the better plan once it is there; a step that has begun ends by the schedule that it began with."""
+        if self.better is None or not self.better.done():
+            return
+        found, reserves = self.better.result(), self.reserves
+        self.better = self.reserves = None
+        if found is None or not isinstance(found.plan, ChainPlan):
+            return
+        if reserves is not None:
+            reserved = reserves(found)
+            if reserved is None:
+                return
+            self.reserved_bytes = reserved
+        log.info("a better plan takes over: %s ns", found.cost_ns)
+        self.plan, self.answer = found.plan, found
+        self.schedule = Schedule(self._between, stage_steps(found.plan))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "better": None, "reserves": None}
 
 
 def stage_steps(plan: ChainPlan) -> list[StageStep]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import nn
@@ -18,7 +18,8 @@ from ..lowering.link_profile import bandwidth
 from ..planning.budget import Budget, UnitBytes, device_budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
-from ..planning.planner import Planner, plan_or_raise, planner_for
+from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
+from ..planning.quick import improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.optimizers import check_optimizer
 from .chained import ChainedModule
@@ -46,7 +47,8 @@ def optimize_chain(
     that of `remat.optimize`; bytes of the device count parameters, buffers and the gradients of all parameters as
     fixed, and so does the prediction. On an accelerator they are those that the driver has to give: three steps by the
     plan are run, after which parameters, buffers, gradients and random state are as before, and where these reserve
-    more, less is planned for.
+    more, less is planned for. The plan is for inputs of the size of `x`: where sizes vary,
+    `remat.optimize(…, mode="chain")` makes one for each.
 
     Args:
         optimizer, ema: as for `remat.optimize`.
@@ -66,15 +68,60 @@ def optimize_chain(
     modules = list(stages)
     if not modules:
         raise CaptureError("there is no stage to train")
-    link = bandwidth(x.device) if offload else None
-    measured = chain_of(
-        modules, x, link_bytes_per_s=link, host_bytes=storable(x.device, host_bytes) if offload else None
+    return plan_chain(
+        modules, x, ChainAsked(size, asked, asking, optimizer, ema, offload, host_bytes), on_progress=on_progress
     )
-    chain, needs_grad = agreed_chain(measured, asked.coordinator)
-    room = StagesRoom(modules, [x], size, asked.coordinator, optimizer, ema)
+
+
+class ChainAsked(NamedTuple):
+    """How a chain is planned, whatever the size of its input.
+
+    Attributes:
+        budget: of stages, less the allocator's share: see `stages_budget`.
+        optimizer, ema, offload, host_bytes: as for `optimize_chain`.
+    """
+
+    budget: Budget
+    planner: CoordinatedPlanner
+    options: SolveOptions
+    optimizer: Any = None
+    ema: Any = None
+    offload: bool = False
+    host_bytes: int | None = None
+
+
+def plan_chain(
+    modules: Sequence[nn.Module],
+    x: torch.Tensor,
+    asked: ChainAsked,
+    *,
+    known: Sequence[ChainedModule] = (),
+    on_progress: OnProgress | None = None,
+) -> ChainedModule:
+    """Measure and plan stages for one kind of input.
+
+    Args:
+        known: what the same stages run by for other inputs, the latest last. With any, or `wait=False`, no solver is
+            waited for: stages start on a quick plan, and the planner's takes over.
+
+    Raises:
+        CaptureError, BudgetTooSmall, NothingFound: as `optimize_chain`.
+    """
+    planner, options = asked.planner, asked.options
+    link = bandwidth(x.device) if asked.offload else None
+    host_bytes = storable(x.device, asked.host_bytes) if asked.offload else None
+    measured = chain_of(modules, x, link_bytes_per_s=link, host_bytes=host_bytes)
+    chain, needs_grad = agreed_chain(measured, planner.coordinator)
+    room = StagesRoom(modules, [x], asked.budget, planner.coordinator, asked.optimizer, asked.ema)
+    others = [(made.chain, made.answer) for made in known if made.answer is not None]
+    at_once = bool(known) or not options.wait
 
     def ask(problem: Problem) -> Answer:
-        return plan_or_raise(asked.plan(problem, asking, on_progress=on_progress))
+        if not at_once:
+            return plan_or_raise(planner.plan(problem, options, on_progress=on_progress))
+        return plan_or_raise(
+            planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, options, others))
+        )
 
     def over(problem: Problem, answer: Answer) -> int:
         return room.over(lambda: room.reserved(carry_out_chain(modules, problem, answer, needs_grad)))
@@ -82,6 +129,15 @@ def optimize_chain(
     problem, answer = room.settled(room.problem(chain), ask, over)
     made = carry_out_chain(modules, problem, answer, needs_grad)
     made.reserved_bytes = room.seen
+    if at_once and (answer.gap or 0) > options.max_gap:
+
+        def verified(answer: Answer) -> Answer:
+            carry_out_chain(modules, problem, answer, needs_grad)
+            return answer
+
+        made.better = improved(problem, planner, options, answer, verified, on_progress)
+        if room.budget is not None:
+            made.reserves = lambda better: None if over(problem, better) else room.seen
     return made
 
 
@@ -133,7 +189,8 @@ def checkpoint_sequential(
 ) -> torch.Tensor:
     """`torch.utils.checkpoint.checkpoint_sequential` with a budget: for those who change one import.
 
-    The first call for a shape profiles the stages and asks for a plan, later calls run by it. Without a budget
+    The first call for a shape profiles the stages and asks for a plan, later calls run by it; another shape of the same
+    stages starts on a quick plan, which the planner's takes the place of. Without a budget
     `segments` says how much memory to use, as there: a plan of that many equal segments, for which nobody is asked.
 
     Args:
@@ -155,18 +212,20 @@ def checkpoint_sequential(
     modules = list(functions)
     kind = (input.shape, input.dtype, input.device, input.requires_grad)
     who = planner if isinstance(planner, str) else id(planner)
-    key = (*map(id, modules), *kind, segments, repr(budget), who, asking)
-    made, _ = _made.get(key, (None, planner))
+    same = (*map(id, modules), segments, repr(budget), who, asking)
+    made, _ = _made.get((same, kind), (None, planner))
     if made is None:
         if budget is not None:
-            made = optimize_chain(modules, input, budget=budget, planner=planner, options=asking)
+            asked = ChainAsked(stages_budget(budget, asking.slack), planner_for(planner), asking)
+            known = [other for (of, _), (other, _) in _made.items() if of == same]
+            made = plan_chain(modules, input, asked, known=known)
         elif segments is not None:
             made = _segmented(modules, input, segments)
         else:
             raise ValueError("checkpoint_sequential needs a budget or a number of segments")
         while len(_made) >= 64:
             _made.pop(next(iter(_made)))
-        _made[key] = made, planner
+        _made[same, kind] = made, planner
     result: torch.Tensor = made(input)
     return result
 

@@ -25,7 +25,8 @@ from ..planning.budget import Budget, budget_bytes
 from ..planning.coordinator import Pending
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
-from ..planning.quick import quick_answer
+from ..planning.quick import start_and_improve
+from ..planning.sizes import Known
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
@@ -130,21 +131,16 @@ class Backend:
     def _ask(self, problem: Problem) -> Answer:
         """The planner's answer; for another kind of input to a known frame a quick one, with the planner's to come."""
         planner, asking = self.planner, self.asking
-
-        def ask() -> Answer:
-            return planner.asked.plan(problem, asking, on_progress=self.on_progress)
-
         if not self._known_frame:
-            return planner.coordinator.answer(problem, ask)
-        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking))
-        most = quick.cost_ns or 0
-
-        def better(answer: Answer) -> Answer | None:
-            return answer if answer.plan is not None and (answer.cost_ns or 0) < most else None
-
-        if quick.plan is not None and (quick.gap or 0) > asking.max_gap:
-            self._better = planner.coordinator.later(problem, ask, better)
+            return planner.plan(problem, asking, on_progress=self.on_progress)
+        quick, self._better = start_and_improve(
+            problem, planner, asking, self.known(), lambda answer: answer, self.on_progress
+        )
         return quick
+
+    def known(self) -> list[Known]:
+        """What was planned so far, the latest last."""
+        return list(zip(self.graphs, self.answers, strict=True))
 
 
 class Replaced:

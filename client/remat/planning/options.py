@@ -211,18 +211,6 @@ def solve_options(
     return replace(options, **given)
 
 
-def plan_fields(options: SolveOptions) -> PlanFields:
-    """The fields that concern the plan, as keywords."""
-    return PlanFields(
-        method=options.method,
-        time_limit_s=options.time_limit_s,
-        max_gap=options.max_gap,
-        slack=options.slack,
-        steps=options.steps,
-        name=options.name,
-    )
-
-
 def _meant(word: str, known: tuple[str, ...], what: Callable[..., Any]) -> str:
     others = [p.name for p in inspect.signature(what).parameters.values() if p.kind is not p.VAR_KEYWORD]
     near = difflib.get_close_matches(word, [*known, *others], 1)

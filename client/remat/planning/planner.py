@@ -73,11 +73,9 @@ class FallbackPlanner:
         Raises:
             RematError: every planner failed, or one did and `strict` is set.
         """
-        if self.memo is not None:
-            known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
-            known = known or self.memo.near(problem, options.method, options.max_gap)
-            if known is not None:
-                return known
+        remembered = self.remembered(problem, options)
+        if remembered is not None:
+            return remembered
         last: Answer | None = None
         failure: Exception | None = None
         for planner in self.planners:
@@ -104,6 +102,13 @@ class FallbackPlanner:
         if last is None:
             raise failure or InvalidData("there is no planner to ask")
         return last
+
+    def remembered(self, problem: Problem, options: SolveOptions = DEFAULT) -> Answer | None:
+        """The answer that this machine has kept, if it needs no more work; nobody is asked."""
+        if self.memo is None:
+            return None
+        known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
+        return known or self.memo.near(problem, options.method, options.max_gap)
 
     def _remember(self, planner: Planner, problem: Problem, answer: Answer, options: SolveOptions) -> None:
         # a greedy plan must not stand in the way of the service's once that is back

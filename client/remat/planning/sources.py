@@ -25,6 +25,9 @@ from .options import DEFAULT, SolveOptions
 LONGEST_POLL_S = 20.0
 """Seconds that one request is held by the service; it allows 30 at most."""
 
+FIRST_LOOK_S = 0.25
+"""Seconds between two looks for the first plan of a solve."""
+
 PATIENCE_S = 30.0
 """Seconds beyond the time limit for which the service is waited for: a time limit counts solving, not queueing."""
 
@@ -144,8 +147,32 @@ class ServicePlanner:
         Raises:
             ServiceError: unreachable, refused, failed, out of time, or an answer that is not what it claims to be.
         """
-        start = time.monotonic()
-        give_up_at = start + options.time_limit_s + self.patience_s
+        steps = options.steps if options.max_gap else None
+
+        def enough(answer: Answer) -> bool:
+            return not worth_more_time(answer.cost_ns, answer.bound_ns, steps, answer.seconds)
+
+        # a solve is polled for what it has so far only where that may end it, or is shown
+        look_s = LONGEST_POLL_S if on_progress is None and steps is None else 1.0
+        return self._solved(problem, options, enough, look_s, on_progress)
+
+    def first_plan(self, problem: Problem, options: SolveOptions = DEFAULT) -> Answer:
+        """The first plan that the service finds, and what it says in the end where it finds none.
+
+        Raises:
+            ServiceError: as `plan`.
+        """
+        return self._solved(problem, options, lambda answer: answer.cost_ns is not None, FIRST_LOOK_S)
+
+    def _solved(
+        self,
+        problem: Problem,
+        options: SolveOptions,
+        enough: Callable[[Answer], bool],
+        look_s: float,
+        on_progress: OnProgress | None = None,
+    ) -> Answer:
+        give_up_at = time.monotonic() + options.time_limit_s + self.patience_s
         call = service.submission(problem, options, self.options)
         answer = service.answer_of(self.http.call(**call, give_up_at=give_up_at))
         if not answer.status.ended:
@@ -154,8 +181,14 @@ class ServicePlanner:
             log.info(
                 "solve %s: waiting at %s; `remat attach %s` finds it again", answer.id, self.http.base_url, answer.id
             )
-            steps = options.steps if options.max_gap else None
-            answer = self.wait(answer.id, give_up_at=give_up_at, on_progress=on_progress, first=answer, steps=steps)
+            answer = self.wait(
+                answer.id,
+                give_up_at=give_up_at,
+                on_progress=on_progress,
+                first=answer,
+                enough=enough,
+                look_s=look_s,
+            )
         return checked(problem, answer)
 
     def sweep(
@@ -199,11 +232,14 @@ class ServicePlanner:
         give_up_at: float = float("inf"),
         on_progress: OnProgress | None = None,
         first: Answer | None = None,
-        steps: int | None = None,
+        enough: Callable[[Answer], bool] = lambda answer: False,
+        look_s: float = LONGEST_POLL_S,
     ) -> Answer:
         """Long-poll a solve until it ends; past `give_up_at` it is cancelled and its best plan taken.
 
-        So it is when `steps` of training could gain less by a better plan than the time that was spent.
+        Args:
+            enough: whether what the solve has so far is taken as if it had ended.
+            look_s: seconds between two looks at what it has so far, 1 at most where progress is told.
 
         Raises:
             ServiceError: as `plan`.
@@ -217,14 +253,10 @@ class ServicePlanner:
             if answer is not None and answer.status.ended:
                 return answer
             left = give_up_at - time.monotonic()
-            if left <= 0 or (answer is not None and not _worth_more(answer, steps)):
+            if left <= 0 or (answer is not None and enough(answer)):
                 answer = service.cancel(self.http, solve_id, give_up_at=time.monotonic() + 5.0)
                 if not answer.status.ended:
                     raise Unreachable(f"{self.http.base_url} did not end solve {solve_id} in the time given")
                 return answer
-            wait_s = min(LONGEST_POLL_S if on_progress is None and steps is None else 1.0, left)
+            wait_s = min(look_s if on_progress is None else min(look_s, 1.0), left)
             answer = service.poll(self.http, solve_id, wait_s=round(wait_s, 2), give_up_at=give_up_at + 1.0)
-
-
-def _worth_more(answer: Answer, steps: int | None) -> bool:
-    return worth_more_time(answer.cost_ns, answer.bound_ns, steps, answer.seconds)

@@ -18,8 +18,8 @@ from ..planning.budget import readable
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
+from ..planning.sizes import same_structure
 from ..training.names import with_name
-from ..training.sizes import same_structure
 from .devices import Target, target_of
 from .parallel import ALONE, Parallel
 from .step import TargetStep, target_step

@@ -38,7 +38,7 @@ get one. A count of steps never does."""
 MOST_SEEN = 256
 """Values of numbers that are remembered to see whether one comes again."""
 
-MakePlan: TypeAlias = Callable[[Call, Sequence[Planned]], Planned | ChainedModule]
+MakePlan: TypeAlias = Callable[[Call, Sequence[Planned | ChainedModule]], Planned | ChainedModule]
 Made: TypeAlias = Planned | ChainedModule | None
 
 
@@ -183,7 +183,7 @@ class Rematerialized(nn.Module):
             return None, None
         for other in kinds:
             self._latest(other)
-        known = [made for made in kinds.values() if isinstance(made, Planned)]
+        known = [made for made in kinds.values() if made is not None]
         try:
             made = self._make_plan(call, known)
         except CaptureError as error:

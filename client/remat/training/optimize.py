@@ -20,15 +20,15 @@ from ..capture.call import check_module, example_call
 from ..capture.guards import Call
 from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
-from ..chains.training import optimize_chain, stages_budget
+from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable
 from ..planning.headline import headline
-from ..planning.options import SolveOptions, TrainingFields, plan_fields, solve_options
+from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise, planner_for
-from ..planning.quick import quick_answer
+from ..planning.quick import improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
@@ -39,7 +39,6 @@ from .names import name_of, with_name
 from .planned import Planned
 from .release import Release
 from .reserved import StepRoom, linked
-from .sizes import plan_of_another_size
 from .step import running_peak, training_step
 
 log = logging.getLogger("remat")
@@ -124,8 +123,6 @@ def check_training(
     check_functional(options.functional_ops)
     if options.mode == "chain":
         stages_budget(budget, options.slack)
-        if not options.wait:
-            raise InvalidData("wait=False does not go with mode='chain': stages train by the planner's plan only")
     found = planner_for(planner)
     check_method(found.asked, options.method)
     return found
@@ -158,7 +155,7 @@ def planning(
         options = replace(options, mode="graph")
     pinned = None if file is None else PinnedPlanner(file, None if budget is None else given.asked)
 
-    def graph(call: Call, known: Sequence[Planned]) -> Planned:
+    def graph(call: Call, known: Sequence[Planned | ChainedModule]) -> Planned:
         asked = given.here()
         if pinned is not None:
             asked = copy.copy(asked)
@@ -166,39 +163,36 @@ def planning(
         began = time.monotonic()
         asking = with_name(options, name_of(call.module, call.args, call.kwargs))
         with Phases(on_progress) as phases:
-            made = plan_step(call, bytes_there, asked, asking, job=job, known=known, phases=phases)
+            steps = [made for made in known if isinstance(made, Planned)]
+            made = plan_step(call, bytes_there, asked, asking, job=job, known=steps, phases=phases)
             took, answer = time.monotonic() - began, made.answer
             url = page_of(asked.asked, answer)
             phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
         return made
 
-    def chain(call: Call) -> ChainedModule:
+    def chain(call: Call, known: Sequence[Planned | ChainedModule]) -> ChainedModule:
         if not _is_chain(call):
             raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(call.module).__name__}")
-        stages: list[nn.Module] = list(call.module)  # type: ignore[call-overload]
-        return optimize_chain(
-            stages,
+        asking = with_name(options, name_of(call.module, call.args, call.kwargs))
+        chains = [made for made in known if isinstance(made, ChainedModule)]
+        return plan_chain(
+            list(call.module),  # type: ignore[call-overload]
             call.args[0],
-            budget=budget,  # type: ignore[arg-type]  # never with a file
-            planner=given.here(),
-            optimizer=job.optimizer,
-            ema=job.ema,
+            ChainAsked(stages_budget(budget, asking.slack), given.here(), asking, job.optimizer, job.ema),  # type: ignore[arg-type]
+            known=chains,
             on_progress=on_progress,
-            **plan_fields(with_name(options, name_of(call.module, call.args, call.kwargs))),
         )
 
-    def make_plan(call: Call, known: Sequence[Planned]) -> Planned | ChainedModule:
+    def make_plan(call: Call, known: Sequence[Planned | ChainedModule]) -> Planned | ChainedModule:
         if options.mode == "chain":
-            return chain(call)
+            return chain(call, known)
         try:
             return graph(call, known)
         except CaptureError as error:
             if options.mode == "graph" or options.link is not None or not _is_chain(call) or not error.stages_may_do:
                 raise
             log.info("the stages run as a chain: %s", error)
-            if not options.wait:
-                log.warning("training waits for the plan of the chain: wait=False holds for captured steps only")
-            return chain(call)
+            return chain(call, known)
 
     return make_plan
 
@@ -270,7 +264,7 @@ def plan_step(
         return asked.plan(problem, options, on_progress=phases.on_progress)
 
     def quick(problem: Problem) -> Answer:
-        return plan_of_another_size(problem, known) or quick_answer(problem, asked, options)
+        return quick_answer(problem, asked, options, [(planned.step.graph, planned.answer) for planned in known])
 
     def answered(problem: Problem) -> Answer:
         return plan_or_raise(coordinator.answer(problem, lambda: (quick if at_once else ask)(problem)), step.graph)
@@ -289,14 +283,12 @@ def plan_step(
     if not at_once or (answer.gap or 0) <= options.max_gap:
         return made
     log.info("training starts on %s", "the plan of another size" if answer.cache == "near" else "a quick plan")
-    most = answer.cost_ns or 0
 
     def better(answer: Answer) -> Planned | None:
-        cheaper = isinstance(answer.plan, Plan) and (answer.cost_ns or 0) < most
-        fits = cheaper and not room.over_here(lambda: room.reserved(answer.plan))
+        fits = isinstance(answer.plan, Plan) and not room.over_here(lambda: room.reserved(answer.plan))
         return carried(answer) if fits else None
 
-    return replace(made, better=coordinator.later(problem, lambda: ask(problem), better))
+    return replace(made, better=improved(problem, planner, options, answer, better, phases.on_progress))
 
 
 def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, known: Sequence[Planned]) -> Problem:

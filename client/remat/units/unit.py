@@ -10,6 +10,7 @@ from remat_ir import Answer, Plan
 from remat_ir.greedy import checkpointed
 
 from ..capture.guards import Call
+from ..chains.chained import ChainedModule
 from ..errors import CaptureError
 from ..planning.budget import UnitBytes
 from ..planning.options import OnFailure, SolveOptions
@@ -51,9 +52,10 @@ class Unit:
         refuse_enabled(module)
         self.planned = install(module, self._make_plan, self_check=False, on_failure=on_failure)
 
-    def _make_plan(self, call: Call, known: Sequence[Planned]) -> Planned:
+    def _make_plan(self, call: Call, known: Sequence[Planned | ChainedModule]) -> Planned:
         if self.size is not None:
-            return plan_step(call, self.size, self._planner, self._asking, known=known, halves=self.halves)
+            steps = [made for made in known if isinstance(made, Planned)]
+            return plan_step(call, self.size, self._planner, self._asking, known=steps, halves=self.halves)
         try:
             self.first = self._captured(call)
         except CaptureError as error:

@@ -13,6 +13,7 @@ from ..tracing import is_tangent, only_real_tensors
 from .code import Generated, generated, input_strides
 from .fusion import PlanOrder, fusing
 from .parts import (
+    AOTAutogradCache,
     CustomPartitionerFn,
     DebugContext,
     GraphLowering,
@@ -65,12 +66,21 @@ def compile_graph(
     options: Mapping[str, Any],
     seen: Callable[[bool, Generated], None],
     cached: bool = True,
+    stored: Callable[[], bool] = lambda: True,
 ) -> Callable[..., Any]:
     """A module of Dynamo's under Inductor, partitioned by `partition`; `seen` is told what is generated.
 
-    Unless `cached`, `partition` is always called: no earlier compilation is taken from AOTAutograd's cache.
     The backward graph is compiled at once: left to the first call of backward(), it would run outside of `options`.
+
+    Args:
+        cached: unless set, `partition` is always called: no earlier compilation is taken from AOTAutograd's cache.
+        stored: asked after the compilation, whether it goes into that cache.
     """
+    save = AOTAutogradCache.save
+
+    def saved(*args: Any, **kwargs: Any) -> None:
+        if stored():
+            save(*args, **kwargs)
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         with _after_generation(lambda graph: seen(bool(kwargs.get("is_backward")), generated(graph))):
@@ -78,7 +88,8 @@ def compile_graph(
 
     ours = {"custom_partitioner_fn": Partitioner(partition, key), "inductor_choices_class": PlanOrder}
     settings = {"force_non_lazy_backward_lowering": True} | ({} if cached else {"enable_autograd_cache": False})
-    with functorch_config.patch(settings), fusing(PlanOrder()):
+    own_save = replaced(AOTAutogradCache, "save", staticmethod(saved))
+    with functorch_config.patch(settings), fusing(PlanOrder()), own_save:
         function: Any = compile_fx.compile_fx(
             module, example_inputs, inner_compile=inner, config_patches=dict(options) | ours
         )

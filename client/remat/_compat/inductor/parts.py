@@ -12,6 +12,7 @@ from ..versions import lacking, require
 
 try:
     import torch._functorch.config as functorch_config
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._guards import TracingContext, tracing
@@ -35,6 +36,7 @@ except ImportError as error:
 
 
 __all__ = [
+    "AOTAutogradCache",
     "ComputedBuffer",
     "CustomKnapsackSolver",
     "CustomPartitionerFn",
@@ -81,6 +83,7 @@ require(
             (compile_fx.compile_fx_forward, ("gm", "num_orig_model_outputs", "compiler_config_extra", "inner_compile")),
             (compile_fx.compile_fx_backward, ("gm", "compiler_config_extra", "inner_compile")),
             (compile_fx._InProcessFxCompile.codegen_and_compile, ("gm", "inputs_to_check", "graph_kwargs")),
+            (AOTAutogradCache.save, ("key", "entry")),
             (collect_bw_donated_buffer_idxs, ("fw_module", "bw_module", "fw_metadata")),
             (InductorChoices.can_fuse_horizontal, ("scheduler", "node1", "node2")),
             (InductorChoices.can_fuse_vertical, ("scheduler", "node1", "node2")),

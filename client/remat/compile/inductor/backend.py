@@ -21,6 +21,7 @@ from ...capture.operations import notes
 from ...planning.budget import Budget, budget_bytes, readable
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
+from ...planning.quick import improved, quick_answer
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
@@ -64,6 +65,7 @@ class InductorBackend(Backend):
         super().__init__(budget, planner, asking, on_progress)
         self.options = checked_options(options)
         self.carried: list[Carried] = []
+        self._quick: list[Problem] = []
         self.asked = _planner_name(planner.asked)
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -74,20 +76,39 @@ class InductorBackend(Backend):
             PlanningError: there is no plan whose generated code fits.
         """
         self.note_frame()
+        self._quick = []
         return inductor.compile_graph(
-            # a rank that took its code from a cache would leave the others waiting for its word
             module,
             example_inputs,
             self.partition,
             self.key(),
             self.options,
             self._seen,
+            # a rank that took its code from a cache would leave the others waiting for its word
             cached=not self.planner.coordinator.in_step,
+            stored=lambda: not self._quick,
         )
 
     def _ask(self, problem: Problem) -> Answer:
+        """The planner's answer; for another kind of input to a known frame a quick one."""
+        planner, asking = self.planner, self.asking
         with _compat.only_real_tensors():
-            return self.planner.plan(problem, self.asking, on_progress=self.on_progress)
+            if not self._known_frame:
+                return planner.plan(problem, asking, on_progress=self.on_progress)
+            known = self.known()
+            quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
+        if (quick.gap or 0) > asking.max_gap:
+            self._quick.append(problem)
+        return quick
+
+    def _solve_for_later(self, carried: Carried) -> None:
+        """Have the planner solve what was answered quickly, for the next process that compiles it.
+
+        Nothing takes over in this process: the kernels of another plan may round differently.
+        """
+        first_and_last = {id(p): p for p in (*self._quick[:1], *self._quick[-1:])}
+        for problem in first_and_last.values():
+            improved(problem, self.planner, self.asking, carried.answer, lambda answer: None)
 
     def _agreed(self, found: Sequence[int]) -> list[int]:
         """The most that any rank finds of each number."""
@@ -142,6 +163,7 @@ class InductorBackend(Backend):
             functional,
         )
         carried = search.run()
+        self._solve_for_later(carried)
         for note in notes(step):
             log.info("%s", note)
         self.answers.append(carried.answer)
