@@ -128,6 +128,21 @@ def test_the_profile_table_is_shared(served: Service, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_step_starts_on_the_first_plan_of_a_solve_that_goes_on_for_others(served: Service, tmp_path: Path) -> None:
+    asked = hard()
+    planner, options = asking(served.url, tmp_path).asked, SolveOptions(time_limit_s=120, max_gap=0.0)
+    client = ServicePlanner(served.url, timeouts=QUICK)
+    other = service.answer_of(client.http.call(**service.submission(asked, options)))
+    assert isinstance(planner, FallbackPlanner)
+    first = planner.planners[0].first_plan(asked, options)  # type: ignore[attr-defined]
+    verify(asked, first.plan, cost_ns=first.cost_ns)
+    assert first.limit == "cancel"
+    now = service.poll(client.http, str(other.id))
+    assert not now.status.ended
+    service.cancel(client.http, str(other.id))
+
+
+@pytest.mark.slow
 def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: Path) -> None:
     asked = hard()
     planner = ServicePlanner(served.url, timeouts=QUICK)

@@ -16,6 +16,7 @@ from remat.planning.call import Timeouts
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
 from remat.planning.planner import FallbackPlanner, Planner, plan_or_raise, planner_for
+from remat.planning.quick import quick_answer
 from remat.planning.sources import GreedyPlanner, LocalPlanner
 from remat.settings import Settings, settings
 from remat_ir import (
@@ -343,3 +344,36 @@ def test_infeasible_is_believed_where_it_is_true_and_raised_where_a_plan_is_need
     with pytest.raises(NothingFound, match="No plan was found"):
         plan_or_raise(nothing)
     assert plan_or_raise(TRUE) is TRUE
+
+
+def test_a_quick_start_takes_the_first_plan_of_a_running_solve(here: Settings) -> None:
+    """Where no greedy walk fits: the solve is looked at until it has a plan, and left; no solve of seconds is asked."""
+    problem = Problem(graph_of(COSTS, SIZES, READS), 27)
+    found = LocalPlanner().plan(problem)
+    running = Answer(Status.RUNNING, "auto", 27, id="s-1", cache="miss")
+    told = replace(running, cost_ns=found.cost_ns, bound_ns=sum(COSTS))
+    ended = replace(found, status=Status.CANCELLED, limit="cancel", id="s-1", cache="miss", proof=None)
+    ended = replace(ended, bound_ns=sum(COSTS), least_budget_bound_bytes=None)
+    script = in_turn(*(Said(202, answer.to_json()) for answer in (running, running, told)), Said(200, ended.to_json()))
+    with lying(script) as server:
+        planner = planner_for(server.url, given=here, timeouts=QUICK)
+        answer = quick_answer(problem, planner.asked, SolveOptions(time_limit_s=60))
+    assert answer.plan == found.plan
+    assert [(asked.method, asked.path.partition("?")[0]) for asked in server.asked] == [
+        ("POST", "/v1/solves"),
+        ("GET", "/v1/solves/s-1"),
+        ("GET", "/v1/solves/s-1"),
+        ("POST", "/v1/solves/s-1/cancel"),
+    ]
+
+
+def test_a_quick_start_takes_what_is_remembered_here(here: Settings) -> None:
+    planner = planner_for("local", given=here).asked
+    found = planner.plan(PROBLEM)
+    answer = quick_answer(PROBLEM, planner, SolveOptions(time_limit_s=60))
+    assert answer.cost_ns == found.cost_ns
+    assert answer.method == found.method != "greedy"
+
+
+READS = [[], [0], [0, 1], [2], [0, 1, 2], [0, 1, 2], [1, 4], [2], [1], [6, 7], [4], [3, 7], [5, 6, 9], [5, 10]]
+COSTS, SIZES = [2, 6, 5, 8, 9, 3, 8, 8, 9, 3, 5, 4, 3, 9], [6, 5, 6, 8, 5, 5, 7, 3, 8, 9, 4, 4, 4, 6]

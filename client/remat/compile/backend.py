@@ -27,7 +27,7 @@ def backend(
     """A backend for `torch.compile(model, backend=…, fullgraph=True, dynamic=False)` that trains inside a budget.
 
     Dynamo guards the inputs: another shape, dtype or train mode is compiled and planned anew. It starts on a quick
-    plan, and is compiled once more when the planner has a better one; under Inductor it waits for the planner's.
+    plan, and is compiled once more when the planner has a better one; under Inductor the next process has that.
 
     Args:
         budget: as for `remat.optimize`.
