@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.graphs.instances import instance
 from benchmarks.harness.serve import serving
-from remat_ir import Graph, Problem, budget_at
+from remat_ir import Graph, Problem, budget_at, plain_peak
 
 OUT = Path("docs/figures/page")
 QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run"]
@@ -71,6 +71,15 @@ class Asked:
         found = self.http.post("/v1/sweeps", json=body, headers={"Prefer": "wait=30"}).json()
         while not found["ended"]:
             found = self.http.get(f"/v1/sweeps/{found['id']}", params={"wait": 30}).json()
+        return str(found["id"])
+
+    def largest_batch(self, graph: Graph) -> str:
+        """Search for the largest batch in twice the plain peak and return the search's id, once it has ended."""
+        problem = Problem(graph, 2 * plain_peak(graph)).to_json()
+        body = {"problem": problem, "time_limit_s": 10, "total_s": 60, "name": "GPT, 4 layers"}
+        found = self.http.post("/v1/max-batch", json=body, headers={"Prefer": "wait=30"}).json()
+        while not found["ended"]:
+            found = self.http.get(f"/v1/max-batch/{found['id']}", params={"wait": 30}).json()
         return str(found["id"])
 
     def tab(self, width: int, theme: str, height: int = 900) -> Any:
@@ -126,8 +135,10 @@ def pictures(graph_file: Path | None) -> None:
         ids = [
             here.plan(graph, budget_at(graph, f), time_limit_s=30, name="GPT2LMHeadModel 8×1024") for f in (0.7, 0.5)
         ]
+        batch = here.largest_batch(small)
+        shot(here, "max-batch-light.png", f"#/max-batch/{batch}", ".cards tbody tr", 1440, "light", 640)
         shot(here, "list-light.png", "", ".solves tbody tr", 1440, "light")
-        shot(here, "list-phone.png", "", ".solves tbody tr", 390, "light")
+        shot(here, "list-phone.png", "", ".solves tbody tr", 390, "light", top=".picks")
         shot(here, "sweep-light.png", f"#/sweep/{','.join(sweeps)}", ".reasons", 1440, "light")
         shot(here, "compare-dark.png", f"#/compare/{'/'.join(ids)}", DRAWN, 820, "dark", 1180)
         for width, theme, height in ((1440, "light", 1040), (1440, "dark", 1040), (390, "dark", 900)):
@@ -148,11 +159,13 @@ def opened(here: Asked, where: str, wait_for: str, tab: Any, names: list[str] | 
 
 def shot(
     here: Asked, name: str, where: str, wait_for: str, width: int, theme: str, height: int = 900,
-    names: list[str] | None = None,
+    names: list[str] | None = None, top: str | None = None,
 ) -> None:  # fmt: skip
-    """One picture of the top of a page; on a plan's, with the pointer on the curve."""
+    """One picture of a page from its beginning, or from an element on; on a plan's, with the pointer on the curve."""
     tab = here.tab(width, theme, height)
     opened(here, where, wait_for, tab, names)
+    if top is not None:
+        tab.locator(top).evaluate("element => element.scrollIntoView()")
     if names is not None and width > 800:
         box = tab.locator(".u-over").first.bounding_box()
         tab.mouse.move(box["x"] + 0.55 * box["width"], box["y"] + 60)

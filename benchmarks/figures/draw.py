@@ -32,10 +32,10 @@ _HEAD = """# The papers' figures
 This page repeats the figures and tables of the Checkmate paper with remat's own solvers, so that you can compare
 methods at a glance. [The papers, line by line](papers.md) lists everything else in the papers.
 
-Each figure is measured by one command. Unless the text says otherwise, the training graphs are the project's own for the
-networks of the paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as expensive, 32-bit
-floats). The verifier has replayed every plan behind a number. "Proved" means that no plan of the whole space is better,
-not only that none was found.
+Each figure is measured by one command. Unless the text says otherwise, the training graphs are the project's own for
+the networks of the paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as expensive,
+32-bit floats). The verifier has replayed every plan behind a number. "Proved" means that no plan of the whole space
+is better, not only that none was found.
 
 """
 
@@ -44,13 +44,13 @@ _TRADEOFF = """## Overhead against budget (Checkmate, Figure 4)
 ![Overhead against budget](figures/tradeoff.png)
 
 How to read the tables: overhead in % at each budget; `–` means that the method has no plan. `auto` is followed by its
-proved lower bound where the two differ by more than 0.1 % of cost. Costs come from a roofline of the V100 (15.7 TFLOP/s,
-900 GB/s, 5 µs a launch) in place of the paper's profile; batch sizes are those of the paper's public graphs. On linear
-networks the AP and linearized methods are the same as Chen's.
+proved lower bound where the two differ by more than 0.1 % of cost. Costs come from a roofline of the V100 (15.7
+TFLOP/s, 900 GB/s, 5 µs a launch) in place of the paper's profile; batch sizes are those of the paper's public graphs.
+On linear networks the AP and linearized methods are the same as Chen's.
 
 The paper's main results are the lowest overhead everywhere, and for U-Net at 16 GB plans 1.20 times faster than
-linearized greedy's and 1.38 times faster than linearized √n's. Here `auto` has the lowest overhead everywhere too, and
-the two ratios are 1.17 and 1.37 (16.09 GB).
+linearized greedy's and 1.38 times faster than linearized √n's. Here `auto` has the lowest overhead everywhere too,
+and the two ratios are 1.17 and 1.37 (16.09 GB).
 
 """
 
@@ -59,20 +59,22 @@ _BATCHES = """## The largest batch at one more forward pass (Checkmate, Figure 6
 ![The largest batch](figures/batches.png)
 
 Setting: costs in FLOPs; images of 416 × 608 for the segmentation networks and 224 × 224 for the others. Memory is 2 ×
-parameters, the activations and, where the heading says so, the input batch (equations 2, 9 and 10). The paper does not
-say whether a V100's 16 GB are 16 · 10⁹ or 2³⁴ bytes, nor whether Figure 6 charges the input, so there are three tables.
-`auto` is followed by the largest batch that is not proved impossible, where that is another number. On linear networks
-(VGG19, MobileNet, SegNet) the AP and linearized methods are the same as Chen's; Griewank's needs a linear network.
+parameters, the activations and, where the heading says so, the input batch (equations 2, 9 and 10). The paper does
+not say whether a V100's 16 GB are 16 · 10⁹ or 2³⁴ bytes, nor whether Figure 6 charges the input, so there are three
+tables. `auto` is followed by the largest batch that is not proved impossible, where that is another number. On linear
+networks (VGG19, MobileNet, SegNet) the AP and linearized methods are the same as Chen's; Griewank's needs a linear
+network.
 
-With 16 · 10⁹ bytes and a free input, the proved optima for U-Net and VGG19 are exactly what the authors printed, 61 and
-289. The 60 and 62 that they report for FCN8 and SegNet are proved impossible for these graphs there, and possible with
-2³⁴ bytes.
+With 16 · 10⁹ bytes and a free input, the proved optima for U-Net and VGG19 are exactly what the authors printed, 61
+and 289. The 60 and 62 that they report for FCN8 and SegNet are proved impossible for these graphs there, and possible
+with 2³⁴ bytes.
 
-The largest difference is at ResNet50. The paper's 193 is not an optimum: its program is quadratic and was stopped after a
-day, and the paper calls Figure 6 a lower bound there. On this graph (353 ops; batch norms and ReLUs are separate ops)
-keeping everything gives 113 in 16 GiB. Chen's greedy heuristic between articulation points gives 483 at the cost of no
-more than one forward pass. The verifier replays each of these plans, so one more forward pass allows far more than 193. The range
-from 797 to 1127 is what 96 s of search leave open; 280 s, 20 s a first solve, end at 944 to 1070 (load average 14).
+The largest difference is at ResNet50. The paper's 193 is not an optimum: its program is quadratic and was stopped
+after a day, and the paper calls Figure 6 a lower bound there. On this graph (353 ops; batch norms and ReLUs are
+separate ops) keeping everything gives 113 in 16 GiB. Chen's greedy heuristic between articulation points gives 483 at
+the cost of no more than one forward pass. The verifier replays each of these plans, so one more forward pass allows
+far more than 193. The range from 797 to 1127 is what 96 s of search leave open; 280 s, 20 s a first solve, end at 944
+to 1070 (load average 14).
 
 """
 
@@ -88,10 +90,10 @@ _TIMES = """## Solve time against graph size
 
 ![Solve time](figures/times.png)
 
-The budget is halfway between the largest need of a single op and the plain peak. A solve ends at a gap of 0.1 % of cost.
-`milp` is the paper's program and `milp-tight` the disaggregated one, both on HiGHS; their bounds cover plans with one
-recomputation per op and stage. All ran on the same machine in the same run. Compiling the local search, once per
-installation, is not counted.
+The budget is halfway between the largest need of a single op and the plain peak. A solve ends at a gap of 0.1 % of
+cost. `milp` is the paper's program and `milp-tight` the disaggregated one, both on HiGHS; their bounds cover plans
+with one recomputation per op and stage. All ran on the same machine in the same run. Compiling the local search, once
+per installation, is not counted.
 
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remat_ir import Chain, Join, Problem, budget_at, plain_peak
-from service.browsing import Stored, Visit, in_every_look, named_graph
+from service.browsing import GRAPH, Stored, Visit, in_every_look, named_graph
 from service.serving import serving, training_graph
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -48,6 +48,17 @@ def test_every_page_is_readable(visit: Visit, stored: Stored) -> None:
         expect(visit.tab.locator("nav a", has_text="Help")).to_be_visible()
     visit.tab.get_by_text("To the list of solves").click()
     expect(visit.tab.locator(".solves tbody tr").first).to_be_visible()
+
+
+def test_a_solve_with_a_name_shows_it_on_its_page(visit: Visit, stored: Stored) -> None:
+    """Above the headline and in the title of the tab; it is the request's, not the answer's, which others share."""
+    named = stored.service.post(Problem(GRAPH, budget_at(GRAPH, 0.6)), name="GPT-2 of team A")[1]
+    visit.go(f"#/solve/{named['id']}", ".eyebrow")
+    expect(visit.tab.locator(".eyebrow")).to_contain_text("GPT-2 of team A")
+    visit.tab.wait_for_function("document.title.startsWith('GPT-2 of team A: ')")
+    visit.go(f"#/compare/{named['id']}/{stored.plans[1]}", "[data-matrix=S]")
+    expect(visit.tab.locator(f"h3 a[href='#/solve/{named['id']}']")).to_have_text("GPT-2 of team A")
+    assert "name" not in named
 
 
 @in_every_look

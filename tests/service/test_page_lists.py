@@ -202,6 +202,9 @@ def test_a_folded_row_says_what_it_has_come_to_and_a_search_has_its_page(visit: 
     expect(tab.locator(ROWS, has=curve)).to_contain_text("2 of 3 with a plan")
     told = tab.locator(f"{ROWS} .group .block").first.bounding_box()
     assert told["width"] > told["height"], "it is read in lines, not word by word"
+    without = tab.locator(f"{ROWS}:has(a[href='#/sweep/{stored.sweeps[1]}']) .group")
+    expect(without).to_contain_text("0 of 2 with a plan")
+    expect(without.locator("xpath=..")).to_contain_text("nothing found")
     row = tab.locator(ROWS, has_text=name)
     expect(row).to_contain_text(f"batch search of {len(search['solves'])}")
     largest, bound = search["best_batch"], search["bound"]

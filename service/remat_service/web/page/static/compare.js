@@ -22,7 +22,7 @@ window.Remat = window.Remat || {};
   function curves(box, wholes, views) {
     const axis = Remat.chart.timeAxis(0, Math.max(...views.map((v) => v.run.time))), highest = Math.max(...wholes.map((w, i) => Math.max(w.answer.budget_bytes, views[i].run.peak)));
     views.forEach((v, i) => {
-      const { answer } = wholes[i], lanes = Remat.plan.lanesOf(v), stack = v.graph ? Remat.stack.byOrigin(v.graph, v.run) : null, panel = el("section", { "aria-label": `Memory of plan ${"AB"[i]}` }, el("h3", {}, `Plan ${"AB"[i]}: `, el("a", { href: `#/solve/${answer.id}` }, Remat.facts.title(answer))));
+      const { answer } = wholes[i], lanes = Remat.plan.lanesOf(v), stack = v.graph ? Remat.stack.byOrigin(v.graph, v.run) : null, panel = el("section", { "aria-label": `Memory of plan ${"AB"[i]}` }, el("h3", {}, `Plan ${"AB"[i]}: `, el("a", { href: `#/solve/${answer.id}` }, Remat.facts.title(answer, wholes[i].name))));
       box.append(panel);
       Remat.memory.show(panel, axis, { run: v.run, before: null, budget: answer.budget_bytes, boundary: v.boundary, spans: lanes[lanes.length - 1].spans, stack, label: `Memory of plan ${"AB"[i]}: peak ${bytes(v.run.peak)}.`, tell: Remat.plan.telling(v, answer, stack), highest, height: 230 });
       Remat.lanes.show(panel, axis, [lanes[lanes.length - 1], ...Remat.transfers.lanes(v.run)], `Recomputations of plan ${"AB"[i]}`);

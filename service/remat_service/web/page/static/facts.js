@@ -3,7 +3,7 @@
 window.Remat = window.Remat || {};
 (function (Remat) {
   const { el, bytes, time, percent, signed, seconds, state, ended, headline, SOURCES, LIMITS } = Remat.words;
-  const title = (answer) => answer.name || `Solve ${String(answer.id || "").slice(0, 13)}`;
+  const title = (answer, name) => name || `Solve ${String(answer.id || "").slice(0, 13)}`;
 
   // Whether what is proved rests on a certificate, or on a solver's word.
   function trust(answer) {
@@ -49,11 +49,11 @@ window.Remat = window.Remat || {};
     return `${signed((answer.chain_cost_ns * (1 + answer.overhead)) / answer.cost_ns - 1)} time, this plan ${signed(answer.overhead)}`;
   }
 
-  function show(box, answer, plain, total) {
+  function show(box, answer, plain, total, name) {
     const said = headline(answer, plain) || (answer.status === "infeasible" ? `No plan fits ${bytes(answer.budget_bytes)}` : ended(answer) ? "No plan was found" : "Looking for a plan");
-    box.append(el("p", { class: "eyebrow" }, title(answer), " ", state(answer)), el("h1", { class: "headline" }, ended(answer) || !answer.peak_bytes ? said : `${said}, so far`),
+    box.append(el("p", { class: "eyebrow" }, title(answer, name), " ", state(answer)), el("h1", { class: "headline" }, ended(answer) || !answer.peak_bytes ? said : `${said}, so far`),
       cards(answer, plain, total), answer.message ? el("p", { class: "soft" }, answer.message) : null, rest(answer, plain));
-    return said;
+    return name ? `${name}: ${said}` : said;
   }
 
   Remat.facts = { show, title, quality };

@@ -92,7 +92,7 @@ window.Remat = window.Remat || {};
 
   function show(box, whole) {
     const { answer, progress } = whole, v = view(whole);
-    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total);
+    const said = Remat.facts.show(box, answer, v.before ? v.before.peak : null, v.total, whole.name);
     const history = () => {
       if (!v.total || !progress || !progress.length || (ended(answer) && progress.length < 2)) return;
       const section = el("section", { "aria-label": "How the solve went" }, el("h2", {}, "How the solve went"));

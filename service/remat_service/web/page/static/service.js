@@ -43,6 +43,7 @@ window.Remat = window.Remat || {};
     offline: offline ? JSON.parse(offline.textContent) : null,
     list: (asked) => call(`v1/solves?${new URLSearchParams(asked)}`),
     solve: (id) => call(`v1/solves/${enc(id)}`),
+    nameOf: async (id) => (await call(`v1/solves?${new URLSearchParams({ search: id, limit: 1 })}`)).solves.find((s) => s.id === id)?.name || null, // an answer has none: it is shared
     problem: (id) => call(`v1/solves/${enc(id)}/problem`),
     timeline: (id) => call(`v1/solves/${enc(id)}/timeline`),
     progress: (id) => call(`v1/solves/${enc(id)}/progress`),
