@@ -37,7 +37,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Answers over HTTP: each problem solved once, verified, stored and shared."""
+    """Run and operate the service: each problem is solved once, verified, stored and shared."""
 
 
 @app.command()
@@ -47,7 +47,7 @@ def serve(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
     workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
 ) -> None:
-    """Serve until a signal; the line `remat-service ready on URL` says where."""
+    """Run the service until a signal; the line `remat-service ready on URL` says where."""
     from .logs import set_up
     from .web.server import serve as run
 
@@ -62,7 +62,7 @@ def worker(
     workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
     metrics_port: Annotated[int, typer.Option(help="Port for Prometheus metrics; 0 for none.")] = 0,
 ) -> None:
-    """Solve what servers queue, on this machine, until a signal."""
+    """Run a worker, which solves what servers queue, until a signal."""
     from .logs import set_up
     from .solving.worker import work
 
@@ -102,7 +102,7 @@ def openapi() -> None:
 def scrub(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
-    """Read all that is stored again; mend or drop what is damaged, also while a service runs."""
+    """Read everything in the store again, and repair or drop what is damaged; also while a service runs."""
     from .storage.database import Database
     from .storage.prepare import migrate as prepare
     from .storage.scrub import scrub as run
@@ -153,7 +153,7 @@ def audit(
 def history(
     limit: Annotated[int, typer.Option(min=1, help="How many of the latest acts.")] = 100,
 ) -> None:
-    """Who has changed tenants, keys, groups or the store: one JSON object a line, oldest first."""
+    """Print who has changed tenants, keys, groups or the store: one JSON object per line, oldest first."""
     from .commands.transaction import in_database
     from .tenants.administration import acts
 

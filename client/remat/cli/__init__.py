@@ -32,7 +32,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell on standard error what is done.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log on standard error what is done; full tracebacks.")
+    ] = False,
     version_asked: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -72,15 +72,24 @@ LinkOption = Annotated[
 ]
 MethodOption = Annotated[str, typer.Option("--method", "-m", help="A method of the solver; auto combines them.")]
 TimeOption = Annotated[float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds to solve for.")]
-GapOption = Annotated[float, typer.Option("--max-gap", "-g", metavar="G", help="Stop at this (cost − bound) / cost.")]
+GapOption = Annotated[
+    float, typer.Option("--max-gap", "-g", metavar="G", help="Stop at this gap, (cost − bound) / cost.")
+]
 StepsOption = Annotated[
     int | None,
-    typer.Option("--steps", min=1, metavar="N", help="End when N steps of training could not gain what waiting costs."),
+    typer.Option(
+        "--steps",
+        min=1,
+        metavar="N",
+        help="Stop when a better plan could save less in N steps of training than the time already spent.",
+    ),
 ]
-UrlOption = Annotated[str | None, typer.Option("--base-url", metavar="URL", help="The service; over REMAT_BASE_URL.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--base-url", metavar="URL", help="URL of the service, instead of REMAT_BASE_URL.")
+]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="What the service's lists call the solve; it is sent there."),
+    typer.Option("--name", metavar="NAME", help="Name of the solve in the service's lists; it is sent there."),
 ]
 LocalOption = Annotated[bool, typer.Option("--local", help="Solve here, whatever REMAT_BASE_URL says.")]
 MethodOptions = Annotated[

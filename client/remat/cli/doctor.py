@@ -35,14 +35,14 @@ Check: TypeAlias = tuple[str, bool | None, str]
 def doctor(
     base_url: UrlOption = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", "-b", metavar="SIZE", help="Is so much free on a GPU?")
+        str | None, typer.Option("--budget", "-b", metavar="SIZE", help="Whether a GPU has this much free memory.")
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--gpu-report", metavar="FILE", help="Judge a report of make test-gpu.")
+        Path | None, typer.Option("--gpu-report", metavar="FILE", help="Evaluate a report of make test-gpu.")
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Whether everything is in place: versions, settings, service, solver, torch, GPUs, and a folder for the memo."""
+    """Check the installation: versions, settings, service, solver, torch, GPUs, and the folder of the memo."""
     if report is not None:
         checks: list[Check] = [(verdict.case, verdict.fine, verdict.found) for verdict in verdicts(_json(report))]
     else:

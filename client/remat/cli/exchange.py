@@ -17,7 +17,9 @@ from .solve import budget_of, given_out, options_of
 
 GRAPH_FORMATS = ("node-link", "remat-graph/1")
 
-ProgramOption = Annotated[str, typer.Option("--method", "-m", help="Whose program: milp, milp-tight or milp-forward.")]
+ProgramOption = Annotated[
+    str, typer.Option("--method", "-m", help="The method whose program it is: milp, milp-tight or milp-forward.")
+]
 
 
 @app.command()
@@ -35,7 +37,7 @@ def export(
     method: ProgramOption = "milp",
     option: MethodOptions = None,
 ) -> int:
-    """The program that a method solves on FILE, for another engine; or FILE itself as a graph of another form."""
+    """Write the program that a method solves on FILE, for another engine; or FILE itself in another graph format."""
     subject = read_subject(file)
     if not isinstance(subject, Graph):
         raise InvalidData(f"{file}: export takes graphs only")
@@ -65,7 +67,10 @@ def import_solution(
     option: MethodOptions = None,
     as_json: JsonOption = False,
 ) -> int:
-    """The plan of a solution of an exported program, replayed on FILE; budget, method and options as exported."""
+    """Make a plan from the solution of an exported program and replay it on FILE.
+
+    Give the budget, method and options of the export.
+    """
     subject = read_subject(file)
     problem = Problem(subject, budget_of(subject, budget, budget_fraction))
     found: Answer = solver_door("import_solution")(

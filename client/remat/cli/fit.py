@@ -61,14 +61,19 @@ def fit(
     batch: BatchOption = None,
     optimizer: OptimizerOption = None,
     release_gradients: Annotated[
-        bool, typer.Option("--release-gradients", help="Say also what it is with gradients released as they are made.")
+        bool, typer.Option("--release-gradients", help="Also plan with gradients released as they are made.")
     ] = False,
     parallel: Annotated[
         str | None,
-        typer.Option("--parallel", metavar="P", help="Of one rank of many: dp=8, fsdp=8, tp=2, or fsdp=8,tp=2."),
+        typer.Option(
+            "--parallel", metavar="P", help="Plan for one rank of several: dp=8, fsdp=8, tp=2, or fsdp=8,tp=2."
+        ),
     ] = None,
     max_overhead: Annotated[
-        float, typer.Option("--max-overhead", metavar="F", help="The most that the largest batch's plan may cost more.")
+        float,
+        typer.Option(
+            "--max-overhead", metavar="F", show_default="1/3", help="Largest overhead of the largest batch's plan."
+        ),
     ] = 1 / 3,
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")

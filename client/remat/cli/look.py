@@ -41,7 +41,8 @@ from .show import counted, duration, percent
 from .solve import budget_in
 
 PlanArgument = Annotated[
-    Path | None, typer.Argument(metavar="[PLAN]", help="A plan, or an answer that has one; none means plain training.")
+    Path | None,
+    typer.Argument(metavar="[PLAN]", help="A plan, or an answer that has one; without one, plain training."),
 ]
 BudgetLine = Annotated[str | None, typer.Option("--budget", "-b", metavar="BYTES", help="Draw this budget as a line.")]
 
@@ -54,7 +55,7 @@ def show(
     png: Annotated[Path | None, typer.Option("--png", metavar="OUT", help="Write the picture here.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Memory over the steps of PLAN on FILE, the plan without recomputation next to it."""
+    """Show the memory over the steps of PLAN on FILE, next to training without recomputation."""
     check_picture(png)
     subject = read_subject(file)
     plain = plain_curve(subject)
@@ -89,7 +90,7 @@ def explain(
     top: Annotated[int, typer.Option("--top", "-n", help="Rows of each table.")] = 12,
     as_json: JsonOption = False,
 ) -> int:
-    """What is resident at the peak, and what PLAN computes again, by name where FILE has names."""
+    """List what is resident at the peak, and what PLAN computes again, by name where FILE has names."""
     subject = read_subject(file)
     graph = _graph_of(subject, file)
     plan, _ = (None, None) if plan_file is None else read_plan_file(plan_file)

@@ -43,7 +43,7 @@ def attach(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Wait for a solve that is under way, or was: its answer is there again by its id. Leaving does not end it."""
+    """Wait for a solve by its id and print its answer. Interrupting the wait does not end the solve."""
     planner = _planner(base_url)
     solve_id = _whole_id(planner, solve_id)
     answer = _watched(planner, solve_id, time.monotonic() + wait, quiet)
@@ -56,18 +56,18 @@ def attach(
 def cancel(
     solve_id: IdArgument, output: OutputOption = None, base_url: UrlOption = None, as_json: JsonOption = False
 ) -> int:
-    """End a solve, or leave it to its other subscribers, and take its best plan so far."""
+    """End a solve and print its best plan so far. Others who wait for the same solve keep it running."""
     planner = _planner(base_url)
     return _told(service.cancel(planner.http, _whole_id(planner, solve_id)), output, as_json)
 
 
 @app.command(name="ls")
 def list_solves(
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many, newest first.")] = 20,
     base_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """The solves at the service, newest first."""
+    """List the solves at the service, newest first."""
     rows = service.solves(_planner(base_url).http, limit)
     if as_json:
         print(json.dumps(rows))

@@ -133,7 +133,7 @@ def max_batch(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """The largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
+    """Find the largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
     subject = read_subject(file)
     if not isinstance(subject, Graph):
         raise InvalidData(f"{file}: a batch is searched for graphs only")

@@ -15,7 +15,7 @@ from ..settings import Settings, driver_url
 from ..storage.tables import bounds, efforts, floors, plans, proofs
 from .transaction import in_database
 
-store_app = typer.Typer(no_args_is_help=True, help="What is stored, of all tenants.")
+store_app = typer.Typer(no_args_is_help=True, help="List or remove what is stored, of all tenants.")
 
 _PARTS = (("plans", plans), ("proofs", proofs), ("bounds", bounds), ("floors", floors), ("efforts", efforts))
 
