@@ -45,9 +45,9 @@ recompute_collectives=None, name=None)
         time_limit_s: seconds for each solve, more than 0; time in a service's queue does not count.
         max_gap: a solve ends when (cost − bound) / cost is no larger; at least 0 and below 1.
         slack: bytes reserved over bytes allocated, where a budget is bytes of a device; at least 1.
-        wait: False starts training on a quick plan: the client's greedy one, or where that does not fit, the first that
-            the planner has. The planner's answer takes over at the start of a later step, once it is there. True waits
-            for the first plan of a module; later kinds of calls start as with False.
+        wait: False starts training on a quick plan: one that this machine remembers, the client's greedy one, or where
+            that does not fit, the first that the planner has. The planner's answer takes over at the start of a later
+            step, once it is there. True waits for the first plan of a module; later kinds of calls start as with False.
         self_check: whether the first step of each plan measures its peak, and warns where it is off by more than 3 %.
             Chains have no such check.
         on_failure: what to do where a step cannot be captured: "raise", or train "plain" and log a warning.

@@ -73,9 +73,11 @@ class FallbackPlanner:
         Raises:
             RematError: every planner failed, or one did and `strict` is set.
         """
-        remembered = self.remembered(problem, options)
-        if remembered is not None:
-            return remembered
+        known = self.remembered(problem, options)
+        if known is None and self.memo is not None:
+            known = self.memo.near(problem, options.method, options.max_gap)
+        if known is not None:
+            return known
         last: Answer | None = None
         failure: Exception | None = None
         for planner in self.planners:
@@ -104,11 +106,10 @@ class FallbackPlanner:
         return last
 
     def remembered(self, problem: Problem, options: SolveOptions = DEFAULT) -> Answer | None:
-        """The answer that this machine has kept, if it needs no more work; nobody is asked."""
+        """The answer to this very problem that this machine has kept, if it needs no more work; nobody is asked."""
         if self.memo is None:
             return None
-        known = self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
-        return known or self.memo.near(problem, options.method, options.max_gap)
+        return self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
 
     def _remember(self, planner: Planner, problem: Problem, answer: Answer, options: SolveOptions) -> None:
         # a greedy plan must not stand in the way of the service's once that is back
