@@ -136,7 +136,7 @@ def pictures(graph_file: Path | None) -> None:
             here.plan(graph, budget_at(graph, f), time_limit_s=30, name="GPT2LMHeadModel 8×1024") for f in (0.7, 0.5)
         ]
         batch = here.largest_batch(small)
-        shot(here, "max-batch-light.png", f"#/max-batch/{batch}", ".cards tbody tr", 1440, "light", 640)
+        shot(here, "max-batch-light.png", f"#/max-batch/{batch}", ".cards tbody tr", 1440, "light", 480)
         shot(here, "list-light.png", "", ".solves tbody tr", 1440, "light")
         shot(here, "list-phone.png", "", ".solves tbody tr", 390, "light", top=".picks")
         shot(here, "sweep-light.png", f"#/sweep/{','.join(sweeps)}", ".reasons", 1440, "light")

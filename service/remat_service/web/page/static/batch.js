@@ -2,7 +2,7 @@
 // A search for the largest batch inside a budget: what it has reached, what is proved, and every batch that it tried.
 window.Remat = window.Remat || {};
 (function (Remat) {
-  const { el, bytes, signed, seconds, state } = Remat.words, service = Remat.service;
+  const { el, bytes, signed, seconds, state, inSearch } = Remat.words, service = Remat.service;
 
   function sentence(batch, bound) {
     if (!bound) return "no batch trains";
@@ -11,7 +11,7 @@ window.Remat = window.Remat || {};
 
   function table(search) {
     const heads = ["Batch", "State", "More time", "Peak", "Solving", "Solve"];
-    const rows = search.solves.map((s, i) => [search.batches[i], state(s), signed(s.overhead), bytes(s.peak_bytes), seconds(s.seconds), el("a", { href: `#/solve/${s.id}`, title: s.message }, s.id === search.best_solve ? "the plan of the largest" : "plan")]);
+    const rows = search.solves.map((s, i) => [search.batches[i], state(inSearch(s)), signed(s.overhead), bytes(s.peak_bytes), seconds(s.seconds), el("a", { href: `#/solve/${s.id}`, title: s.message }, s.id === search.best_solve ? "the plan of the largest" : "plan")]);
     const cls = (i) => (i === 1 || i === 5 ? null : "n");
     return el("div", { class: "scroll" }, el("table", { class: "cards" }, el("thead", {}, el("tr", {}, heads.map((h, i) => el("th", { scope: "col", class: cls(i) }, h)))), el("tbody", {}, rows.map((row) => el("tr", {}, row.map((c, i) => el("td", { class: cls(i), "data-label": heads[i] }, c)))))));
   }

@@ -2,7 +2,7 @@
 // The list of solves: filtered, sorted and paged by the service; sweeps folded; two of them picked to compare.
 window.Remat = window.Remat || {};
 (function (Remat) {
-  const { el, bytes, percent, signed, seconds, ago, state, ended, SOURCES } = Remat.words, service = Remat.service;
+  const { el, bytes, percent, signed, seconds, ago, state, inSearch, ended, SOURCES } = Remat.words, service = Remat.service;
   const COLUMNS = [["", null], ["Name", null], ["Submitted", "created_at"], ["State", "status"], ["Memory of plain", null], ["Budget", "budget_bytes", "n"], ["More time", "overhead", "n"],
     ["From optimal", "gap", "n"], ["Ops", "ops", "n"], ["Solving", "seconds", "n"], ["Source", null]];
   const STATES = [["", "all states"], ["optimal", "optimal"], ["feasible", "plan found"], ["running,queued", "solving or waiting"], ["infeasible,nothing_found", "no plan"], ["cancelled", "cancelled"], ["failed", "failed"]];
@@ -28,7 +28,7 @@ window.Remat = window.Remat || {};
     const cancel = ended(s) ? null : el("button", { class: "quiet", "aria-label": `Cancel ${name}`, onclick: () => service.cancel(s.id).then(tools.again, tools.tell) }, "Cancel");
     const more = folded ? [el("button", { class: "quiet", "aria-expanded": tools.open.has(s.group.id) ? "true" : "false", "aria-label": `Show the ${s.group.requests} solves of this ${s.group.kind}`, onclick: () => tools.toggle(s.group.id) }, `${tools.open.has(s.group.id) ? "▾" : "▸"} ${s.group.kind === "sweep" ? "sweep" : "batch search"} of ${s.group.requests}`), el("a", { href: `#/${s.group.kind}/${s.group.id}` }, s.group.kind === "sweep" ? "curve" : "search"), el("span", { class: "block" }, summary(s.group))] : null;
     const link = el("a", { href: `#/solve/${s.id}` }, name), how = el("span", { class: "soft block" }, s.method);
-    const cells = [picked, more ? [el("div", { class: "group" }, more), el("span", { class: "soft" }, "newest: "), link, s.peak_bytes || !ended(s) ? "" : [": ", state(s)], how].flat() : [link, how], ago(s.created_at), [state(s), cancel], share(s), bytes(s.budget_bytes), signed(s.overhead),
+    const cells = [picked, more ? [el("div", { class: "group" }, more), el("span", { class: "soft" }, "newest: "), link, s.peak_bytes || !ended(s) ? "" : [": ", state(s)], how].flat() : [link, how], ago(s.created_at), [state(s.group && s.group.kind === "max-batch" ? inSearch(s) : s), cancel], share(s), bytes(s.budget_bytes), signed(s.overhead),
       s.gap === 0 ? "0 %" : percent(s.gap), s.ops ?? "–", seconds(s.seconds), `${(SOURCES[s.cache] || "–").replace("solved for this request", "solved")}${s.joined ? `, shared by ${s.joined + 1}` : ""}`];
     return el("tr", { class: inner ? "inner" : null }, cells.map((c, i) => el("td", { class: COLUMNS[i][2] || (i === 4 ? "share" : null), "data-label": COLUMNS[i][0] || "Compare" }, c)));
   }

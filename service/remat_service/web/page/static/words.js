@@ -34,6 +34,9 @@ window.Remat = window.Remat || {};
   const ended = (answer) => answer.status !== "queued" && answer.status !== "running";
   const state = (answer) => el("span", { class: `state ${answer.status}` }, el("span", { "aria-hidden": "true" }, `${STATES[answer.status][0]} `), STATES[answer.status][1]);
 
+  // A search for the largest batch ends a solve as soon as it knows enough: nobody has given it up.
+  const inSearch = (answer) => (answer.status === "cancelled" ? { ...answer, status: answer.peak_bytes ? "feasible" : "nothing_found" } : answer);
+
   // "1.28 GiB → 655 MiB (−49 %) for +9.7 % time": memory without and with the plan, and what it costs.
   function headline(answer, plain) {
     if (!answer.peak_bytes) return null;
@@ -75,5 +78,5 @@ window.Remat = window.Remat || {};
   // An error that belongs to one field of a form.
   const wrong = (field, text) => Object.assign(new Error(text), { field });
 
-  Remat.words = { bytes, time, percent, signed, seconds, ago, el, save, budget, state, ended, headline, wrong, SOURCES, LIMITS };
+  Remat.words = { bytes, time, percent, signed, seconds, ago, el, save, budget, state, inSearch, ended, headline, wrong, SOURCES, LIMITS };
 })(window.Remat);
