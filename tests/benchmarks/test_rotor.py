@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.models.stages import densenet, resnet
+from benchmarks.models.stages import PROFILED, TRAINED, densenet, resnet
 from benchmarks.training.rotor import Row, draw, measured, read, summary, table
 
 
@@ -42,3 +42,18 @@ def test_the_experiment(tmp_path: Path) -> None:
     assert table(summaries).count("\n") == 5
     draw(groups, tmp_path / "rotor.png")
     assert (tmp_path / "rotor.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_pages_have_the_table_of_the_committed_rows() -> None:
+    root = Path(__file__).parents[2]
+    text = table([summary(rows) for rows in read(root / "benchmarks" / "results" / "rotor.csv")])
+    for page in ("benchmarks/results/rotor.md", "docs/papers.md"):
+        assert text in (root / page).read_text(), page
+
+
+def test_the_networks_of_the_paper_are_all_there() -> None:
+    """Each is trained, narrow; those for large images are profiled in their full width, too."""
+    resnets = {f"resnet{layers}" for layers in (18, 34, 50, 101, 152, 200)}
+    densenets = {f"densenet{layers}" for layers in (121, 161, 169, 201)}
+    assert set(TRAINED) == {*resnets, "resnet1001", *densenets, "inception"}
+    assert set(PROFILED) == {*resnets, *densenets, "inception"}
