@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import pytest
@@ -13,6 +14,7 @@ import remat
 from client.small_models import Case, numbers
 from client.test_exact import callable_of, everything_again, outcome
 from client.test_zoo import stock_of
+from remat.capture.trace import capture
 from remat.errors import CaptureError
 from remat.profiling import measure
 from remat.training.step import training_step
@@ -192,3 +194,37 @@ class Mean(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.square().mean()
+
+
+@torch.library.custom_op("remat_tests::collecting", mutates_args=())
+def collecting(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_the_collector_of_cycles_rests_while_a_step_is_traced_and_is_then_as_it_was() -> None:
+    seen: list[bool] = []
+
+    def fake(x: torch.Tensor) -> torch.Tensor:
+        seen.append(gc.isenabled())
+        return torch.empty_like(x)
+
+    collecting.register_fake(fake)
+
+    class Net(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            found = super().forward(input)
+            return (found + collecting(found.detach())).sum()
+
+    capture(Net(4, 4), (numbers(2, 4),), {})
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
+    with pytest.raises(CaptureError):
+        capture(Net(4, 4), (numbers(2, 3),), {})
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        capture(Net(4, 4), (numbers(2, 4),), {})
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

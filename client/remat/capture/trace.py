@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ def capture(
     _refuse_backward_hooks(module, whole=run is None or run is module)
     install_recorders(module)
     try:
-        with generators.kept(), contextlib.ExitStack() as stack:
+        with generators.kept(), _no_collections(), contextlib.ExitStack() as stack:
             run = module if run is None else run
             graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
             guards = _compat.CallGuards(graph, run, args, kwargs)
@@ -100,6 +101,19 @@ def capture(
         returns_numbers=any(isinstance(result, (int, float)) for result in results[:forward_outputs]),
         descriptor=descriptor,
     )
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's collector of cycles rests: what a trace makes is alive until it ends, and walking it again took time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def refuse(joint: fx.GraphModule) -> None:
