@@ -92,6 +92,20 @@ def test_stops_within_a_second_when_told(name: str) -> None:
         assert again.objective == pytest.approx(brute_optimum(small))
 
 
+def test_a_turn_ends_an_integer_program_and_a_tree(engines: dict[str, Engine]) -> None:
+    program, engine = hard_program(), engines["highs"]
+    outcome = engine.run(program, deadline=Deadline(60), turn_s=0.1)
+    assert outcome.status in ("feasible", "nothing_found")
+    root = engine.lp(program, deadline=Deadline(60)).bound
+    turns = (1e-3, 0.3, 1e-3)
+    grown = [engine.tree(program, cutoff=1e6, deadline=Deadline(60), stopped=None, turn_s=turn) for turn in turns]
+    assert all(outcome.tree is not None and outcome.x is None for outcome in grown)
+    assert grown[0].bound == pytest.approx(root)
+    assert root < grown[1].bound <= 1e6
+    # asked for again it grows on
+    assert grown[2].bound >= grown[1].bound
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_takes_a_start(engines: dict[str, Engine], name: str) -> None:
     program = next(p for p in map(random_program, range(9)) if brute_optimum(p) is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
@@ -9,10 +11,13 @@ from hypothesis import strategies as st
 
 from drawn import graphs
 from remat_ir import Graph, Plan, Problem, Status, budget_at, graph_of, plain_peak, plain_plan, verify
+from remat_ir.greedy import greedy_plan
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
 from remat_solver.search import Search, compiling, least_plan, polish
+from remat_solver.search.restarts import SLICE
 from solver.brute import optimum as brute_optimum
 
 
@@ -107,3 +112,23 @@ def test_a_smaller_budget_is_found_than_the_plain_plan_needs() -> None:
     assert least_plan(graph, low, plain, Deadline(20), lambda: True) == plain
     answer = solve(Problem(graph, low), method="auto", time_limit_s=8)
     assert answer.plan is not None or (answer.least_budget_bytes or high) < 0.9 * high
+
+
+def test_a_search_rests_while_a_claim_is_certified() -> None:
+    graph = instance("unet-2")
+    problem = Problem(graph, budget_at(graph, 0.5))
+    moves = []
+    for claims in (True, False):
+        incumbent = Incumbent(problem, Deadline(60), 0.0, certify=True)
+        plan = greedy_plan(graph, problem.budget_bytes)
+        assert plan is not None
+        incumbent.offer(plan, "greedy")
+        assert incumbent.cost_ns is not None
+        if claims:
+            incumbent.raise_bound(incumbent.cost_ns, "an engine")
+        search = Search(graph, problem.budget_bytes)
+        ending = threading.Timer(1.0, incumbent.close)
+        ending.start()
+        search.run(incumbent)
+        moves.append(search.moves)
+    assert moves[0] <= SLICE < moves[1]

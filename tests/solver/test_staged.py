@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.graphs.instances import instance
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from remat_ir import (
     verify,
     verify_answer,
 )
+from remat_ir.greedy import greedy_plan
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
 from remat_solver import solve
@@ -31,7 +33,8 @@ from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
-from remat_solver.staged.prove import Proof, Switches
+from remat_solver.staged.apart import Switches
+from remat_solver.staged.prove import Proof
 from remat_solver.staged.realize import in_order, point
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
@@ -194,6 +197,28 @@ def test_the_spans_are_why(engines: Engines) -> None:
     assert all(b >= a - 1e-6 * abs(a) - 1.0 for a, b in zip(bounds[True], bounds[True][1:], strict=False))
     assert min(bounds[False][2:]) < bounds[False][1]
     assert bounds[True][-1] > bounds[False][-1]
+
+
+def test_linear_programs_look_ahead_where_no_memory_is_broken(engines: Engines) -> None:
+    graph = instance("unet-2-whole")
+    problem = Problem(graph, budget_at(graph, 0.5))
+    bounds = {}
+    for certify in (False, True):
+        incumbent = Incumbent(problem, Deadline(60), 0.0, certify=certify)
+        if certify:
+            # only where a plan is known there is a gap to close
+            plan = greedy_plan(problem.graph, problem.budget_bytes)
+            assert plan is not None
+            incumbent.offer(plan, "greedy")
+        proof = Proof(incumbent)
+        proof._linear(engines.highs)
+        bounds[certify] = incumbent.bound_ns
+        if not certify:
+            rows = proof.apart.rows
+            before = set(rows.cuts), list(rows.spans)
+            assert rows.with_cut(max(rows.cuts) - 1) != rows
+            assert (rows.cuts, rows.spans) == before
+    assert bounds[True] > bounds[False] > graph.total_cost_ns
 
 
 def test_without_single_stages_everything_said_holds_in_the_whole_space(engines: Engines) -> None:

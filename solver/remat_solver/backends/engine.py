@@ -54,6 +54,8 @@ _LEAST_MEMORY = 2**30
 
 _GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
+_TREE_GRACE_S = 1.5
+"""The same for a tree, which is handed over whole or not at all, where the deadline leaves so much."""
 
 
 class Engine:
@@ -117,6 +119,7 @@ class Engine:
         threads: int = 1,
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
+        turn_s: float | None = None,
     ) -> Outcome:
         """Solve a mixed integer program.
 
@@ -127,6 +130,7 @@ class Engine:
             stopped: polled every 50 ms; once it returns True the engine is stopped and its best returned.
             absolute_gap, relative_gap: the engine may stop at either; "optimal" is meant within them.
             options: the engine's own, passed through: HiGHS options, CP-SAT parameters, CBC commands.
+            turn_s: CPU seconds after which HiGHS returns its best, however busy the machine is; others take no notice.
         """
         members = {
             "offset": program.offset,
@@ -135,6 +139,7 @@ class Engine:
             "threads": threads,
             "seed": seed,
             "options": dict(options or {}),
+            "turn_s": turn_s,
         }
         arrays = program_arrays(program)
         if start is not None:
@@ -166,15 +171,17 @@ class Engine:
         deadline: Deadline | None,
         stopped: Callable[[], bool] | None,
         factor: Floats | None = None,
+        turn_s: float | None = None,
     ) -> Outcome:
         """Branch on integer columns until each leaf's linear program reaches the cutoff, or time is up; HiGHS only.
 
         Args:
             factor: [rows] the powers of two by which rows in whole numbers, each with one side, over whole columns were
                 multiplied; then cutting planes are added first.
+            turn_s: CPU seconds after which it ends as it does when time is up.
         """
         self._only_highs()
-        members = {"offset": program.offset, "options": {}, "cutoff": cutoff}
+        members = {"offset": program.offset, "options": {}, "cutoff": cutoff, "turn_s": turn_s}
         arrays = program_arrays(program) | ({} if factor is None else {"factor": factor})
         return self._ask("tree", program, members, arrays, deadline, None, stopped)
 
@@ -212,7 +219,8 @@ class Engine:
             finally:
                 if guard is not None:
                     guard.cancel()
-            return self._listen(program, watch, on_improvement, stopped)
+            grace_s = max(_GRACE_S[self.name], min(_TREE_GRACE_S, watch.remaining()) if kind == "tree" else 0.0)
+            return self._listen(program, watch, on_improvement, stopped, grace_s)
         finally:
             self._lock.release()
 
@@ -222,6 +230,7 @@ class Engine:
         watch: Deadline,
         on_improvement: Callable[[Improvement], None] | None,
         stopped: Callable[[], bool] | None,
+        grace_s: float,
     ) -> Outcome:
         best = Best(program)
         stopping: Deadline | None = None
@@ -244,7 +253,7 @@ class Engine:
                     on_improvement(best.news(message, watch.elapsed()))
             if stopping is None and (watch.passed() or (stopped is not None and stopped())):
                 why = "the time was up" if watch.passed() else "stopped"
-                stopping = Deadline(_GRACE_S[self.name])
+                stopping = Deadline(grace_s)
                 self._say_stop()
             elif stopping is not None and stopping.passed():
                 self.close()

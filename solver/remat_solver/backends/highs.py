@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +68,7 @@ def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[
         start = arrays.get("start")
         _start_from(solver, program, start, _COMPLETION_S if limit is None else min(_COMPLETION_S, 0.1 * limit), link)
         _stream(solver, link)
-        _stop_by_callback(solver, link)
+        _stop_by_callback(solver, link, turn_s=members.get("turn_s"))
     solver.run()
     _report(solver, kind, program, link)
 
@@ -155,11 +157,13 @@ def _stream(solver: Any, link: Link) -> None:
     callback += improving
 
 
-def _stop_by_callback(solver: Any, link: Link, simplex: bool = False) -> None:
+def _stop_by_callback(solver: Any, link: Link, simplex: bool = False, turn_s: float | None = None) -> None:
+    until = math.inf if turn_s is None else time.process_time() + turn_s
+
     def interrupt(event: Any) -> None:
         if not simplex:
             link.improved(bound=_bound(event.data_out.mip_dual_bound))
-        if link.stop.is_set():
+        if link.stop.is_set() or time.process_time() > until:
             event.data_in.user_interrupt = True
 
     callback = solver.cbSimplexInterrupt if simplex else solver.cbMipInterrupt

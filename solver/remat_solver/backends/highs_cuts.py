@@ -96,13 +96,12 @@ class Cuts:
 
         Once `stopped` returns True it looks no further.
         """
+        now = _Entries(self, x, in_program)
         found = []
-        for multipliers, divisors in chain(self._single(x), self._tableau(solver, x, in_program)):
+        for multipliers, divisors in chain(self._single(now), self._tableau(solver, now)):
             if stopped():
                 break
-            rough = self._deepest(multipliers, divisors, x)
-            if rough is not None:
-                found.append(rough)
+            found += _deepest(now, multipliers, divisors)
         found.sort(key=lambda each: -each.depth)
         chosen: list[Cut] = []
         normals = np.zeros((_MOST_CUTS, self.columns))
@@ -133,63 +132,33 @@ class Cuts:
         self.scale.append(cut.scale)
         return len(self.index) - 1
 
-    def _tableau(self, solver: Any, x: Floats, in_program: Sequence[int]) -> Iterator[tuple[dict[int, int], list[int]]]:
-        """Whole multipliers of rows of the tableau whose basic column is fractional, in both signs."""
+    def _tableau(self, solver: Any, now: _Entries) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """Whole multipliers of rows of the tableau whose basic column is fractional."""
         basic = np.asarray(solver.getBasicVariables()[1])
         rows = np.flatnonzero(basic >= 0)
-        away = np.abs(x[basic[rows]] - np.round(x[basic[rows]]))
+        away = np.abs(now.x[basic[rows]] - np.round(now.x[basic[rows]]))
         order = rows[np.argsort(-away, kind="stable")][: min(_TABLEAU_ROWS, int((away > _FRACTIONAL).sum()))]
-        scale = np.array([self.scale[r] for r in in_program])
+        scale = np.array([self.scale[r] for r in now.number.tolist()])
         for i in order.tolist():
-            y = np.asarray(solver.getBasisInverseRow(i)[1])[: len(in_program)]
+            y = np.asarray(solver.getBasisInverseRow(i)[1])[: len(scale)]
             made = _whole(np.where(np.abs(y) < 1e-9, 0.0, y) * scale)
-            if made is None:
-                continue
-            whole, unit = made
-            up = {in_program[p]: int(whole[p]) for p in np.flatnonzero(whole).tolist()}
-            yield up, [unit]
-            yield {r: -y for r, y in up.items()}, [unit]
+            if made is not None:
+                whole, unit = made
+                yield whole, [unit]
 
-    def _single(self, x: Floats) -> Iterator[tuple[dict[int, int], list[int]]]:
+    def _single(self, now: _Entries) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Rows with weights alone, divided by the weights of fractional columns."""
         for r in self.weighty:
-            index, value = self.index[r], self.value[r]
-            if float(value @ x[index]) < self.most[r] - 1e-6 * max(1.0, abs(self.most[r])):
+            # the program's own rows come first, as they do here
+            if now.slack[r] > 1e-6 * max(1.0, abs(self.most[r])):
                 continue
-            part = np.abs(x[index] - np.round(x[index]))
+            index, value = self.index[r], self.value[r]
+            part = np.abs(now.x[index] - np.round(now.x[index]))
             order = np.argsort(-part, kind="stable")[:_DIVISORS]
             divisors = {int(abs(value[i])) for i in order.tolist() if part[i] > 1e-6} | {int(np.abs(value).max()) + 1}
-            yield {r: 1}, sorted(divisors)
-
-    def _deepest(self, multipliers: dict[int, int], divisors: Sequence[int], x: Floats) -> _Rough | None:
-        """The deepest cut over some divisors, and some fractions of the best of them, in floating point."""
-        a, back = np.zeros(self.columns), np.zeros(self.columns)
-        b = slack = 0.0
-        for r, m in multipliers.items():
-            a[self.index[r]] += m * self.value[r]
-            b += m * self.most[r]
-            if m < 0:
-                back[self.index[r]] -= m * self.value[r]
-                slack -= m * max(0.0, self.most[r] - float(self.value[r] @ x[self.index[r]]))
-        there = np.flatnonzero(a)
-        sums = _Sum(a[there], b, slack, x[there] > _HIGH, x[there])
-        best = 0
-        depth: float = _EFFICACY
-        for divisor in divisors:
-            reached = sums.depth(float(divisor))
-            if reached > depth:
-                best, depth = divisor, reached
-        if not best:
-            return None
-        for part in (2, 3, 4, 8):
-            if best // part > 1:
-                reached = sums.depth(float(best // part))
-                if reached > depth:
-                    best, depth = best // part, reached
-        back /= best - sums.fraction(float(best))
-        back[there] += sums.rounded(float(best)) * np.where(sums.high, -1.0, 1.0)
-        norm = float(np.linalg.norm(back))
-        return _Rough(depth, multipliers, best, x > _HIGH, back) if norm > 0 else None
+            alone = np.zeros(len(now.number), np.int64)
+            alone[r] = 1
+            yield alone, sorted(divisors)
 
     def _derive(self, rough: _Rough) -> Cut | None:
         """The cut in exact whole numbers."""
@@ -245,39 +214,87 @@ def _whole(m: Floats) -> tuple[NDArray[np.int64], int] | None:
     return np.round(m * whole).astype(np.int64), whole
 
 
-@dataclass(frozen=True, eq=False)
+class _Entries:
+    """The rows of a program in one list of entries, and a point: what many sums of rows are made from.
+
+    `number` counts the rows as `Cuts` does; `slack` is what each leaves at the point; `high` are the columns that are
+    taken as 1 − x.
+    """
+
+    def __init__(self, cuts: Cuts, x: Floats, in_program: Sequence[int]) -> None:
+        self.x, self.high = x, x > _HIGH
+        self.number = np.array(in_program, dtype=np.int64)
+        self.row = np.repeat(np.arange(len(self.number)), [len(cuts.index[r]) for r in in_program])
+        self.index = np.concatenate([cuts.index[r] for r in in_program])
+        self.value = np.concatenate([cuts.value[r] for r in in_program])
+        self.most = np.array([float(cuts.most[r]) for r in in_program])
+        at = np.bincount(self.row, weights=self.value * x[self.index], minlength=len(self.number))
+        self.slack = np.maximum(0.0, self.most - at)
+
+    def sum(self, multipliers: Floats) -> Floats:
+        """[columns] of the rows with these multipliers."""
+        there = np.flatnonzero(multipliers[self.row])
+        weights = multipliers[self.row[there]] * self.value[there]
+        return np.bincount(self.index[there], weights=weights, minlength=len(self.x)).astype(np.float64)
+
+
+def _deepest(now: _Entries, whole: NDArray[np.int64], divisors: Sequence[int]) -> list[_Rough]:
+    """Of a sum of rows and of its negative, the deepest cut over some divisors, in floating point.
+
+    A single row is not negated. Besides the divisors some fractions of the best of them are tried.
+    """
+    multipliers = whole.astype(np.float64)
+    positive, negative = now.sum(np.maximum(multipliers, 0.0)), now.sum(np.maximum(-multipliers, 0.0))
+    there = np.flatnonzero((positive != 0) | (negative != 0))
+    a, b = positive - negative, float(multipliers @ now.most)
+    found = []
+    for sign, back in ((1, negative), (-1, positive)):
+        if sign < 0 and np.count_nonzero(whole) == 1 and whole.max() == 1:
+            break
+        slack = float(np.maximum(-sign * multipliers, 0.0) @ now.slack)
+        sums = _Sum(sign * a[there], sign * b, slack, now.high[there], now.x[there])
+        depth, best = max((sums.depth(float(divisor)), divisor) for divisor in divisors)
+        if depth <= _EFFICACY:
+            continue
+        parts = [best // part for part in (2, 3, 4, 8) if best // part > 1]
+        depth, best = max([(depth, best), *((sums.depth(float(part)), part) for part in parts)])
+        normal = back / (best - sums.fraction(float(best)))
+        normal[there] += sums.rounded(float(best)) * np.where(sums.high, -1.0, 1.0)
+        if np.linalg.norm(normal) > 0:
+            rows = np.flatnonzero(whole)
+            pairs = zip(now.number[rows].tolist(), (sign * whole[rows]).tolist(), strict=True)
+            found.append(_Rough(depth, dict(pairs), best, now.high, normal))
+    return found
+
+
 class _Sum:
     """A sum of rows in floating point: a x − slack ≤ b; columns that are `high` are taken as 1 − x."""
 
-    a: Floats
-    b: float
-    slack: float
-    high: Booleans
-    x: Floats
+    def __init__(self, a: Floats, b: float, slack: float, high: Booleans, x: Floats) -> None:
+        self.high, self._slack = high, slack
+        self._a, self._x = np.where(high, -a, a), np.where(high, 1.0 - x, x)
+        self._b = b - float(a[high].sum())
 
     def fraction(self, d: float) -> float:
         """f of the right side."""
-        b = self.b - float(self.a[self.high].sum())
-        return b - math.floor(b / d) * d
+        return self._b - math.floor(self._b / d) * d
 
     def rounded(self, d: float) -> Floats:
         """The rounded coefficients of columns, complemented where high, over d − f."""
         f = self.fraction(d)
-        a = np.where(self.high, -self.a, self.a)
-        whole = np.floor(a / d)
-        g = whole + np.maximum(0.0, a - whole * d - f) / (d - f)
-        return np.where(np.abs(a) < 1e-9 * d, 0.0, g)
+        whole = np.floor(self._a / d)
+        g = whole + np.maximum(0.0, self._a - whole * d - f) / (d - f)
+        g[np.abs(self._a) < 1e-9 * d] = 0.0
+        return g
 
     def depth(self, d: float) -> float:
         """How far the point is beyond the rounded row; 0 where its right side has hardly a fraction."""
         f = self.fraction(d)
         if not _LEAST_FRACTION < f / d < 1 - _LEAST_FRACTION:
             return 0.0
-        b = self.b - float(self.a[self.high].sum())
         g = self.rounded(d)
-        norm = float(np.linalg.norm(g))
-        beyond = float(g @ np.where(self.high, 1.0 - self.x, self.x)) - math.floor(b / d) - self.slack / (d - f)
-        return beyond / norm if norm > 0 else 0.0
+        beyond = float(g @ self._x) - math.floor(self._b / d) - self._slack / (d - f)
+        return beyond / math.sqrt(float(g @ g)) if beyond > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,15 +4,18 @@ Before it branches, the program is tightened by cutting planes (`highs_cuts`) as
 
 A node's linear program starts from its parent's basis. Its leaf is closed where the objective reaches the cutoff, or
 where it has no point; else it waits, the least bound first, to be branched on a column that strong branching chose.
-Whenever the time is up all nodes that wait are leaves, too: the tree is a proof at every moment.
+Whenever the time is up all nodes that wait are leaves, too: the tree is a proof at every moment. The last tree is held,
+and grows on when it is asked for again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import highspy
@@ -26,14 +29,14 @@ _STATUS = highspy.HighsModelStatus
 _FRACTIONAL = 1e-6
 _CANDIDATES = 12
 """Columns of a node that strong branching may try."""
-_RELIABLE = 3
+_RELIABLE = 1
 """Trials of a column in one direction after which its average gain is believed."""
 _TRIAL_ITERATIONS = 40
 _SPARE_S = 0.15
 """Seconds before the limit that are left for handing the tree over."""
 _CUT_SHARE = 0.3
 """The share of the time that cutting planes may take before the first branch."""
-_CUT_GAIN, _CUT_PATIENCE = 0.01, 3
+_CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
 _DROP_EVERY = 3
 """Rounds after which cuts that bind nothing are taken out again."""
@@ -57,39 +60,48 @@ class Node:
 class Tree:
     """The search on one program, whose `integer` columns may be branched on."""
 
-    def __init__(
-        self, solver: Any, program: Program, cutoff: float, link: Link, deadline: float, cuts: Cuts | None = None
-    ) -> None:
+    def __init__(self, solver: Any, program: Program, cutoff: float, cuts: Cuts | None = None) -> None:
         self.cuts = cuts
         self.number = list(range(program.rows))
         """The rows of the program that is solved, cuts among them, as `Cuts` counts them."""
         self.solver, self.program, self.cutoff = solver, program, cutoff
-        self.link, self.deadline = link, deadline
         self.able = np.flatnonzero(program.integer)
         self.gain = np.zeros((2, program.columns))
         self.tried = np.zeros((2, program.columns))
         self.point: Floats | None = None
         self.nodes = 0
+        self.link: Link
+        self.deadline = self.turn_until = math.inf
+        self._number = itertools.count()
+        self._root: Node | None = None
+        self._waiting: list[tuple[float, int, Node]] | None = None
 
     def over(self) -> bool:
         """Whether the time is up or nobody wants more."""
-        return self.link.stop.is_set() or time.monotonic() > self.deadline
+        return self.link.stop.is_set() or time.monotonic() > self.deadline or time.process_time() > self.turn_until
 
-    def run(self) -> Node:
-        """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing."""
-        root = self.solve(Node((), -np.inf))
-        if self.cuts is not None:
-            self._tighten(root, self.cuts)
-        waiting: list[tuple[float, int, Node]] = []
-        number = 0
+    def run(self, link: Link, deadline: float, turn_until: float) -> Node:
+        """The tree, grown until all leaves are closed or the time is up; a root without duals proves nothing.
 
-        def wait(node: Node) -> None:
-            nonlocal number
-            if node.x is not None and node.bound < self.cutoff and not node.empty:
-                number += 1
-                heapq.heappush(waiting, (node.bound, number, node))
+        Called again it grows on from where it stopped.
+        """
+        self.link, self.deadline, self.turn_until, self.point = link, deadline, turn_until, None
+        root = self._root
+        if root is None or (root.x is None and not root.empty and not root.children):
+            root = self._root = self.solve(Node((), -np.inf))
+            self._waiting = None
+        if self._waiting is None:
+            if self.cuts is not None:
+                self._tighten(root, self.cuts)
+            if self.over():
+                return root
+            self._waiting = []
+            self._wait(root, self._waiting)
+        self._grow(self._waiting)
+        return root
 
-        wait(root)
+    def _grow(self, waiting: list[tuple[float, int, Node]]) -> None:
+        """Branch, the least bound first."""
         while waiting and not self.over():
             node = heapq.heappop(waiting)[2]
             if node.bound >= self.cutoff:
@@ -98,15 +110,20 @@ class Tree:
             column = self.choose(node)
             if column < 0:
                 # a point of the program: nothing above its objective can be proved
-                self.point, self.cutoff = node.x, node.bound
+                ends, self.point, self.cutoff = math.isfinite(self.cutoff), node.x, node.bound
+                if ends:
+                    return
                 continue
             children = [Node((*node.path, (column, value)), node.bound) for value in (0, 1)]
             solved = [self.solve(child, node) for child in children]
             node.column, node.children = column, solved
             node.basis = node.x = None
             for child in solved:
-                wait(child)
-        return root
+                self._wait(child, waiting)
+
+    def _wait(self, node: Node, waiting: list[tuple[float, int, Node]]) -> None:
+        if node.x is not None and node.bound < self.cutoff and not node.empty:
+            heapq.heappush(waiting, (node.bound, next(self._number), node))
 
     def _tighten(self, root: Node, cuts: Cuts) -> None:
         """Add cutting planes that the root's point breaks, round after round while that raises its bound."""
@@ -225,21 +242,38 @@ class Tree:
         return gain
 
 
+_held: dict[bytes, Tree] = {}
+"""The last tree, by its program: asked for again, with no greater cutoff, it grows on."""
+
+
+def _tree_of(solver: Any, program: Program, cutoff: float, factor: Floats | None) -> Tree:
+    """The tree that is held of a program, or a new one."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (*(getattr(program, each.name) for each in fields(program)), factor):
+        digest.update(np.asarray(0.0 if part is None else part).tobytes() + b"|")
+    key = digest.digest()
+    held = _held.pop(key, None)
+    _held.clear()
+    if held is None or cutoff > held.cutoff:
+        for name, value in (
+            ("presolve", "off"),
+            ("solver", "simplex"),
+            ("simplex_strategy", 1),
+            ("dual_feasibility_tolerance", 1e-10),
+        ):
+            solver.setOptionValue(name, value)
+        held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor))
+    held.cutoff = cutoff
+    _held[key] = held
+    return held
+
+
 def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: Floats | None, link: Link) -> None:
     """Grow a tree and hand it over in preorder; with `factor`, by which whole rows were multiplied, also its cuts."""
-    for name, value in (
-        ("presolve", "off"),
-        ("solver", "simplex"),
-        ("simplex_strategy", 1),
-        ("dual_feasibility_tolerance", 1e-10),
-    ):
-        solver.setOptionValue(name, value)
-    limit = members.get("time_limit_s")
+    limit, turn_s = members.get("time_limit_s"), members.get("turn_s")
     deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
-    cutoff = float(members["cutoff"])
-    cuts = None if factor is None else Cuts(program, factor)
-    tree = Tree(solver, program, cutoff, link, deadline, cuts)
-    root = tree.run()
+    tree = _tree_of(solver, program, float(members["cutoff"]), factor)
+    root = tree.run(link, deadline, math.inf if turn_s is None else time.process_time() + float(turn_s))
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []
     pending = [root]
@@ -265,5 +299,5 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     if tree.point is not None:
         arrays["x"] = tree.point
     said: dict[str, Any] = {"bound": float(least)} if np.isfinite(least) else {}
-    said["cuts"] = [] if cuts is None else [cut.wire() for cut in cuts.cuts]
+    said["cuts"] = [] if tree.cuts is None else [cut.wire() for cut in tree.cuts.cuts]
     link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **said}, arrays)

@@ -11,7 +11,8 @@ from ..backends import check_engine, check_memory
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..search import await_compiled, compiling, polish
-from ..staged.prove import Proof, Switches
+from ..staged.apart import Switches
+from ..staged.prove import Proof
 
 _MOVES = 32768
 """Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""

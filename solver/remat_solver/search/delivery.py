@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from remat_ir import Plan
@@ -10,6 +11,7 @@ from ..incumbent import Incumbent
 
 _SHARE = 9
 """How many times as long as making and verifying a plan the search goes on before it delivers the next one."""
+_REST_S = 0.02
 
 
 class Finder(Protocol):
@@ -33,6 +35,10 @@ class Delivery:
     def check(self) -> bool:
         """Deliver if it is time to; whether the search should stop."""
         stopped = self.incumbent.stopped()
+        while not stopped and self.incumbent.claimed_enough():
+            # all that is left is to certify a claim: the cores are for that
+            time.sleep(_REST_S)
+            stopped = self.incumbent.stopped()
         if stopped or self.incumbent.cost_ns is None or self.incumbent.deadline.elapsed() >= self.due:
             self.deliver()
         return stopped or self.incumbent.stopped()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,17 +24,14 @@ from ..certify.stages import LOSS, Certified, Certifier
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
+from .apart import Apart, Switches
 from .interior import excesses
 from .realize import point, realize
-from .relaxation import Columns
-from .rows import Round, Rows, cover_of, write
-from .scale import Scale, balance_of, balanced, finer, row_factors, scale_of
-from .single import charge, violated_reruns
+from .rows import Round, write
+from .scale import Scale, balance_of, balanced, row_factors
 from .trace import Trace, trace
 from .turns import turns
 
-_SMALL = 150
-"""Up to so many ops all recomputations that could run in a stage that is looked into are charged at once."""
 _LP_ROUNDS = 30
 _LARGE = 1500
 _LP_SHARE, _LP_SHARE_OF_LARGE = 0.25, 0.9
@@ -44,8 +41,14 @@ _NESTED = 400
 """Up to so many ops integer programs have the rows of coarse stages that were cut, too; beyond, they take too long."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
-_LONG_STAGE, _CLOSE = 20, 0.1
-"""What is called close to the begin of a coarse stage of so many ops and more, as a share of its length."""
+_AHEAD, _AHEAD_GAIN = 8, 0.02
+"""How many ops after the first cut, where memory is short the longest, linear programs try a cut at, and what share of
+the gap it must gain: of U-Nets, where a point breaks no memory yet, one of these closes a fifth of it."""
+_TURN_S, _TREE_TURN = 1.5e-4, 2.5
+"""CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
+is that follows it."""
+_WORTH = 0.1
+"""The share of the gap that a tree which did not get to its end must close to be certified."""
 _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 """The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
 until then is certified: what they prove later no certificate would have the time for."""
@@ -53,24 +56,6 @@ _WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
 """The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
-
-
-@dataclass(frozen=True)
-class Switches:
-    """What a proof may use; each changes its pace, none its result.
-
-    engine: "highs" or "cpsat". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
-    programs whose solution breaks the memory anyway. single: go on inside stages, in the space of one recomputation
-    per op and stage, once the whole space has nothing more to tell apart. nested: keep the rows of coarse stages that
-    were cut.
-    """
-
-    engine: str = "highs"
-    linear: bool = True
-    reruns: bool = True
-    loose: bool = True
-    single: bool = True
-    nested: bool = True
 
 
 class Proof:
@@ -97,9 +82,7 @@ class Proof:
         self.switches = switches or Switches()
         self.source = source
         self.view: ArrayView = view_of(incumbent.problem)
-        self.scale: Scale = scale_of(self.view)
-        roomy, last = self.view.roomy, self.view.ops - 1
-        self.rows = Rows({min(max(0, roomy - 1), last), last})
+        self.apart = Apart(self.view, self.switches)
         self.out_of_memory = False
         self.out_of_time = False
         self._polish = polish
@@ -108,6 +91,7 @@ class Proof:
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
         self._lead, self._lead_work = 0, 0.0
+        self._first_cut: int | None = None
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
         """Prove until the incumbent is stopped or nothing is left to tell apart.
@@ -127,22 +111,44 @@ class Proof:
             self._go_on(linear, integer)
 
     def _go_on(self, linear: Engine, integer: Engine) -> None:
-        """Integer programs, then trees of linear programs that certify what they claim."""
+        """Integer programs, each cut where its point breaks the memory, and trees of linear programs, which certify.
+
+        A claim that is enough, or half of the time, leaves all that is left to trees.
+        """
         incumbent = self.incumbent
         watch = incumbent.deadline.within(_CLAIM_SHARE * min(incumbent.deadline.remaining(), _CLAIM_S))
-        certify = self._certifier is not None
+        certify, turn, tree_leads = self._certifier is not None, _TURN_S, False
         while not incumbent.stopped() and not self.out_of_memory:
             if certify and (incumbent.claimed_enough() or self._without_plan or watch.passed()):
                 if not self._grow(linear):
                     incumbent.cease_certifying()
                     return
-            elif not self._round(integer, watch if certify else incumbent.deadline):
+                continue
+            if certify and integer.name == "highs" and incumbent.cost_ns is not None:
+                more, tree_leads = self._take_turns(linear, integer, watch, turn, tree_leads)
+            else:
+                more = self._round(integer, watch if certify else incumbent.deadline)
+            if more is False:
                 if not certify:
                     return
                 watch = Deadline(0.0)
+            turn = 2 * turn if more is None else _TURN_S
+
+    def _take_turns(
+        self, linear: Engine, integer: Engine, watch: Deadline, turn: float, tree_leads: bool
+    ) -> tuple[bool | None, bool]:
+        """A turn of the integer program and one of the tree, or the other way round, and who is to begin next time.
+
+        That is who settled the rows: None in place of a result, where neither did, calls for longer turns.
+        """
+        for by_tree in (tree_leads, not tree_leads):
+            more = self._grow(linear, _TREE_TURN * turn) if by_tree else self._round(integer, watch, turn)
+            if more is not None or self._enough():
+                return more, by_tree
+        return None, tree_leads
 
     def _linear(self, engine: Engine) -> None:
-        """Cut by linear programs until none breaks the memory."""
+        """Cut by linear programs until none breaks the memory, and no cut close by gains anything."""
         share = _LP_SHARE if self.view.ops < _LARGE else _LP_SHARE_OF_LARGE
         watch = None
         for _ in range(_LP_ROUNDS):
@@ -155,52 +161,83 @@ class Proof:
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to decide
                 return
-            units = outcome.bound / balance_of(round_.program)
-            bound = self.scale.bound_ns(self.view, units, whole=False)
+            bound = self._linear_bound(outcome, round_)
             if self._certifier is None:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
                 wanted = self._wanted(bound)
-                self._take(self._certifier.of_linear(round_, self.scale, outcome.row_dual, bound, wanted))
+                self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted))
             over = excesses(self.view, round_.columns, outcome.x)
-            if self.incumbent.stopped() or watch.passed() or not over:
+            if self.incumbent.stopped() or watch.passed():
                 return
-            self.rows.cut(max(over).op)
+            cut = max(over).op if over else self._ahead(engine, bound, watch)
+            if cut is None:
+                return
+            self._first_cut = cut if self._first_cut is None else self._first_cut
+            self.apart.rows.cut(cut)
 
-    def _grow(self, engine: Engine) -> bool:
-        """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add."""
+    def _linear_bound(self, outcome: Outcome, round_: Round) -> int:
+        """What a linear program that was solved proves, in ns."""
+        return self.apart.scale.bound_ns(self.view, outcome.bound / balance_of(round_.program), whole=False)
+
+    def _ahead(self, engine: Engine, bound_ns: int, watch: Deadline) -> int | None:
+        """The cut after the first one that raises the linear bound most; None where none raises it much."""
+        cost, first = self.incumbent.cost_ns, self._first_cut
+        if cost is None or first is None or self.view.ops > _NESTED:
+            return None
+        best, found = bound_ns + _AHEAD_GAIN * (cost - bound_ns), None
+        for op in range(first + 1, min(first + 1 + _AHEAD, self.view.ops - 1)):
+            if op in self.apart.rows.cuts or self.incumbent.stopped() or watch.passed():
+                continue
+            round_ = write(self.view, self.apart.rows.with_cut(op), self.apart.scale, nested=self.switches.nested)
+            outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
+            if outcome.status == "optimal" and self._linear_bound(outcome, round_) > best:
+                best, found = self._linear_bound(outcome, round_), op
+        return found
+
+    def _grow(self, engine: Engine, turn: float | None = None) -> bool | None:
+        """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add.
+
+        None where its turn, in CPU seconds for each entry of the program, was over before.
+        """
         assert self._certifier is not None
         incumbent = self.incumbent
         # in whole bytes and ns, from which cutting planes are derived exactly
         scale = Scale(1, 1)
-        round_ = write(self.view, self.rows, scale, nested=self.switches.nested, single=False)
+        round_ = write(self.view, self.apart.rows, scale, nested=self.switches.nested, single=False)
         factor, total = balance_of(round_.program), int(self.view.cost.sum())
-        cutoff = float("inf")
+        wanted = float("inf")
         if incumbent.cost_ns is not None:
             wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-            cutoff = factor * (wanted - total)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
         until = incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s())
         outcome = engine.tree(
             program,
-            cutoff=cutoff,
+            cutoff=factor * (wanted - total),
             deadline=until,
             stopped=incumbent.stopped,
             factor=row_factors(round_.program),
+            turn_s=None if turn is None else turn * program.entries,
         )
         self.out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
+        closed = outcome.bound >= factor * (wanted - total)
         if outcome.tree is not None:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
-            self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, self._wanted(bound)))
-        if outcome.x is None or incumbent.stopped():
+            if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
+                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, self._wanted(bound)))
+        if incumbent.stopped():
             return False
-        run = self._trace(round_, outcome.x)
-        self._offer(run)
+        if outcome.x is None:
+            return None if turn is not None and not closed else False
+        run, cost = self._trace(round_, outcome.x), incumbent.cost_ns
+        if self._offer(run) and incumbent.cost_ns != cost:
+            # the next tree has this plan to reach
+            return not incumbent.stopped()
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self._refine(round_, outcome.x, run, whole=True)
+        return self.apart.refine(round_, outcome.x, run, whole=True)
 
     def _writing_s(self) -> float:
         """Seconds that are left for writing the certificate of a tree."""
@@ -226,16 +263,21 @@ class Proof:
         else:
             self.incumbent.raise_bound(found.bound_ns, self.source, proof=found.proof)
 
-    def _round(self, engine: Engine, watch: Deadline) -> bool:
-        """One integer program and what follows from it; False when nothing is left to do."""
+    def _round(self, engine: Engine, watch: Deadline, turn: float | None = None) -> bool | None:
+        """One integer program and what follows; False when nothing is left to do, None when its turn is over."""
         round_ = self._write(whole=True)
-        outcome = self._solve(engine, round_, watch)
+        outcome = self._solve(engine, round_, watch, turn)
         if outcome.status == "infeasible":
             self._infeasible(round_)
             return False
         self._bound(outcome.bound, round_)
         self._note_memory(outcome)
-        if self.out_of_memory or outcome.x is None or self.incumbent.stopped():
+        if self._enough():
+            # of these rows that is to be certified, not of more
+            return True
+        if turn is not None and not self.out_of_memory and outcome.status != "optimal":
+            return None
+        if self.out_of_memory or outcome.x is None:
             return False
         run = self._trace(round_, outcome.x)
         if self._offer(run):
@@ -244,14 +286,14 @@ class Proof:
             return not closed
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self._refine(round_, outcome.x, run)
+        return self.apart.refine(round_, outcome.x, run)
 
     def _write(self, *, whole: bool) -> Round:
         """The program of a round, a linear or an integer one."""
         nested = self.switches.nested and (not whole or self.view.ops <= _NESTED)
-        return write(self.view, self.rows, self.scale, nested=nested)
+        return write(self.view, self.apart.rows, self.apart.scale, nested=nested)
 
-    def _solve(self, engine: Engine, round_: Round, watch: Deadline) -> Outcome:
+    def _solve(self, engine: Engine, round_: Round, watch: Deadline, turn: float | None) -> Outcome:
         program, factor = round_.program, 1.0
         if self.switches.engine == "highs":
             factor = balance_of(program)
@@ -271,6 +313,7 @@ class Proof:
                 stopped=self._enough,
                 absolute_gap=factor * self._tolerated_units(),
                 options=options,
+                turn_s=None if turn is None else turn * program.entries,
             )
             if outcome.status in ("optimal", "infeasible") or watch.passed() or self._enough():
                 self._lead, self._lead_work = search, outcome.work
@@ -289,7 +332,7 @@ class Proof:
         least = 0.25 * self.incumbent.max_gap * (cost or bound)
         if self._far and cost is not None:
             least = max(least, _FAR * (cost - bound))
-        return least / self.scale.cost_ns
+        return least / self.apart.scale.cost_ns
 
     def _start(self, round_: Round) -> Floats | None:
         plan = self.incumbent.plan
@@ -307,7 +350,7 @@ class Proof:
 
     def _bound(self, units: float, round_: Round) -> None:
         if np.isfinite(units):
-            bound = self.scale.bound_ns(self.view, units, exact=self.switches.engine == "cpsat")
+            bound = self.apart.scale.bound_ns(self.view, units, exact=self.switches.engine == "cpsat")
             self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
 
     def _infeasible(self, round_: Round) -> None:
@@ -335,64 +378,3 @@ class Proof:
         if known is None or (fits and int(self.view.cost[run.order].sum()) < known):
             self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), self.source)
         return fits
-
-    def _refine(self, round_: Round, x: Floats, run: Trace, *, whole: bool = False) -> bool:
-        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart.
-
-        `whole` keeps to what holds in the whole space.
-        """
-        new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
-        inside: list[tuple[int, int]] = []
-        rounded: list[int] = []
-        for position in np.argsort(-run.memory, kind="stable").tolist():
-            if run.memory[position] <= self.view.capacity:
-                break
-            stage, op = int(run.stage[position]), int(run.order[position])
-            cut = self._cut_for(round_.columns, stage, op, run)
-            if cut is not None:
-                self.rows.cut(cut)
-                return True
-            if op < stage:
-                inside.append((stage, op))
-            else:
-                rounded.append(stage)
-        return new or self._unround(round_, x, rounded) or (not whole and self._look_inside(inside))
-
-    def _cut_for(self, columns: Columns, stage: int, op: int, run: Trace) -> int | None:
-        """Where to cut the coarse stage in which a computation breaks memory; None where it is all told apart.
-
-        There, but not close to where the coarse stage begins or ends: the next solution would break memory a step
-        further on, and so round after round.
-        """
-        c = columns.stage_of(stage)
-        first, last = columns.first[c], columns.cuts[c]
-        if stage == last:
-            return None if op == stage or first == last else (first + last) // 2
-        if last - first >= _LONG_STAGE and stage - first <= _CLOSE * (last - first):
-            broken = run.stage[(run.memory > self.view.capacity) & (run.stage >= first) & (run.stage < last)]
-            stages = np.unique(broken)
-            return int(stages[len(stages) // 2])
-        return stage
-
-    def _unround(self, round_: Round, x: Floats, ops: list[int]) -> bool:
-        """Tighten what rounding let through at first computations that are cuts; whether there was such a thing."""
-        if not ops:
-            return False
-        scale = finer(self.scale, self.view)
-        if scale is not None:
-            self.scale = scale
-            return True
-        covers = [cover_of(self.view, round_.columns, op, x) for op in ops[:4]]
-        found = [cover for cover in covers if cover is not None]
-        self.rows.covers += found
-        return bool(found)
-
-    def _look_inside(self, slots: list[tuple[int, int]]) -> bool:
-        """Charge recomputations (stage, op) of stages told apart; whether that is new."""
-        if not self.switches.single:
-            return False
-        more: dict[int, set[int]] = {}
-        for stage, op in slots:
-            # of a small graph all that could run there at once: else the next solution breaks memory with another one
-            more.setdefault(stage, set()).update({op} if self.view.ops > _SMALL else range(stage))
-        return charge(self.rows.singles, more)

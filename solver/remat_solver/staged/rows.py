@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,6 +44,12 @@ class Rows:
         if before is not None:
             self.spans.append((before, min(cut for cut in self.cuts if cut > op)))
         self.cuts.add(op)
+
+    def with_cut(self, op: int) -> Rows:
+        """These rows with one more cut; they stay as they are."""
+        more = replace(self, cuts=set(self.cuts), spans=list(self.spans))
+        more.cut(op)
+        return more
 
 
 @dataclass(frozen=True, eq=False)
