@@ -84,7 +84,7 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     flow = dataflow(captured.joint, captured.forward_outputs)
     step = phase("group", lambda: operations(flow, groups(flow)))
     profiled = phase("profile", lambda: profile_kernels(flow.kernels, table))
-    fixed = sum(resident(model, ((), kwargs), captured.guards.tensors).values())
+    fixed = sum(resident(model, ((), kwargs), captured.guards.read(model, (), kwargs)).values())
     graph, _ = to_graph(step, profiled.kernels, fixed)
     plain, floor = plain_peak(graph), working_set(graph).least_bytes
     rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}

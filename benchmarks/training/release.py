@@ -41,7 +41,7 @@ def graphs(given: argparse.Namespace) -> dict[str, Graph]:
     plain = operations(flow, groups(flow))
     released = with_updates(plain, dict.fromkeys(flow.primals[: len(captured.params)], 0))
     costs = price(flow.kernels, target_of(given.device)).profiled.kernels
-    fixed = sum(resident(model, ((), kwargs), captured.guards.tensors).values())
+    fixed = sum(resident(model, ((), kwargs), captured.guards.read(model, (), kwargs)).values())
     steps = {"all gradients at the end": plain, "released as they are made": released}
     return {name: to_graph(step, costs, fixed)[0] for name, step in steps.items()}
 

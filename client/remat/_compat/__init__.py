@@ -23,7 +23,16 @@ from .autograd import (
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards
-from .memory import mark, recording, start_recording, stop_marked_recording, stop_recording, storage_key, storage_keys
+from .memory import (
+    is_batched,
+    mark,
+    recording,
+    start_recording,
+    stop_marked_recording,
+    stop_recording,
+    storage_key,
+    storage_keys,
+)
 from .module_state import (
     active_ddp,
     buffers_of,
@@ -72,6 +81,7 @@ from .tracing import (
     export_joint,
     forward_outputs,
     frame_number,
+    has_merged_inputs,
     is_tangent,
     joint_graph,
     module_path,
@@ -129,6 +139,8 @@ __all__ = [
     "full_name",
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
+    "has_merged_inputs",
+    "is_batched",
     "is_collective",
     "is_known",
     "is_mutable",

@@ -111,7 +111,21 @@ def backward_task() -> int:
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether hooks of a parameter's own run on its gradient."""
-    return bool(parameter._backward_hooks) or bool(parameter._post_accumulate_grad_hooks)
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks) or _node_has_hooks(parameter)
+
+
+def _node_has_hooks(parameter: torch.Tensor) -> bool:
+    """Whether Python's hooks run around the node that accumulates a parameter's gradient, which tells nobody of them:
+    those that are there share a dict with one that is added."""
+    if not (parameter.is_leaf and parameter.requires_grad):
+        return False
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    found = False
+    for register in (node.register_prehook, node.register_hook):
+        handle: Any = register(lambda *_: None)
+        found |= len(handle.hooks_dict_ref() or ()) > 1
+        handle.remove()
+    return found
 
 
 def has_hooks_after_accumulation_alone(parameter: torch.Tensor) -> bool:
@@ -129,7 +143,8 @@ def will_accumulate(parameter: torch.Tensor) -> bool:
     """Whether the backward pass that runs adds to a parameter's gradient, before which no hook looks at it."""
     node = torch.autograd.graph.get_gradient_edge(parameter).node
     try:
-        return not parameter._backward_hooks and bool(torch._C._will_engine_execute_node(node))
+        hooked = bool(parameter._backward_hooks) or _node_has_hooks(parameter)
+        return not hooked and bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # torch.autograd.grad, which accumulates nothing
         return False
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +36,7 @@ class CallGuards:
         call: what was captured: a module, or a method of one.
 
     Attributes:
-        tensors: those tensors by the names that they have as buffers, as they were at the capture.
+        names: of those tensors, as buffers of the graph.
     """
 
     def __init__(self, graph: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -49,12 +52,26 @@ class CallGuards:
         captured = made.graph_capture_output
         with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
             self._root = captured.build_guards(self._function.__code__).guard_manager.root
-        self._inputs = made.forward_callable(compiled_fn=_Found.give, extra_globals=captured.f_globals)
-        """The captured frame up to the call of its graph."""
         sources = captured.output_graph.export_metadata.graph_input_idx_to_local_source
         arguments = list(self._signature.parameters)[self._bound :]
         self._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)
-        self.tensors = self.read(call, args, kwargs)
+        self._inputs = self._up_to_the_graph(made) if self._read else None
+        self.names = tuple(self._read.values())
+
+    def _up_to_the_graph(self, made: Any) -> Callable[..., Any]:
+        """The captured frame as a function that raises `_Found` where it calls its graph.
+
+        It reads the globals of the caller's code as they are then; `forward_callable` would read a copy of them.
+        """
+        found = made.graph_capture_output
+        scope, called = found.f_globals, made.backend_input.backend_id
+        for alias, name in found.import_sources.items():
+            scope.setdefault(alias, importlib.import_module(name))
+        scope[called] = _Found.give
+        weakref.finalize(self, scope.pop, called, None).atexit = False
+        function = types.FunctionType(found.bytecode, scope, closure=found.closure, argdefs=found.argdefs)
+        function.__kwdefaults__ = found.kwdefaults
+        return function
 
     def _locals(
         self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -100,7 +117,7 @@ class CallGuards:
 
     def read(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The tensors now that are neither arguments, parameters nor buffers, by name."""
-        if not self._read:
+        if self._inputs is None:
             return {}
         owner = get_traced_fn(call)[1]
         try:

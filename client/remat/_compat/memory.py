@@ -11,6 +11,7 @@ import torch._C._profiler as _profiler
 from .versions import lacking, require
 
 __all__ = [
+    "is_batched",
     "mark",
     "recording",
     "start_recording",
@@ -33,6 +34,15 @@ def storage_key(tensor: torch.Tensor) -> int:
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
     """The `storage_key` of each, without a call for each: it is asked before every step."""
     return [t.untyped_storage()._cdata for t in tensors]
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether it stands for several tensors at once, as `is_grads_batched` makes them: such a one has no storage."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False
 
 
 def recording() -> bool:

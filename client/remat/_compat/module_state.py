@@ -158,8 +158,12 @@ def active_ddp() -> Any:
 
 
 def flattened_by_fsdp(module: nn.Module) -> bool:
-    """Whether the older FSDP has put views of its flat parameter in the places of a module's own parameters."""
-    return module.__dict__.get("_fsdp_use_orig_params") is False
+    """Whether the older FSDP has put views of its flat parameter in the places of a module's own parameters.
+
+    What `torch.func.functional_call` puts there is no leaf either, and may be trained.
+    """
+    own = (p for p in parameters_of(module).values() if p is not None)
+    return module.__dict__.get("_fsdp_use_orig_params") is False or any(not p.is_leaf and p._is_view() for p in own)
 
 
 def sharded_by_fsdp(module: nn.Module) -> bool:

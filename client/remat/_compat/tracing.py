@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode
 from torch._library import simple_registry
@@ -42,6 +43,7 @@ __all__ = [
     "export_joint",
     "forward_outputs",
     "frame_number",
+    "has_merged_inputs",
     "is_tangent",
     "joint_graph",
     "module_path",
@@ -123,6 +125,9 @@ def strict_graph(
     told = _Told()
     with told.listening(), _dynamo_config.patch(**settings):
         graph: Any = dynamo_graph_capture_for_export(call)(*args, **kwargs)
+    made = graph._dynamo_bytecode_flatten.out
+    # left among the globals of the caller's code, it would hold the module and this call's arguments for good
+    made.graph_capture_output.f_globals.pop(made.backend_input.backend_id, None)
     for text in told.side_effects:
         sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
         if sources:
@@ -290,6 +295,12 @@ def updated_inputs(graph: fx.Graph) -> dict[int, fx.Node]:
     inputs = {n.meta["desc"]: n for n in graph.nodes if n.op == "placeholder" and "desc" in n.meta}
     sources = (getattr(descriptor, "mutated_input", None) for descriptor in descriptors(graph))
     return {position: inputs[source] for position, source in enumerate(sources) if source is not None}
+
+
+def has_merged_inputs(graph: fx.Graph) -> bool:
+    """Whether inputs that share memory, of which one is overwritten, have become one input, before all others."""
+    described = (node.meta.get("desc") for node in graph.nodes if node.op == "placeholder")
+    return any(isinstance(each, SyntheticBaseAOTInput | ViewBaseAOTInput) for each in described)
 
 
 def module_path(node: fx.Node) -> str:

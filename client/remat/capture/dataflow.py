@@ -188,7 +188,10 @@ def dataflow(joint: fx.GraphModule, forward_outputs: int) -> Dataflow:
             kernels.append(node)
     tangents = tuple(n for n in placeholders if _compat.is_tangent(n))
     if not tangents or not any(isinstance(n, fx.Node) for n in backward_results):
-        raise CaptureError("nothing to train: no output depends on a parameter or input that requires gradients")
+        raise CaptureError(
+            "nothing to train: no output depends on a parameter or input that requires gradients; call it under "
+            "torch.no_grad()"
+        )
     early = [n for n in checks if not _ancestors([n]) & frozenset(tangents)]
     needed = _ancestors([n for n in forward_results if isinstance(n, fx.Node)] + early)
     forward = 1 + max((i for i, n in enumerate(kernels) if n in needed), default=-1)

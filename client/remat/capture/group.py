@@ -72,7 +72,10 @@ def groups(
 
 
 def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...], ...] | None:
-    """The groups of another size of the same step, if its kernels are the same ones; their sizes do not matter here."""
+    """The groups of another size of the same step, if its kernels are the same ones; their sizes do not matter here.
+
+    None as well where they would not run in their order here: two buffers may have become one since then.
+    """
     theirs = other.flow.kernels
     if [n.target for n in flow.kernels] != [
         n.target for n in theirs
@@ -80,7 +83,14 @@ def groups_like(flow: Dataflow, other: Operations) -> tuple[tuple[fx.Node, ...],
         return None
     position = {n: i for i, n in enumerate(theirs)}
     ours = flow.kernels
-    return tuple(tuple(ours[position[n]] for n in op.nodes) for op in other.ops if op.kind is Kind.KERNELS)
+    found = tuple(tuple(ours[position[n]] for n in op.nodes) for op in other.ops if op.kind is Kind.KERNELS)
+    maker = {s: n for n in ours for s in flow.makes[n]}
+    done: set[fx.Node] = set()
+    for nodes in found:
+        done.update(nodes)
+        if any(maker[s] not in done for n in nodes for s in flow.reads[n] if s in maker):
+            return None
+    return found
 
 
 class _Grouping:

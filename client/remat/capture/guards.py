@@ -181,6 +181,20 @@ def shared_with_state(overwritten: Sequence[int], tensors: Sequence[torch.Tensor
     return ""
 
 
+def shared_arguments(tensors: Sequence[torch.Tensor], call: Call) -> str:
+    """Which argument lies in the memory of another tensor that a step takes, in words; empty: none does.
+
+    Args:
+        tensors: the module's. The same tensor twice is no such case: the kind of a call tells it from two.
+    """
+    seen = dict(zip(_compat.storage_keys(tensors), tensors, strict=True))
+    given = list(tensors_in((call.args, call.kwargs)))
+    for number, (key, tensor) in enumerate(zip(_compat.storage_keys(given), given, strict=True)):
+        if seen.setdefault(key, tensor) is not tensor:
+            return f"tensor {number} of the arguments shares memory with another tensor of the step"
+    return ""
+
+
 def what_changed(new: tuple[Any, ...], old: tuple[Any, ...]) -> str:
     """The aspects in which two kinds differ, for the log."""
     found = [name for name, a, b in zip(ASPECTS, new, old, strict=False) if a != b]
@@ -225,16 +239,19 @@ class Holders:
         self.names, self._guards = tuple(names), guards
         self._links: list[tuple[Mapping[str, Any], str, nn.Module]] = []
         """For each module on a path: what its parent holds, under which name, and the module."""
-        self._found: list[tuple[Mapping[str, Any], str]] = []
+        self._found: list[tuple[Mapping[str, Any] | None, str]] = []
+        """For each name what holds it now; None: it is read in each call, and not kept alive."""
 
     def tensors(self, call: Call) -> list[torch.Tensor]:
         """What the names stand for now."""
         read = {} if self._guards is None else self._guards.read(call.run, call.args, call.kwargs)
-        if read or not self._found or not self._as_found(call.module):
+        if not self._found or not self._as_found(call.module):
             links: dict[tuple[int, str], tuple[Mapping[str, Any], str, nn.Module]] = {}
-            self._found = [(read, name) if name in read else _holder(call.module, name, links) for name in self.names]
+            self._found = [
+                _holder(call.module, name, links) if name not in read else (None, name) for name in self.names
+            ]
             self._links, self._module = list(links.values()), call.module
-        return [holder[name] for holder, name in self._found]
+        return [read[name] if holder is None else holder[name] for holder, name in self._found]
 
     def _as_found(self, module: nn.Module) -> bool:
         """Whether the modules on all paths are the ones that were found."""
@@ -243,7 +260,7 @@ class Holders:
         for held, name, part in self._links:
             if held[MODULES].get(name) is not part:
                 return False
-        return all(name in holder for holder, name in self._found)
+        return all(holder is None or name in holder for holder, name in self._found)
 
 
 def _holder(

@@ -89,6 +89,11 @@ def capture(
         ) from error
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
+    if _compat.has_merged_inputs(joint.graph):
+        raise CaptureError(
+            f"tensors that this {type(module).__name__} takes share memory, and the step overwrites one of them: "
+            "pass a clone"
+        )
     params, buffers = _compat.state_names(descriptor)
     forward_outputs = _compat.forward_outputs(descriptor)
     results: Any = joint.graph.output_node().args[0]

@@ -31,7 +31,7 @@ def refuse_sharded(module: nn.Module) -> None:
             f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
             "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"
         )
-    if _flattened(module):
+    if any(map(_compat.flattened_by_fsdp, module.modules())):
         raise CaptureError(
             f"FullyShardedDataParallel has flattened the parameters of this {type(module).__name__}, which is not "
             "supported: use fully_shard (FSDP2) on each unit"
@@ -75,12 +75,6 @@ def refuse_searching_ddp() -> None:
 def fsdp_module() -> tuple[type, ...]:
     """The class of what fully_shard has sharded, if there can be any."""
     return _class("torch.distributed.fsdp", "FSDPModule")
-
-
-def _flattened(module: nn.Module) -> bool:
-    """Whether the older FSDP has put views of its flat parameter in the places of parameters."""
-    views = any(not parameter.is_leaf for parameter in module.parameters())
-    return views or any(_compat.flattened_by_fsdp(part) for part in module.modules())
 
 
 def _class(module: str, name: str) -> tuple[type, ...]:

@@ -14,7 +14,7 @@ from .. import generators
 from .._compat.module_state import CALL_HOOKS, SHARED, has_hooks, hooks_put_back, hooks_set_aside
 from ..capture.call import CacheSwitch
 from ..capture.dataflow import is_check
-from ..capture.guards import Call, Kind, shared_with_state, what_changed
+from ..capture.guards import Call, Kind, shared_arguments, shared_with_state, what_changed
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
 from ..device import capturing
@@ -106,7 +106,10 @@ class Rematerialized(nn.Module):
             return self.forward(*args, **kwargs)
         with hooks_set_aside() as aside:
             self.__dict__["_aside"] = aside
-            return super().__call__(*args, **kwargs)
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:  # a hook before forward may have raised
+                self.__dict__.pop("_aside", None)
 
     @untraced
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,8 +130,10 @@ class Rematerialized(nn.Module):
             return made(*args, **given)
         check, tensors = self._check, made.holders.tensors(call)
         shared = shared_with_state(made.overwritten, tensors, call)
+        if made.overwrites_arguments:
+            shared = shared or shared_arguments(tensors, call)
         if shared:
-            self._refuse(f"{shared}, and the step overwrites it")
+            self._refuse(f"{shared}, and the step overwrites it or its like: pass a clone")
             return run(*args, **given)
         if check is None or not check.due or made not in check.due or capturing():
             return made.run(tensors, args, kwargs)
@@ -147,6 +152,7 @@ class Rematerialized(nn.Module):
                 error,
             )
         assert kind is not None
+        self._forget(made)
         self._kinds.put(kind, None)
         return run(*args, **given)
 
@@ -185,7 +191,8 @@ class Rematerialized(nn.Module):
             self._latest(other)
         known = [made for made in kinds.values() if made is not None]
         try:
-            made = self._make_plan(call, known)
+            with generators.kept():  # reading a call's inputs draws the numbers of Python's that its code draws
+                made = self._make_plan(call, known)
         except CaptureError as error:
             if self._on_failure != "plain":
                 if error.raised_by_the_code:
@@ -202,8 +209,7 @@ class Rematerialized(nn.Module):
         dropped = kinds.put(kind, made)
         if dropped is not None:
             log.info("the plan used least lately is dropped: %d kinds of calls are kept", kinds.most)
-        if self._check is not None and isinstance(dropped, Planned):
-            self._check.forget(dropped)
+        self._forget(dropped)
         return kind, made
 
     def _ever_new(self, call: Call) -> bool:
@@ -268,8 +274,14 @@ class Rematerialized(nn.Module):
 
     def put(self, kind: Kind, planned: Planned) -> None:
         """Let calls of a kind that is one of `plans` run by another plan, from the next call on."""
+        self._forget(self._kinds[kind])
         self._expected(planned)
         self._kinds.put(kind, planned)
+
+    def _forget(self, made: Made) -> None:
+        """What has been made will not be run again; a step that has begun still ends by it."""
+        if self._check is not None and isinstance(made, Planned):
+            self._check.forget(made)
 
     @property
     def peaks(self) -> Mapping[Planned, StepPeak]:

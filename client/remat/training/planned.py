@@ -64,6 +64,12 @@ class Planned:
         held = flow.given[: len(self.holders.names)]
         return tuple(n for n, primal in enumerate(held) if primal in flow.mutated)
 
+    @cached_property
+    def overwrites_arguments(self) -> bool:
+        """Whether the step writes to an argument of the call."""
+        flow = self.step.operations.flow
+        return any(primal in flow.mutated for primal in flow.given[len(self.holders.names) :])
+
     @property
     def activation_bytes(self) -> int:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""

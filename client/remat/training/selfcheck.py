@@ -59,10 +59,10 @@ class SelfCheck:
         """A plan is about to be run for the first time."""
         self.due[planned] = ATTEMPTS
 
-    def forget(self, planned: Planned | None) -> None:
+    def forget(self, planned: Planned) -> None:
         """A plan will not be run again."""
-        self.due.pop(planned, None)  # type: ignore[arg-type]
-        self.found.pop(planned, None)  # type: ignore[arg-type]
+        self.due.pop(planned, None)
+        self.found.pop(planned, None)
 
     def watch(self, planned: Planned, tensors: Sequence[torch.Tensor], call: Call) -> Any:
         """What a call by a plan gives; its peak, and that of the backward pass to come, are measured."""
@@ -72,7 +72,8 @@ class SelfCheck:
         tangents = len(planned.step.operations.flow.tangents)
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
-            if _compat.recording():
+            given = (a for a in args[len(args) - tangents :] if isinstance(a, torch.Tensor))
+            if _compat.recording() or any(map(_compat.is_batched, given)):
                 return function(args)
             arrived = _taken_in(args, tangents, window)
             window.open()

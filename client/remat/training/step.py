@@ -169,7 +169,6 @@ class StepFunction:
 
         Autograd sees writes in place, but no storage that is put in another's place.
         """
-        self._around = around
         for n, tensor, key in read:
             if _compat.storage_key(tensor) != key:
                 raise CaptureError(
@@ -182,6 +181,7 @@ class StepFunction:
                     f"{self.names[n]}, which the backward pass reads, has been modified by an inplace operation since "
                     "the forward pass: step the optimizer after backward()"
                 )
+        self._around = around
 
 
 def training_step(
@@ -228,6 +228,7 @@ def training_step(
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
     call = Call(module, module if run is None else run, args, kwargs)
     state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
+    names = captured.guards.names
     split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
         if split and isinstance(release, Release):
@@ -244,7 +245,8 @@ def training_step(
     phase("pricing" if price else "profiling")
     profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
     ops = with_collectives_once(ops, profiled.kernels, collectives_again)
-    fixed = {**resident(module, (args, kwargs), captured.guards.tensors), **(extra or {})}
+    read = {name: t for name, t in zip(captured.buffers, state[len(captured.params) :], strict=True) if name in names}
+    fixed = {**resident(module, (args, kwargs), read), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves, split)
 

@@ -1,0 +1,358 @@
+"""What callers do around a planned step: it ends as without a plan, bit for bit, or is refused with a reason."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from client.test_midway import Given
+from remat_ir.greedy import checkpointed
+
+Scene: TypeAlias = Callable[[Any, Any], list[Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape or (4, 8))
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.3, norm: bool = False) -> None:
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(8, 12), nn.Linear(12, 8), nn.Dropout(dropout)
+        self.norm = nn.BatchNorm1d(12) if norm else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.drop(self.norm(self.one(x)).tanh()).tanh())
+
+
+def of(forward: Callable[..., Any], **attributes: Callable[[], Any]) -> Callable[[], nn.Module]:
+    """A module with this forward, a `net` without dropout, and attributes of its own."""
+
+    def make() -> nn.Module:
+        class Made(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = Net(0.0)
+                for name, value in attributes.items():
+                    setattr(self, name, value())
+
+        Made.forward = forward  # type: ignore[assignment]
+        return Made()
+
+    return make
+
+
+def train(run: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    loss: torch.Tensor = run(*(args if args or kwargs else (numbers(),)), **kwargs).square().sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def two_calls(m: Any, run: Any) -> list[Any]:
+    first, second = run(numbers()).sum(), run(numbers()).square().sum()
+    second.backward()
+    first.backward()
+    (run(numbers()).sum() + 2 * run(numbers()).square().sum()).backward()
+    return []
+
+
+def chosen_inputs(m: Any, run: Any) -> list[Any]:
+    x = numbers().requires_grad_()
+    (found,) = torch.autograd.grad(run(x).square().sum(), x)
+    run(x).square().sum().backward(inputs=[m.one.weight])
+    return [found, x.grad]
+
+
+def elsewhere(m: Any, run: Any) -> list[Any]:
+    loss = run(numbers()).square().sum()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    with torch.autograd.detect_anomaly(check_nan=False):
+        loss = run(numbers()).square().sum()
+        with torch.no_grad():
+            loss.backward()
+    return []
+
+
+def scaled(m: Any, run: Any) -> list[Any]:
+    optimizer, scaler = torch.optim.SGD(m.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(run(numbers()).square().sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return list(m.parameters())
+
+
+def hooks(m: Any, run: Any) -> list[Any]:
+    m.register_full_backward_hook(lambda module, into, out: (into[0] * 3,))
+    x, seen = numbers().requires_grad_(), []
+    torch.autograd.graph.register_multi_grad_hook(list(m.parameters()), lambda found: seen.append(len(found)))
+    y = run(x)
+    y.register_hook(lambda gradient: gradient * 2)
+    y.square().sum().backward()
+    return [x.grad, torch.tensor(seen)]
+
+
+def hooks_of_nodes(m: Any, run: Any) -> list[Any]:
+    """Around the node that accumulates a gradient, next to those that would have it given inside the backward pass."""
+    node = torch.autograd.graph.get_gradient_edge(m.one.weight).node
+    node.register_prehook(lambda found: (found[0] * 2,))
+    seen: list[torch.Tensor] = []
+    for parameter in m.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    train(run)
+    return [sum(t.sum() for t in seen)]
+
+
+def sizes(m: Any, run: Any) -> list[Any]:
+    return [train(run, x) for x in (numbers(0, 8), numbers(2, 3, 8), numbers(8).expand(4, 8), numbers(1, 8))]
+
+
+def saved_elsewhere(m: Any, run: Any) -> list[Any]:
+    with torch.autograd.graph.save_on_cpu():
+        loss = run(numbers()).square().sum()
+    loss.backward()
+    x = numbers().requires_grad_()
+    for reentrant in (True, False):
+        train(lambda t, r=reentrant: checkpoint(run, t, use_reentrant=r), x)
+    return [x.grad]
+
+
+def other_modes(m: Any, run: Any) -> list[Any]:
+    train(run)
+    with torch.inference_mode():
+        y = run(numbers())
+    m.load_state_dict({name: value * 2 for name, value in m.state_dict().items()}, assign=True)
+    m.zero_grad()
+    train(run)
+    kept = [p.grad for p in m.parameters()]
+    m.double().zero_grad()
+    return [y.clone(), *kept, train(run, numbers().double())]
+
+
+def parametrized(m: Any, run: Any) -> list[Any]:
+    train(run)
+    nn.utils.parametrizations.weight_norm(m.one)
+    return [train(run)]
+
+
+def functional(m: Any, run: Any) -> list[Any]:
+    """Steps of gradient descent on what stands in for the parameters: it is no leaf from the second one on."""
+    given, x = dict(m.named_parameters()), numbers()
+    for _ in range(2):
+        loss = functional_call(run, given, (x,)).square().mean()
+        found = torch.autograd.grad(loss, list(given.values()))
+        given = {name: p - 0.1 * g for (name, p), g in zip(given.items(), found, strict=True)}
+    functional_call(run, given, (x,)).square().mean().backward()
+    return []
+
+
+def batched(m: Any, run: Any) -> list[Any]:
+    x = numbers().requires_grad_()
+    y = run(x)
+    return list(torch.autograd.grad(y, x, torch.randn(3, *y.shape), is_grads_batched=True))
+
+
+def outputs(m: Any, run: Any) -> list[Any]:
+    found = run(numbers())
+    loss = found["y"].square().sum() + found["part"].sum() + found["weight"].sum() + found["fft"].conj().imag.sum()
+    loss.backward()
+    assert found["text"] == ("a", 3, None)
+    return [found["x"], found["index"]]
+
+
+def several(self: Any, x: torch.Tensor) -> dict[str, Any]:
+    y = self.net(x)
+    part, fft = y[1:], torch.fft.fft(y)
+    given: dict[str, Any] = {"text": ("a", 3, None), "x": x, "index": y.argmax(-1), "weight": self.net.one.weight}
+    return {"y": y, "part": part, "fft": fft, **given}
+
+
+def orders(m: Any, run: Any) -> list[Any]:
+    return [
+        train(run, numbers(), a=numbers(), b=numbers()),
+        train(run, numbers(), b=numbers(), a=numbers()),
+        train(run, a=numbers(), x=numbers(), b=numbers()),
+        train(run, numbers(), numbers(), b=None),
+        train(run, numbers().requires_grad_(), numbers(), None),
+    ]
+
+
+def overwritten(m: Any, run: Any) -> list[Any]:
+    x, y = numbers(), numbers()
+    return [train(run, x, numbers()), train(run, y, y), x, y]
+
+
+def repeated(m: Any, run: Any) -> list[Any]:
+    return [train(run) for _ in range(3)]
+
+
+def stepped(m: Any, run: Any) -> list[Any]:
+    optimizer = torch.optim.SGD(m.parameters(), 1.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        train(run)
+        optimizer.step()
+    return list(m.parameters())
+
+
+def drawn(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.net(x * random.uniform(1, 5)).tanh() * random.randint(1, 9)
+
+
+def clamped(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        self.net.one.weight.clamp_(-0.1, 0.1)
+    return self.net(x)
+
+
+def counted(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.count.add_(1)
+    return self.net(x) * self.count
+
+
+def adding(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.add_(1)
+    return self.net(a + b)
+
+
+def low_inside(self: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = self.net(x)
+    return y.float()
+
+
+SCENES: dict[str, tuple[Callable[[], nn.Module], Scene]] = {
+    "two calls before a backward pass": (lambda: Net(norm=True), two_calls),
+    "gradients of some": (Net, chosen_inputs),
+    "another thread, anomaly mode, no_grad": (Net, elsewhere),
+    "GradScaler": (Net, scaled),
+    "hooks": (Net, hooks),
+    "hooks of nodes": (Net, hooks_of_nodes),
+    "sizes": (Net, sizes),
+    "hooks of what is saved, checkpoints around it": (Net, saved_elsewhere),
+    "inference mode, assign=True, double": (Net, other_modes),
+    "a parametrization added": (Net, parametrized),
+    "functional_call": (Net, functional),
+    "a batch of gradients": (lambda: Net(0.0), batched),
+    "outputs of all kinds": (of(several), outputs),
+    "orders of arguments": (of(lambda s, x, a, b=None: s.net(x * a - (0 if b is None else b))), orders),
+    "an argument is overwritten": (of(adding), overwritten),
+    "numbers of Python's": (of(drawn), repeated),
+    "a weight is written in forward": (of(clamped), stepped),
+    "a tensor counts": (of(counted, count=lambda: torch.zeros(())), repeated),
+    "autocast inside": (of(low_inside), repeated),
+}
+
+
+def played(make: Callable[[], nn.Module], scene: Scene, plans: bool) -> list[torch.Tensor | None]:
+    """What a scene leaves: gradients, buffers, what it gives, the loss of what is drawn next."""
+    torch.manual_seed(0)
+    model = make()
+    if plans:
+        remat.enable(model, budget="1GiB", planner=Given(checkpointed), mode="graph")
+    torch.manual_seed(1)
+    random.seed(1)
+    found = scene(model, model)
+    kept = [p.grad for p in model.parameters()]
+    return [*kept, *model.buffers(), *found, torch.rand(2), torch.tensor(random.random())]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_step_is_that_of_the_plain_module(name: str) -> None:
+    plain, planned = (played(*SCENES[name], plans) for plans in (False, True))
+    for one, other in zip(plain, planned, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (one.stride() == other.stride() and torch.equal(one, other))
+
+
+def differentiated_again(m: Any, run: Any) -> list[Any]:
+    found = torch.autograd.grad(run(numbers()).square().sum(), list(m.parameters()), create_graph=True)
+    sum(g.sum() for g in found).backward()
+    return []
+
+
+def aliased_later(m: Any, run: Any) -> list[Any]:
+    train(run, numbers(), numbers())
+    m.zero_grad()
+    x = numbers()
+    return [train(run, x, x.view(4, 8))]
+
+
+def aliased_first(m: Any, run: Any) -> list[Any]:
+    x = numbers(5, 8)
+    return [train(run, x[1:], x[:-1])]
+
+
+def frozen(m: Any, run: Any) -> list[Any]:
+    m.requires_grad_(False)
+    return [run(numbers())]
+
+
+def transformed(m: Any, run: Any) -> list[Any]:
+    return [torch.func.grad(lambda x: run(x).sum())(numbers())]
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], Scene, str]] = {
+    "double backward": (Net, differentiated_again, "does not currently support double backward"),
+    "an overwritten argument that shares memory later": (
+        of(adding),
+        aliased_later,
+        "shares memory with another.*clone",
+    ),
+    "an overwritten argument that shares memory": (
+        of(adding),
+        aliased_first,
+        "share memory, and the step overwrites one",
+    ),
+    "nothing to train": (Net, frozen, "nothing to train.*call it under torch.no_grad"),
+    "torch.func": (lambda: Net(0.0), transformed, "functorch"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_plan_cannot_do_is_refused(name: str) -> None:
+    make, scene, said = REFUSED[name]
+    with pytest.raises(RuntimeError if name == "double backward" else remat.CaptureError, match=f"(?s){said}"):
+        played(make, scene, True)
+
+
+def test_threads_with_hooks_get_their_own_gradients() -> None:
+    model = remat.enable(Net(0.0), budget="1GiB", planner=Given(checkpointed), mode="graph")
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: None)
+    given = [numbers() for _ in range(3)]
+
+    def gradients(run: Callable[[], object]) -> list[torch.Tensor]:
+        model.zero_grad()
+        run()
+        return [p.grad for p in model.parameters()]
+
+    def at_once() -> None:
+        threads = [threading.Thread(target=train, args=(model, x)) for x in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    expected = gradients(lambda: [train(model, x) for x in given])
+    for _ in range(5):
+        assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(expected, gradients(at_once), strict=True))

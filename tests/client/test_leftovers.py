@@ -1,0 +1,67 @@
+"""What a plan leaves behind: nothing that a call was given, and no order that holds no longer."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import remat
+from client.test_around import Net, numbers, played, train
+from client.test_midway import Given
+from remat_ir.greedy import checkpointed
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.factor = Net(), torch.ones(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.net(x)) * self.factor
+
+
+def test_nothing_that_a_call_was_given_is_kept() -> None:
+    """Neither its arguments, nor tensors that others have taken the place of, nor the module itself."""
+    model: Any = remat.enable(Holding(), budget="1GiB", planner=Given(checkpointed), mode="graph")
+    x = numbers()
+    train(model, x)
+    gone = [weakref.ref(t) for t in (x, model.factor, model.net.one.weight)]
+    del x
+    model.factor = torch.zeros(8)
+    model.load_state_dict({name: t.clone() for name, t in model.state_dict().items()}, assign=True)
+    train(model)
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * 3
+    left = weakref.ref(model)
+    del model
+    gc.collect()
+    assert left() is None
+    assert not [name for name in globals() if name.startswith("__compiled_fn")]
+
+
+def test_buffers_that_become_one_are_planned_anew() -> None:
+    """The groups of a known step may not run in their order where a buffer that is read is now one that is written."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(0.0)
+            self.register_buffer("total", torch.ones(4, 8))
+            self.register_buffer("factor", torch.ones(4, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(1)
+            return self.net(x * self.factor)
+
+    def scene(m: Any, run: Any) -> list[Any]:
+        train(run)
+        m.factor = m.total
+        return [train(run)]
+
+    plain, planned = (played(Adds, scene, plans) for plans in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True) if a is not None and b is not None)
