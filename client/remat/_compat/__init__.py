@@ -11,6 +11,7 @@ from .autograd import (
     backward_task,
     boxed,
     boxed_gradients,
+    gives_all_gradients,
     has_gradient_hooks,
     has_hooks_after_accumulation_alone,
     is_used_up,
@@ -34,6 +35,7 @@ from .memory import (
     storage_keys,
 )
 from .module_state import (
+    MODULES_OWN,
     active_ddp,
     buffers_of,
     flattened_by_fsdp,
@@ -105,6 +107,7 @@ __all__ = [
     "FLASH_ATTENTION",
     "FLASH_ATTENTION_BACKWARD",
     "GROUP_NAMES",
+    "MODULES_OWN",
     "READ_NUMBER",
     "RESULTS_ON_HOST",
     "STEP_HOOKS",
@@ -137,6 +140,7 @@ __all__ = [
     "forward_outputs",
     "frame_number",
     "full_name",
+    "gives_all_gradients",
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
     "has_merged_inputs",

@@ -16,6 +16,7 @@ __all__ = [
     "backward_task",
     "boxed",
     "boxed_gradients",
+    "gives_all_gradients",
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
     "is_used_up",
@@ -102,6 +103,12 @@ def used_up(like: torch.Tensor, text: str) -> torch.Tensor:
 def is_used_up(gradient: Any) -> bool:
     """Whether it is one of `used_up`."""
     return isinstance(gradient, _UsedUp)
+
+
+def gives_all_gradients() -> bool:
+    """Whether the backward pass that runs in this thread accumulates the gradients of all leaves; `torch.autograd.grad`
+    and `backward(inputs=…)` want some alone."""
+    return bool(torch.autograd._is_checkpoint_valid())  # type: ignore[no-untyped-call]
 
 
 def backward_task() -> int:

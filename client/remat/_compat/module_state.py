@@ -19,6 +19,7 @@ __all__ = [
     "FORWARD_HOOKS",
     "FORWARD_PRE_HOOKS",
     "MODULES",
+    "MODULES_OWN",
     "PARAMETERS",
     "SHARED",
     "active_ddp",
@@ -59,6 +60,9 @@ SHARED = (
     "_load_state_dict_post_hooks",
 )
 """What two modules have in common that are one to whoever reads, loads or replaces their state."""
+
+MODULES_OWN = frozenset(nn.Module().__dict__) - {"training"}
+"""What nn.Module itself keeps on each module, but for its train mode."""
 
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",

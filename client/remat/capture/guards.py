@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from .._compat.module_state import (
 from ..device import AUTOCAST_KINDS
 from .dataflow import tensors as tensors_in
 
-ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks")
+ASPECTS = ("arguments", "train mode", "parameters", "buffers", "autocast", "hooks", "submodules")
 OF_A_TENSOR = ("shape", "strides", "dtype", "device", "requires_grad", "which of them are one tensor")
 """In the order of `_describe`. A tensor that is passed twice is told from two: some modules, such as
 nn.MultiheadAttention, look whether their arguments are one, and run other kernels."""
@@ -144,12 +145,14 @@ class Kind:
 
 
 def state_of(module: nn.Module) -> tuple[Any, ...]:
-    """The train mode, the parameters' and buffers' metadata, autocast and the number of hooks, as a key."""
+    """The train mode, the parameters' and buffers' metadata, autocast, the number of hooks and which modules these are,
+    as a key."""
     training: list[bool] = []
     parameters: list[Any] = []
     buffers: list[Any] = []
     hooks = 0
-    for part in parts(module):
+    modules = tuple(parts(module))
+    for part in modules:
         state = part.__dict__
         training.append(state["training"])
         for p in state[PARAMETERS].values():
@@ -160,7 +163,7 @@ def state_of(module: nn.Module) -> tuple[Any, ...]:
                 buffers += (b.dtype, b.device, b.shape)
         hooks += len(state[FORWARD_HOOKS]) + len(state[FORWARD_PRE_HOOKS])
     autocast = tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_KINDS)
-    return tuple(training), tuple(parameters), tuple(buffers), autocast, hooks
+    return tuple(training), tuple(parameters), tuple(buffers), autocast, hooks, tuple(map(weakref.ref, modules))
 
 
 def shared_with_state(overwritten: Sequence[int], tensors: Sequence[torch.Tensor], call: Call) -> str:

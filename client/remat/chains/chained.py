@@ -30,10 +30,11 @@ class ChainedModule(nn.Module):
     """Stages that run one after the other and train by a chain plan.
 
     A stage may be any module of one tensor that gives one tensor: any Python inside it, dropout, batch normalization,
-    hooks. When it runs again it draws the same random numbers and sees the buffers as they were; what it would write to
-    them is thrown away. Gradients of parameters appear once, in the nested backward pass of their stage, or of the last
-    of several that share them. A stage must not overwrite its input. Transfers run on CUDA next to the computation, in
-    pinned memory; on a CPU they are plain copies into memory that torch's allocator does not hold.
+    hooks. When it runs again it draws the same random numbers and sees buffers and attributes of its modules as they
+    were; what it would write to them is thrown away. Gradients of parameters appear once, in the nested backward pass
+    of their stage, or of the last of several that share them. A stage must not overwrite its input, nor a tensor that
+    is no buffer. Transfers run on CUDA next to the computation, in pinned memory; on a CPU they are plain copies into
+    memory that torch's allocator does not hold.
 
     Args:
         stages: the modules, in order; their parameters are shared, under the names of a ModuleList called `stages`.
@@ -71,7 +72,8 @@ class ChainedModule(nn.Module):
     @untraced
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the stages give one after the other, with a backward pass by the plan."""
-        if not torch.is_grad_enabled():
+        self.schedule.check(list(self.stages))
+        if not torch.is_grad_enabled() or not self.schedule.trains((x,)):
             for stage in self.stages:
                 x = stage(x)
             return x

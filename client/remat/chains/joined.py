@@ -50,7 +50,8 @@ class JoinedModule(nn.Module):
     @untraced
     def forward(self, *xs: torch.Tensor) -> torch.Tensor:
         """What the head gives, with a backward pass by the plan."""
-        if torch.is_grad_enabled():
+        self.schedule.check([*(m for branch in self.branches for m in branch), self.head])  # type: ignore[attr-defined]
+        if torch.is_grad_enabled() and self.schedule.trains(xs):
             return run_by_plan(self.schedule, range(len(xs)), xs)
         ends = []
         for branch, x in zip(self.branches, xs, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,17 @@ from torch import nn
 
 from .. import generators
 from .._compat import version_counter
+from ..capture.dataflow import tensors
 from ..device import of, storage_bytes
 from ..errors import CaptureError
 from ..profiling.collectives import no_collectives
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
+from .saved_state import attributes_of
 from .stages import differentiable
 from .tape import Tape, record
+
+log = logging.getLogger("remat")
 
 REPETITIONS = 3
 
@@ -76,7 +81,8 @@ def stage_cost(
     Raises:
         CaptureError: the executor cannot run it.
     """
-    stage, what = copy.deepcopy(module), f"{name} ({type(module).__name__})"
+    what = f"{name} ({type(module).__name__})"
+    stage = _copy(module, what)
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
     with no_collectives(what):
@@ -86,6 +92,7 @@ def stage_cost(
         runs = _Runs(stage, given, needs, {key: named[key] for key in shared}, torch.ones_like(y), last)
         for _ in range(2):  # makes the gradients that the measured passes add to
             runs.backward(runs.forward())
+        _warn_of_graphs(stage, what)
     forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
     sizes = _bytes(runs, inputs[0].device)
     made = storage_bytes(y)
@@ -113,6 +120,31 @@ def stage_cost(
         needs_grad,
     )
     return cost, y.detach()
+
+
+def _copy(module: nn.Module, what: str) -> nn.Module:
+    """A copy of a stage.
+
+    Raises:
+        CaptureError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise CaptureError(f"{what} is measured on a copy, and cannot be copied: {error}") from error
+
+
+def _warn_of_graphs(stage: nn.Module, what: str) -> None:
+    """Log a warning where a stage that has run keeps a tensor through which a loss might want gradients."""
+    for part in stage.modules():
+        for name, value in attributes_of(part).items():
+            if any(t.grad_fn is not None for t in tensors(value)):
+                log.warning(
+                    "%s keeps a tensor with a graph in %s: by a plan no gradient flows through it; give what the loss "
+                    "reads as a part of what the stages give",
+                    what,
+                    name,
+                )
 
 
 def _output(stage: nn.Module, given: Sequence[torch.Tensor], what: str) -> torch.Tensor:

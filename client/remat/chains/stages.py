@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._compat import boxed_gradients, version_counter
+from .._compat import boxed_gradients, gives_all_gradients, parameters_of, storage_key, version_counter
 from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from ..lowering.link import Copies, Link, link_of
@@ -66,6 +66,8 @@ class Schedule:
 
     Attributes:
         forward, backward: the steps before and from the first backward step on.
+        again: the stages of which these run some forward.
+        modes: whether each module was in train mode when the stages were measured.
     """
 
     def __init__(self, stages: Sequence[Stage], steps: Sequence[StageStep]) -> None:
@@ -73,8 +75,33 @@ class Schedule:
         turn = next(i for i, step in enumerate(steps) if step.do is Action.BACKWARD)
         self.forward, self.backward = tuple(steps[:turn]), tuple(steps[turn:])
         self.times = Counter(step.at for step in steps if step.do in (Action.FORWARD, Action.TAPE))
+        self.again = frozenset(step.at for step in self.backward if step.do in (Action.FORWARD, Action.TAPE))
+        self.modes = self.modes_now()
         self.lets_go, self.moves = _hooked(self.stages, steps)
         self.transfers = any(step.do is Action.OFFLOAD for step in steps)
+
+    def modes_now(self) -> tuple[bool, ...]:
+        """Whether each module is in train mode."""
+        return tuple(module.training for stage in self.stages for module in stage.module.modules())
+
+    def check(self, modules: Sequence[nn.Module]) -> None:
+        """Look whether the stages are still those that were planned.
+
+        Raises:
+            CaptureError: one of them is not.
+        """
+        for n, (stage, module) in enumerate(zip(self.stages, modules, strict=False), 1):
+            if stage.module is not module:
+                planned, now = type(stage.module).__name__, type(module).__name__
+                raise CaptureError(
+                    f"stage {n} is not the {planned} that was planned, but a {now} in its place, such as a replica of "
+                    "DataParallel: plan the stages again"
+                )
+
+    def trains(self, xs: Sequence[torch.Tensor]) -> bool:
+        """Whether anything that is known of requires gradients."""
+        modules = (stage.module for stage in self.stages)
+        return any(x.requires_grad for x in xs) or any(p.requires_grad for m in modules for p in m.parameters())
 
 
 def _hooked(stages: Sequence[Stage], steps: Sequence[StageStep]) -> tuple[frozenset[int], frozenset[int]]:
@@ -114,6 +141,9 @@ class Pass:
         self.gradients: dict[int, torch.Tensor | None] = {}
         self.host_bytes = self.most_host_bytes = 0
         self._autocast = _autocast(device)
+        # in another mode than was measured a stage may have other kernels without grad
+        self._with_grad = schedule.modes_now() != schedule.modes
+        self._read: list[tuple[str, Mapping[Any, Any], Any, torch.Tensor, int, int]] = []
         self._first: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
         self._shared_parameters = shared_parameters([stage.module for stage in schedule.stages])
@@ -151,13 +181,53 @@ class Pass:
         with self._first[n].restored() if again else contextlib.nullcontext(), self._autocast():
             if tape:
                 self.held[stage.makes] = Held(*self._record(n, inputs))
-            elif stage.needs_grad:
+            elif stage.needs_grad or self._with_grad:
                 self.held[stage.makes] = Held(self._record(n, inputs)[0])
             else:
                 with torch.no_grad():
                     self.held[stage.makes] = Held(stage.module(*inputs).detach())
+        name = f"stage {n + 1} ({type(stage.module).__name__})"
         if [version_counter(x) for x in inputs] != versions:
-            raise CaptureError(f"stage {n + 1} ({type(stage.module).__name__}) overwrites its input: use inplace=False")
+            raise CaptureError(f"{name} overwrites its input: use inplace=False")
+        if n in self._first and not again:
+            self._first[n].check(name)
+
+    def note(self) -> None:
+        """The forward steps have run: what the backward ones compute from again must stay as it is."""
+        for n in sorted(self.schedule.again):
+            stage = self.schedule.stages[n]
+            found: list[tuple[str, Mapping[Any, Any], Any]] = [
+                (f"{path}.{name}".lstrip("."), parameters_of(part), name)
+                for path, part in stage.module.named_modules()
+                for name in parameters_of(part)
+            ]
+            found += [(f"input {cut + 1}", self.held, cut) for cut in stage.reads if cut in self.needs]
+            for name, holder, key in found:
+                tensor = _tensor(holder.get(key))
+                if tensor is not None:
+                    seen = version_counter(tensor), storage_key(tensor)
+                    self._read.append((f"{name} of stage {n + 1}", holder, key, tensor, *seen))
+
+    def compare(self) -> None:
+        """The backward steps begin.
+
+        Raises:
+            RuntimeError: what they compute from again has been written to.
+            CaptureError: it is another tensor, or in another storage.
+        """
+        for name, holder, key, tensor, version, storage in self._read:
+            now = _tensor(holder.get(key))
+            if now is not tensor or storage_key(now) != storage:
+                raise CaptureError(
+                    f"{name} was replaced between the forward and the backward pass, which computes from it again: "
+                    "replace it after backward()"
+                )
+            if version_counter(now) != version:
+                raise RuntimeError(
+                    f"{name}, from which the backward pass computes again, has been modified by an inplace operation "
+                    "since the forward pass: step the optimizer, and fill inputs anew, after backward()"
+                )
+        self._read.clear()
 
     def _record(self, n: int, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Tape]:
         schedule = self.schedule
@@ -210,6 +280,10 @@ class Pass:
                 self.host_bytes -= self._copies.pop(cut).size_bytes
 
 
+def _tensor(held: Any) -> torch.Tensor | None:
+    return held.activation if isinstance(held, Held) else held
+
+
 def differentiable(tensor: torch.Tensor) -> bool:
     """Whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
@@ -229,6 +303,7 @@ class _Staged(torch.autograd.Function):
             schedule, {cut: x.detach().requires_grad_(x.requires_grad) for cut, x in zip(cuts, xs, strict=True)}
         )
         state.run(schedule.forward)
+        state.note()
         ctx.state, ctx.cuts = state, tuple(cuts)
         end = schedule.stages[schedule.backward[0].at].makes
         ctx.end = end
@@ -241,6 +316,12 @@ class _Staged(torch.autograd.Function):
             raise RuntimeError("a plan's backward pass runs once: retain_graph and double backward are not supported")
         if torch.is_grad_enabled():
             raise RuntimeError("a plan's gradients have no graph: create_graph and double backward are not supported")
+        if not gives_all_gradients():
+            raise RuntimeError(
+                "stages that run by a plan accumulate the gradients of all their parameters: torch.autograd.grad and "
+                "backward(inputs=…) are not supported; call backward()"
+            )
+        state.compare()
         state.gradients[ctx.end] = gradients[0].pop() if isinstance(gradients[0], list) else gradients[0]
         del gradients
         state.run(state.schedule.backward)

@@ -1,0 +1,241 @@
+"""State of Python's and of its own that a stage has, and what changes around a step of stages that run by a plan."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import remat
+from client.test_around import numbers
+from client.test_chain_training import bisection
+from remat.chains.chained import ChainedModule
+from remat.chains.profile import chain_of
+
+COUNT = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Stage(nn.Module):
+    """A linear layer, and state of the module's own."""
+
+    def __init__(self, forward: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.drop, self.run = nn.Linear(8, 8), nn.Dropout(0.3), forward
+        self.count, self.log, self.state = 0, [1.0], torch.ones(8)
+        self.own, self.generator = random.Random(3), np.random.default_rng(3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self, self.linear(x).tanh())
+
+
+def counts(self: Any, y: torch.Tensor) -> torch.Tensor:
+    self.count += 1
+    self.log.append(self.count + self.log[-1])
+    return y * self.log[-1]
+
+
+def carries(self: Any, y: torch.Tensor) -> torch.Tensor:
+    """A state that goes from call to call, as recurrent models and caches have it."""
+    y = y * self.state
+    self.state, self.new = y.detach().mean(0), True
+    return y
+
+
+def draws(self: Any, y: torch.Tensor) -> torch.Tensor:
+    y = y * random.random() if random.random() < 0.5 else y * np.random.rand()
+    return y * self.own.random() * self.generator.random()
+
+
+def by_mode(self: Any, y: torch.Tensor) -> torch.Tensor:
+    self.seen.add_(1)
+    return self.drop(y) * self.seen if self.training else y
+
+
+def by_grad(self: Any, y: torch.Tensor) -> torch.Tensor:
+    """Other kernels without grad in eval mode, as torch's own transformer layers have them."""
+    return y * (1.0 if self.training or torch.is_grad_enabled() else 1.5)
+
+
+def plain(self: Any, y: torch.Tensor) -> torch.Tensor:
+    return self.drop(y)
+
+
+def stages(forward: Callable[..., torch.Tensor]) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Stage(forward) for _ in range(COUNT)))
+
+
+def by_plan(model: nn.Sequential) -> ChainedModule:
+    """A plan that keeps the input alone, so that stages run up to three times."""
+    chain, needs_grad = chain_of(list(model), numbers(), repetitions=1)
+    return ChainedModule(list(model), chain, bisection(COUNT), needs_grad=needs_grad)
+
+
+def twice(run: Any) -> list[Any]:
+    losses = [run(numbers()).square().sum() for _ in range(2)]
+    for loss in losses:
+        loss.backward()
+    return [loss.detach() for loss in losses]
+
+
+def evaluated_between(run: Any) -> list[Any]:
+    loss = run(numbers()).square().sum()
+    run.eval()
+    loss.backward()
+    return [loss.detach()]
+
+
+def evaluated(run: Any) -> list[Any]:
+    run.eval()
+    return twice(run)
+
+
+def frozen(run: Any) -> list[Any]:
+    run.requires_grad_(False)
+    y = run(numbers())
+    return [y, torch.tensor(y.requires_grad)]
+
+
+def left(model: nn.Sequential, run: Any, scene: Callable[[Any], list[Any]]) -> list[Any]:
+    """What a scene gives, gradients, buffers, the stages' own state, and what is drawn next."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    found = [*scene(run), *(p.grad for p in model.parameters()), *model.buffers()]
+    found += [t for stage in model for t in (stage.state, torch.tensor([*stage.log, stage.count, stage.own.random()]))]
+    found += [torch.tensor(stage.generator.random()) for stage in model]
+    return [*found, torch.rand(2), torch.tensor([random.random(), np.random.rand()])]
+
+
+SCENES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[Any], list[Any]]]] = {
+    "counters and lists": (counts, twice),
+    "a state that is carried": (carries, twice),
+    "random numbers of Python's, numpy's and its own": (draws, twice),
+    "eval before the backward pass": (by_mode, evaluated_between),
+    "eval after planning": (by_grad, evaluated),
+    "nothing to train": (plain, frozen),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_stage_that_runs_again_sees_what_it_saw(name: str) -> None:
+    forward, scene = SCENES[name]
+    model = stages(forward)
+    planned = copy.deepcopy(model)
+    expected, found = left(model, model, scene), left(planned, by_plan(planned), scene)
+    for one, other in zip(expected, found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def writes(self: Any, y: torch.Tensor) -> torch.Tensor:
+    self.state.mul_(2)
+    return y * self.state.clone()
+
+
+def clamps(self: Any, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        self.linear.bias.mul_(0.5)
+    return y
+
+
+def step(run: Any) -> None:
+    run(numbers()).sum().backward()
+
+
+def between(change: Callable[[Any, torch.Tensor], object]) -> Callable[[Any], None]:
+    def scene(run: Any) -> None:
+        x = numbers()
+        loss = run(x).sum()
+        with torch.no_grad():
+            change(run.stages[0].linear, x)
+        loss.backward()
+
+    return scene
+
+
+def functional(run: Any) -> None:
+    given = {name: p.detach().clone().requires_grad_() for name, p in run.named_parameters()}
+    torch.func.functional_call(run, given, (numbers(),)).sum().backward()
+
+
+def replaced(run: Any) -> None:
+    run.stages[1] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    step(run)
+
+
+def of_input(run: Any) -> None:
+    x = numbers().requires_grad_()
+    torch.autograd.grad(run(x).sum(), x)
+
+
+REFUSED: dict[str, tuple[Callable[..., torch.Tensor], Callable[[Any], None], str]] = {
+    "a tensor written in place": (writes, step, r"stage 1 \(Stage\) writes in place to state, which is no buffer"),
+    "a parameter written in forward": (clamps, step, r"stage 1 \(Stage\) writes in place to linear.bias"),
+    "a parameter written": (plain, between(lambda m, x: m.bias.mul_(2)), "linear.bias of stage 1, from which.*inplace"),
+    "a parameter's storage": (
+        plain,
+        between(lambda m, x: setattr(m.weight, "data", m.weight * 2)),
+        "linear.weight of stage 1 was replaced between the forward and",
+    ),
+    "a parameter replaced": (
+        plain,
+        between(lambda m, x: setattr(m, "weight", nn.Parameter(m.weight * 2))),
+        "linear.weight of stage 1 was replaced",
+    ),
+    "functional_call": (plain, functional, "of stage 1 was replaced"),
+    "the input written": (plain, between(lambda m, x: x.zero_()), "input 1 of stage 1, from which .*inplace"),
+    "a stage replaced": (plain, replaced, "stage 2 is not the Stage that was planned, but a Sequential"),
+    "gradients of some": (plain, of_input, "torch.autograd.grad and backward.inputs=….*call backward"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_computed_from_something_else_is_refused(name: str) -> None:
+    forward, scene, said = REFUSED[name]
+    with pytest.raises((RuntimeError, remat.CaptureError), match=said):
+        scene(by_plan(stages(forward)))
+
+
+def keeps(self: Any, y: torch.Tensor) -> torch.Tensor:
+    self.penalty = y.square().mean()
+    return y
+
+
+def test_a_tensor_with_a_graph_that_a_stage_keeps_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    by_plan(stages(plain))
+    assert not caplog.records
+    model = stages(keeps)
+    by_plan(model)
+    assert "stage 1 (Stage) keeps a tensor with a graph in penalty: by a plan no gradient flows" in caplog.text
+    step(model)
+    with pytest.raises(remat.CaptureError, match=r"stage 1 \(Stage\) is measured on a copy, and cannot be copied"):
+        by_plan(model)
+
+
+def test_a_stage_that_is_replaced_in_a_planned_sequential_counts(caplog: pytest.LogCaptureFixture) -> None:
+    model = stages(plain)
+    planned = remat.optimize(model, numbers(), budget=remat.Fraction(1.0), planner="greedy", mode="chain")
+    step(planned)
+    model[1] = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.0))
+    x, expected = numbers(), copy.deepcopy(model)
+    with caplog.at_level(logging.INFO, "remat"):
+        torch.manual_seed(2)
+        found = planned(x)
+    torch.manual_seed(2)
+    assert torch.equal(found, expected(x))
+    assert "a new kind of call gets a plan of its own: " in caplog.text
+    assert "submodules" in caplog.text
