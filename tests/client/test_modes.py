@@ -149,6 +149,30 @@ def test_a_chain_may_start_without_waiting() -> None:
     planner.go.set()
 
 
+@pytest.mark.parametrize("reserved", [None, 12345])
+def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int | None) -> None:
+    """On an accelerator what a plan reserves is known from a rehearsal, at the start of the step that could take it."""
+    module, planner, small, large = recurrent(), Held(), numbers(4, 12, 16), numbers(8, 12, 16)
+    trained = remat.optimize(module, (small,), budget=remat.Fraction(1), planner=planner, max_gap=0, mode="chain")
+    trained(large)
+    chain = next(c for c in trained.chains.values() if c.better is not None)
+    quick, looked = chain.plan, list[Answer]()
+
+    def reserves(answer: Answer) -> int | None:
+        looked.append(answer)
+        return reserved
+
+    chain.reserves = reserves
+    planner.go.set()
+    assert chain.better is not None
+    better = chain.better.result(60)  # type: ignore[call-arg]
+    for _ in range(2):
+        trained(large)
+    assert looked == [better]
+    assert (chain.plan == quick) == (reserved is None)
+    assert chain.reserved_bytes == reserved
+
+
 def test_a_larger_input_than_a_chain_was_planned_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
     module = recurrent()
     trained = remat.optimize_chain(module, numbers(4, 12, 16), budget=remat.Fraction(0.6), planner="greedy")
