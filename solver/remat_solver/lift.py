@@ -68,7 +68,9 @@ class LiftedIncumbent(Incumbent):
         lift = Lift.apply(outer.problem.subject)
         assert lift is not None
         problem = Problem(lift.graph, outer.problem.budget_bytes)
-        super().__init__(problem, outer.deadline, outer.max_gap, certify=outer.certifies)
+        # what is proved among plans without transfers alone has no certificate on the subject
+        certify = outer.certifies and not lift.within
+        super().__init__(problem, outer.deadline, outer.max_gap, certify=certify)
         self.outer, self.lift, self.within, self._plans_only = outer, lift, lift.within, plans_only
         if not self.within:
             self.known = self.known.with_bound(Bound(outer.bound_ns), outer.known.proof)

@@ -21,6 +21,7 @@ from remat_ir import (
     Problem,
     Step,
     Wait,
+    certificate_for,
     graph_digest,
     graph_of,
     host_peak,
@@ -30,7 +31,7 @@ from remat_ir import (
     structure_digest,
     verify,
 )
-from remat_ir.proof import certifiable
+from remat_ir.proof import InvalidProof, PairProof, certifiable
 from remat_ir.restrictions import NO_TRANSFERS, contains
 from remat_ir.working_set import working_set
 
@@ -140,7 +141,10 @@ def test_links_that_are_refused(change: dict[str, Any], message: str, pointer: s
 
 def test_what_is_proved_without_a_link_is_not_proved_with_one() -> None:
     assert certifiable(BARE)
-    assert not certifiable(GRAPH)
+    assert certifiable(GRAPH)
+    pairs = PairProof(problem_digest(Problem(BARE, 0)), 2, ((0, 1),))
+    with pytest.raises(InvalidProof, match="come back from the host"):
+        certificate_for(Problem(GRAPH, 0), pairs)
     assert contains(GRAPH, plain_plan(GRAPH), (NO_TRANSFERS,))
     assert not contains(GRAPH, Plan(MOVED), (NO_TRANSFERS,))
     once = replace(BARE, once=(0,))

@@ -12,9 +12,9 @@ from scipy.optimize import linprog
 from remat_ir import Compute, Graph, Plan, Problem, problem_digest
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.certificate import Column, Row
-from remat_ir.proof.check import inequality
+from remat_ir.proof.check import inequality, relaxation_of
 from remat_ir.proof.rounding import Rounding, summed
-from remat_ir.proof.rows import KINDS, Inequality, InvalidProof, Relaxation
+from remat_ir.proof.rows import Inequality, InvalidProof, Relaxation
 from solver.little import problems
 
 
@@ -33,6 +33,8 @@ def every_row(on: Relaxation, covers: Sequence[Row] = ()) -> list[Row]:
         found.append(("memory", c))
         found += [("through", c, value) for value in range(graph.values)]
         found += [("rerun", c, op) for op in range(graph.ops)]
+    if graph.link is not None:
+        found += link_rows(on)
     good = []
     for row in (*found, *covers):
         try:
@@ -40,8 +42,20 @@ def every_row(on: Relaxation, covers: Sequence[Row] = ()) -> list[Row]:
         except InvalidProof:
             continue
         good.append(row)
-    assert {row[0] for row in good} <= set(KINDS)
+    assert {row[0] for row in good} <= set(on.kinds)
     return good
+
+
+def link_rows(on: Relaxation) -> Iterator[Row]:
+    """Those that there are only with a link."""
+    graph = on.graph
+    for c in range(on.stages):
+        yield from (("carried", c, direction) for direction in (0, 1))
+        yield ("hosted", c)
+        for value in range(graph.values):
+            yield from (("moved", c, value), ("host-first", c, value))
+            yield from (("host-stay", c, value, away) for away in (0, 1))
+            yield from (("host-read", c, op, value) for op in graph.users[value])
 
 
 def written(on: Relaxation, rows: Sequence[Row]) -> list[Inequality]:
@@ -68,7 +82,7 @@ def with_roundings(on: Relaxation, rows: list[Row], rng: random.Random, count: i
             tuple(pairs[split:]),
         )
         total = summed(on, made, rounding)
-        columns = range(len(total.columns()))
+        columns = [j for j, column in enumerate(total.columns()) if on.upper(column) == 1]
         high = tuple(sorted(rng.sample(columns, rng.randint(0, len(columns)))))
         row = rounding._replace(complemented=high, most=total.most + rng.choice((0, 0, 0, 1, 4))).row()
         made.append(inequality(on, made, row))
@@ -156,7 +170,7 @@ def laminar(cuts: Sequence[int], splits: Sequence[int]) -> tuple[tuple[int, int]
 
 def relaxation(problem: Problem, cuts: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> Relaxation:
     """The checker's relaxation of a problem."""
-    return Relaxation(problem.graph, problem.budget_bytes - problem.graph.fixed_bytes, cuts, spans)
+    return relaxation_of(problem.graph, problem.budget_bytes - problem.graph.fixed_bytes, cuts, spans)
 
 
 @st.composite
@@ -200,7 +214,7 @@ def tree_of(on: Relaxation, rows: list[Row], depth: int, denominator: int = 1 <<
     columns, cost, matrix, most = program_of(on, rows)
 
     def grow(box: dict[Column, int], left: int) -> tuple[Branch | Leaf, ...]:
-        bounds = [(box.get(c, 0), box.get(c, 1)) for c in columns]
+        bounds = [(box.get(c, 0), box.get(c, on.upper(c))) for c in columns]
         if not columns:
             infeasible = [r for r in range(len(rows)) if most[r] < 0]
             return (Leaf(((infeasible[0], 1),), True),) if infeasible else (Leaf(()),)
@@ -210,7 +224,7 @@ def tree_of(on: Relaxation, rows: list[Row], depth: int, denominator: int = 1 <<
             slack = np.hstack([matrix, -np.ones((len(rows), 1))])
             least = linprog([0.0] * len(columns) + [1.0], A_ub=slack, b_ub=most, bounds=[*bounds, (0, None)])
             return (Leaf(rounded(-least.ineqlin.marginals, denominator), True),)
-        part = np.abs(found.x - 0.5)
+        part = np.where([on.is_column(c) for c in columns], np.abs(found.x - 0.5), 1.0)
         j = int(part.argmin())
         if left and part[j] < 0.499 and columns[j] not in box:
             branch = (Branch(columns[j]),)

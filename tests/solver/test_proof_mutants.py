@@ -10,7 +10,7 @@ import pytest
 from remat_ir import Problem, plain_peak
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, prove
 from remat_ir.proof.rounding import KIND
-from remat_ir.proof.rows import KINDS
+from remat_ir.proof.transfers import LINK_KINDS
 from remat_ir.working_set import working_set
 from solver.brute import optimum
 from solver.little import little_graph
@@ -47,7 +47,7 @@ def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StagePro
         changed = list(rows[i])
         j = rng.randrange(len(changed))
         old = changed[j]
-        kinds = (*sorted(KINDS), KIND)
+        kinds = (*sorted(LINK_KINDS), KIND)
         changed[j] = rng.choice(kinds) if isinstance(old, str) else old + rng.choice((-1, 1, 1 - 2 * old))
         rows[i] = tuple(changed)
     elif kind == "rounding":

@@ -57,8 +57,7 @@ def test_the_bound_is_below_every_plan(problem: Problem, data: st.DataObject, en
     relaxed = solved(engine, view, cuts, Deadline(60))
     every = {c: set(range(view.ops)) for c in range(len(cuts))}
     assert problem.graph.link is not None
-    program, _ = relax(view, problem.graph.link, cuts, every)
-    whole = engine.run(program)
+    whole = engine.run(relax(view, problem.graph.link, cuts, every).program)
     if best is None:
         return
     assert relaxed is not None
@@ -100,8 +99,7 @@ def test_rows_that_ask_for_too_much_are_caught(row: str, engine: Engine, monkeyp
         monkeypatch.setattr(relaxation, "_memory", _too_much_memory)
     else:
         monkeypatch.setattr(relaxation, "_supply", lambda *given: tuple(terms[:-1] for terms in supply(*given)))
-    program, _ = relax(view, link, tuple(range(view.ops)), {})
-    whole = engine.run(program)
+    whole = engine.run(relax(view, link, tuple(range(view.ops)), {}).program)
     assert whole.status == "infeasible" or view.cost.sum() + whole.bound > 25.5
 
 

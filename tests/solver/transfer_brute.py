@@ -58,7 +58,7 @@ def least_makespan(problem: Problem) -> tuple[int | None, Plan | None]:
             plan = Plan(tuple(reversed(steps)))
             assert verify(problem, plan).cost_ns == cost
             return cost, plan
-        for step, time, after in _moves(problem, state):
+        for step, time, after in moves(problem, state):
             if cost + time < best.get(after, cost + time + 1):
                 best[after] = cost + time
                 came[after] = (state, step)
@@ -67,7 +67,8 @@ def least_makespan(problem: Problem) -> tuple[int | None, Plan | None]:
     return None, None
 
 
-def _moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
+def moves(problem: Problem, state: State) -> Iterator[tuple[Step, int, State]]:
+    """The steps that a plan may take from a state: each with the time that it takes and the state after it."""
     graph, link = problem.graph, problem.graph.link
     assert link is not None
     leaving, returning = dict(state.leaving), dict(state.returning)

@@ -23,7 +23,7 @@ from ..graph import Graph
 from ..problem import Problem
 from ..read import LARGEST_INTEGER
 from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof
-from .check import graph_of_subject, inequality, leaf_bound, prove_stages
+from .check import graph_of_subject, inequality, leaf_bound, prove_stages, relaxation_of
 from .rounding import KIND, Rounding, summed
 from .rows import Inequality, InvalidProof, Relaxation
 
@@ -60,7 +60,7 @@ def _bound(graph: Graph, capacity: int, proof: StageProof) -> float:
 
 def _rewritten(graph: Graph, capacity: int, proof: StageProof, *, anew: bool) -> StageProof:
     """The certificate with all rows that hold, each leaf scaled; `anew` rounds rows from the new right sides."""
-    on = Relaxation(graph, capacity, proof.cuts, proof.spans)
+    on = relaxation_of(graph, capacity, proof.cuts, proof.spans)
     place: dict[int, int] = {}
     rows: list[Inequality] = []
     kept: list[Row] = []
@@ -127,14 +127,14 @@ def _best(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict[Colu
         if fixed is not None:
             slope += fixed * weight
         elif weight < 0:
-            # min(0, D c + t a): 0 until t = D c / −a, then a t
-            kinks.append((Fraction(denominator * on.cost(column), -weight), weight))
+            # u min(0, D c + t a): 0 until t = D c / −a, then it falls by u a
+            kinks.append((Fraction(denominator * on.cost(column), -weight), weight * on.upper(column)))
     factor = Fraction(0)
     for at, weight in sorted(kinks):
         if slope <= 0:
             break
         factor, slope = at, slope + weight
-    if slope > 0:  # the bound grows without end: there is no point here
+    if slope > 0:  # the bound grows without end: there is no point here, or none that is not too expensive
         return leaf._replace(empty=True)
     if factor == 1:
         return leaf

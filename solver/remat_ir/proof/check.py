@@ -5,8 +5,8 @@ A leaf has a multiplier y_r > 0 for some rows A_r x ≤ b_r that hold for every 
     c x ≥ c x + Σ_r y_r (A_r x − b_r) ≥ − Σ_r y_r b_r + Σ_j min((c + Aᵀy)_j l_j, (c + Aᵀy)_j u_j)
 
 so the right side is a bound on the cost of recomputation there, whatever y is. With c = 0 a right side above 0 says
-that there is no such point. The leaves of a tree cover all 0/1 points, so the least of their bounds holds for all
-plans; since costs are whole ns it may be rounded up.
+that there is no such point. The leaves of a tree cover all points, since it splits them by columns that are 0 or 1. So
+the least of their bounds holds for all plans; since costs are whole ns it may be rounded up.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof
 from .pairs import PairCheck, check_pairs
 from .rounding import KIND, Rounding, rounded
 from .rows import Inequality, InvalidProof, Relaxation
+from .transfers import LinkRelaxation
 
 MOST_WORK = 50_000_000
 """Terms that all leaves together may add up."""
@@ -51,8 +52,8 @@ def prove(problem: Problem, proof: Proof) -> Proved:
 
 
 def certifiable(subject: Subject) -> bool:
-    """Whether there are certificates about a subject: about a graph and, by its lift, a chain, both without a link."""
-    return isinstance(subject, (Graph, Chain)) and subject.link is None
+    """Whether there are certificates about a subject: about a graph and, by its lift, a chain without a link."""
+    return isinstance(subject, Graph) or (isinstance(subject, Chain) and subject.link is None)
 
 
 def graph_of_subject(problem: Problem) -> Graph:
@@ -63,13 +64,25 @@ def graph_of_subject(problem: Problem) -> Graph:
     """
     subject = problem.subject
     if not certifiable(subject):
-        raise InvalidProof(f"certificates are for graphs and chains without a link, not for this {problem.kind}")
+        raise InvalidProof(f"certificates are for graphs, and for chains without a link, not for this {problem.kind}")
     return subject.to_graph() if isinstance(subject, Chain) else problem.graph
+
+
+def relaxation_of(
+    graph: Graph, capacity: int, cuts: tuple[int, ...], spans: tuple[tuple[int, int], ...] = ()
+) -> Relaxation:
+    """The relaxation of a graph, that with transfers where it has a link.
+
+    Raises:
+        InvalidProof: cuts or spans that are none.
+    """
+    kind = Relaxation if graph.link is None else LinkRelaxation
+    return kind(graph, capacity, cuts, spans)
 
 
 def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
     """The least bound of the leaves, over a tree that covers everything."""
-    on = Relaxation(graph, capacity, proof.cuts, proof.spans)
+    on = relaxation_of(graph, capacity, proof.cuts, proof.spans)
     rows: list[Inequality] = []
     for row in proof.rows:
         rows.append(inequality(on, rows, row))
@@ -84,8 +97,8 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
         box = pending.pop()
         work += len(box)
         if isinstance(node, Branch):
-            if node.column in box or not on.is_column(node.column):
-                raise InvalidProof(f"a branch needs a column that is not fixed, not {node.column}")
+            if node.column in box or not on.is_column(node.column) or on.upper(node.column) != 1:
+                raise InvalidProof(f"a branch needs a column that is 0 or 1 and not fixed, not {node.column}")
             pending += [{**box, node.column: 1}, {**box, node.column: 0}]
         else:
             work += sum(len(rows[r].terms) for r, _ in node.duals if 0 <= r < len(rows))
@@ -98,9 +111,8 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof) -> Proved:
             raise InvalidProof(f"the tree takes more than {MOST_WORK} steps to check")
     if pending:
         raise InvalidProof("the tree lacks leaves")
-    if least is None:
-        return Proved(None)
-    return Proved(graph.total_cost_ns + max(0, -(-least // proof.denominator)))
+    whole = None if least is None else graph.total_cost_ns + max(0, -(-least // proof.denominator))
+    return Proved(on.limited(whole))
 
 
 def inequality(on: Relaxation, rows: Sequence[Inequality], row: Row) -> Inequality:
@@ -128,5 +140,5 @@ def leaf_bound(on: Relaxation, rows: Sequence[Inequality], leaf: Leaf, box: dict
         if not leaf.empty:
             weight += denominator * on.cost(column)
         fixed = box.get(column)
-        total += min(0, weight) if fixed is None else fixed * weight
+        total += min(0, weight * on.upper(column)) if fixed is None else fixed * weight
     return total

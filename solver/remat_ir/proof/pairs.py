@@ -115,6 +115,8 @@ def check_pairs(check: PairCheck) -> None:
         InvalidProof: that does not follow.
     """
     graph, proof = check.graph, check.proof
+    if proof.pairs and graph.link is not None:
+        raise InvalidProof("pairs prove nothing where a value may come back from the host")
     if len(check.never) != len(proof.pairs) or any(not 0 <= u <= v < graph.values for u, v in check.never):
         raise InvalidProof(f"pairs must be different, each (u, v) with u ≤ v below {graph.values}")
     if not 0 <= proof.op < graph.ops:

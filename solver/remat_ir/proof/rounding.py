@@ -1,7 +1,8 @@
 """Rows that follow from earlier rows by rounding (P11): `("round", divisor, coarser, most, …)`.
 
-Every column of a plan's point is 0 or 1, and every row has whole numbers. So rows may be added up with whole
-multipliers, columns replaced by 1 − x, the sum divided, and its coefficients rounded: mixed-integer rounding.
+Every column of a plan's point is a whole number from 0 on, and every row has whole numbers. So rows may be added up
+with whole multipliers, columns that are 0 or 1 replaced by 1 − x, the sum divided, and its coefficients rounded:
+mixed-integer rounding.
 """
 
 from __future__ import annotations
@@ -127,6 +128,8 @@ def rounded(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> I
     if len(flipped) != len(rounding.complemented) or not all(0 <= j < len(columns) for j in flipped):
         raise InvalidProof("a rounded row complements columns that are not there, or one twice")
     names = {columns[j] for j in flipped}
+    if any(on.upper(column) != 1 for column in names):
+        raise InvalidProof("a rounded row complements a column that may be more than 1")
     whole, f = divmod(rounding.most - sum(total.terms[column] for column in names), divisor)
     most = (divisor - f) * whole + total.slack_most
     terms = dict(total.slack_terms)

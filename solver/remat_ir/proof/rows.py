@@ -54,6 +54,7 @@ class Relaxation:
         if not cuts or cuts[0] < 0 or cuts[-1] != graph.ops - 1 or any(b <= a for a, b in pairwise(cuts)):
             raise InvalidProof(f"cuts must ascend and end with op {graph.ops - 1}")
         self.graph, self.capacity, self.cuts = graph, capacity, cuts
+        self.kinds = KINDS
         self.stages = len(cuts)
         self.first = (0, *(cut + 1 for cut in cuts))
         """[K + 1] f_c; the last entry is n."""
@@ -93,21 +94,28 @@ class Relaxation:
         maker = self.graph.value_op[value]
         if maker >= self.first[c]:
             raise InvalidProof(f"value {value} is not made before coarse stage {c}")
-        read = max(self.graph.users[value], default=-1) >= self.first[c]
-        if value in self._kept or (read and self.graph.last_stage[maker] < self.first[c]):
+        if value in self._kept or self._stays(c, value):
             return 1
         return ("hold", c, value) if self._value_reach[value] >= self.first[c] else 0
 
     def through(self, c: int, value: int) -> Quantity:
-        """T, or what it is where the maker cannot run in c."""
-        end: Quantity = 1 if value in self.graph.op_inputs[self.cuts[c]] else self.hold(c + 1, value)
-        if end == 0 or self.run(c, c, self.graph.value_op[value]) == 0:
+        """T, or what it is where nothing can bring the value in c."""
+        end = self._end(c, value)
+        if end == 0 or all(quantity == 0 for _, quantity in self._brought(c, c, value)):
             return end
         return ("through", c, value)
 
     def cost(self, column: Column) -> int:
         """The coefficient of a column in the objective, in ns."""
         return self.graph.op_cost_ns[int(column[3])] if column[0] == "run" and column[1] == column[2] else 0
+
+    def upper(self, column: Column) -> int:
+        """The most that a column can be; the least is 0."""
+        return 1
+
+    def limited(self, bound_ns: int | None) -> int | None:
+        """What a bound on the points says of all plans; None: there is no point, hence no plan."""
+        return bound_ns
 
     def is_column(self, column: Column) -> bool:
         """Whether there is such a column."""
@@ -129,9 +137,9 @@ class Relaxation:
         Raises:
             InvalidProof: there is no such row for this problem, or it does not hold.
         """
-        make = KINDS.get(str(row[0]))
+        make = self.kinds.get(str(row[0]))
         if make is None:
-            raise InvalidProof(f"there are no rows of kind {row[0]!r}; there are: {', '.join(KINDS)}")
+            raise InvalidProof(f"there are no rows of kind {row[0]!r}; there are: {', '.join(self.kinds)}")
         try:
             terms, most = make(self, *(int(number) for number in row[1:]))
         except TypeError:
@@ -169,9 +177,22 @@ class Relaxation:
         if not 1 <= a <= b < self.stages or b not in self._ends[a]:
             raise InvalidProof(f"({a}, {b}) is neither a coarse stage nor a span")
 
+    def _stays(self, c: int, value: int) -> bool:
+        """Whether an op from c on reads a value that cannot be made again by then."""
+        read = max(self.graph.users[value], default=-1) >= self.first[c]
+        return read and self.graph.last_stage[self.graph.value_op[value]] < self.first[c]
+
+    def _end(self, c: int, value: int) -> Quantity:
+        """What T is where nothing brings the value in c: S when c ends, or 1 where τ_c reads it."""
+        return 1 if value in self.graph.op_inputs[self.cuts[c]] else self.hold(c + 1, value)
+
+    def _brought(self, a: int, b: int, value: int) -> Terms:
+        """− R of the maker: what can bring a value in a … b that was not there when a began."""
+        return [(-1, self.run(a, b, self.graph.value_op[value]))]
+
     def _supplied(self, a: int, b: int, value: int) -> Terms:
         """− R of the maker − S: a value read in a … b was made in it, or was there when a began."""
-        return [(-1, self.run(a, b, self.graph.value_op[value])), (-1, self.hold(a, value))]
+        return [*self._brought(a, b, value), (-1, self.hold(a, value))]
 
     def _need(self, op: int) -> int:
         """Bytes that a computation of the op holds for certain: inputs, what it always makes, workspace."""
@@ -252,8 +273,7 @@ def _through(on: Relaxation, c: int, value: int) -> tuple[Terms, int]:
     on._stages(c, c)
     if not on.is_column(("through", c, value)):
         raise InvalidProof(f"value {value} has no T in coarse stage {c}")
-    end: Quantity = 1 if value in on.graph.op_inputs[on.cuts[c]] else on.hold(c + 1, value)
-    return [(1, end), (-1, on.run(c, c, on.graph.value_op[value])), (-1, ("through", c, value))], 0
+    return [(1, on._end(c, value)), *on._brought(c, c, value), (-1, ("through", c, value))], 0
 
 
 def _rerun(on: Relaxation, c: int, op: int) -> tuple[Terms, int]:

@@ -26,7 +26,7 @@ def pair_proof(problem: Problem, known: NDArray[np.int64] | None = None) -> Pair
     capacity = budget_bytes - graph.fixed_bytes
     proof = PairProof(problem_digest(problem), working_set(graph).op, ())
     if working_set(graph).least_bytes <= budget_bytes:
-        if graph.values > MOST_VALUES:
+        if graph.values > MOST_VALUES or graph.link is not None:
             return None
         table = (pair_table(graph) if known is None else known).tolist()
         for op, inputs in enumerate(graph.op_inputs):

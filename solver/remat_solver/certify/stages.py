@@ -13,25 +13,28 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from remat_ir import Problem, problem_digest
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof
 from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Row
-from remat_ir.proof.check import inequality, prove_stages
+from remat_ir.proof.check import inequality, prove_stages, relaxation_of
 from remat_ir.proof.rounding import KIND, Rounding, summed
 from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
 from ..backends import DerivedRow, Tree
 from ..deadline import Deadline
-from ..program import Floats, Program
-from ..staged.rows import Round
+from ..incumbent import Incumbent
+from ..program import Floats, Names, Program
 from ..staged.scale import Scale, balance_of, row_factors
 
 _IN_BYTES = ("memory", "rerun")
+"""Kinds of rows that are divided by the unit of memory."""
+_WEIGHTED = (*_IN_BYTES, "cover", "hosted", "carried")
+"""Kinds of rows with other coefficients than 1."""
 _DENOMINATORS = (10**6, 10**9, 10**12)
 """Tried in turn; where costs are so large that multipliers would exceed 2^53, smaller ones."""
 _SHORT_DENOMINATORS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
@@ -40,6 +43,8 @@ _GRAINS = (3e-5, 1e-5, 3e-6, 1e-6, 3e-7)
 certificate is shortened: few digits compress well, and small multipliers vanish with their rows."""
 _MOST_SHORTENED, _SHORTENED_S = 60, 0.3
 """Nodes of a tree up to which that is tried, and for how many seconds."""
+_SHORTENING = 0.05
+"""The share of the gap asked for that a certificate may lose in being shortened."""
 LOSS = 1e-6
 """What rounding may lose of a bound, as a share of the cost of all ops once."""
 
@@ -58,6 +63,30 @@ class FloatLeaf:
     rows: Sequence[int]
     duals: Floats
     empty: bool = False
+
+
+class Round(Protocol):
+    """What a certificate is written of: a program whose rows and columns have names, and its coarse stages."""
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+
+    @property
+    def names(self) -> Names:
+        """Of its rows."""
+
+    @property
+    def column_names(self) -> Names:
+        """Of its columns."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The ops that end coarse stages."""
+
+    @property
+    def wide(self) -> tuple[tuple[int, int], ...]:
+        """(a, b) of spans with variables of their own, a < b."""
 
 
 class Certifier:
@@ -163,11 +192,8 @@ class Certifier:
 
     def begin(self, round_: Round) -> tuple[Relaxation, StageProof]:
         """The checker's relaxation for a round, and a certificate without rows and leaves."""
-        starts = {cut: c + 1 for c, cut in enumerate(round_.columns.cuts)}
-        spans = tuple((starts[begin], round_.columns.stage_of(end)) for begin, end in round_.spans)
-        wide = tuple(sorted({(a, b) for a, b in spans if a < b}))
-        on = Relaxation(self._graph, self._capacity, round_.columns.cuts, wide)
-        return on, StageProof(self._digest, round_.columns.cuts, wide, (), 1, ())
+        on = relaxation_of(self._graph, self._capacity, round_.cuts, round_.wide)
+        return on, StageProof(self._digest, round_.cuts, round_.wide, (), 1, ())
 
     def check(self, proof: StageProof) -> Certified | None:
         """What a certificate proves; None where rounding has spoilt it: finer multipliers may keep it."""
@@ -212,7 +238,7 @@ class _Writer:
         """Whether a row is one of the program whose coefficients are 1."""
         if row not in self._grained:
             cut = row >= self._round.program.rows
-            self._grained[row] = not cut and self._round.names.of(row)[0] not in (*_IN_BYTES, "cover")
+            self._grained[row] = not cut and self._round.names.of(row)[0] not in _WEIGHTED
         return self._grained[row]
 
     def _row(self, row: int) -> int | None:
@@ -247,6 +273,15 @@ class _Writer:
         if any(abs(int(number)) > LARGEST_INTEGER for number in row[1:]):
             raise InvalidProof("a number of the row is too large for the format")
         return row
+
+
+def wanted_ns(incumbent: Incumbent, bound_ns: int) -> float:
+    """What a certificate should prove of a bound: enough for the gap, and nearly all of it."""
+    cost = incumbent.cost_ns
+    if cost is None:
+        return math.inf
+    allowed = incumbent.max_gap * cost
+    return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
 
 def _finest(largest: float, denominators: Sequence[int]) -> Iterator[int]:

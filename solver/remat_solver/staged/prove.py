@@ -20,7 +20,7 @@ from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
-from ..certify.stages import LOSS, Certified, Certifier
+from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
@@ -54,8 +54,6 @@ _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 until then is certified: what they prove later no certificate would have the time for."""
 _WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
 """The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
-_SHORTENING = 0.05
-"""The share of the gap asked for that a certificate may lose in being shortened."""
 
 
 class Proof:
@@ -165,7 +163,7 @@ class Proof:
             if self._certifier is None:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
-                wanted = self._wanted(bound)
+                wanted = wanted_ns(self.incumbent, bound)
                 self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted))
             over = excesses(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed():
@@ -226,7 +224,7 @@ class Proof:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
             if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, self._wanted(bound)))
+                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, wanted_ns(incumbent, bound)))
         if incumbent.stopped():
             return False
         if outcome.x is None:
@@ -243,14 +241,6 @@ class Proof:
         """Seconds that are left for writing the certificate of a tree."""
         remaining = self.incumbent.deadline.remaining()
         return 0.0 if math.isinf(remaining) else min(_WRITING_S, _WRITING_SHARE * remaining)
-
-    def _wanted(self, bound_ns: int) -> float:
-        """What a certificate should prove of a bound: enough for the gap, and nearly all of it."""
-        cost = self.incumbent.cost_ns
-        if cost is None:
-            return float("inf")
-        allowed = self.incumbent.max_gap * cost
-        return max(cost - allowed, bound_ns - _SHORTENING * allowed)
 
     def _take(self, found: Certified | None) -> None:
         """Record what a certificate proves."""

@@ -63,6 +63,18 @@ class Round:
     column_names: Names
     spans: tuple[Span, ...]
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The ops that end coarse stages."""
+        return self.columns.cuts
+
+    @property
+    def wide(self) -> tuple[tuple[int, int], ...]:
+        """The spans as the first and the last of the coarse stages that they consist of, where those are several."""
+        starts = {cut: c + 1 for c, cut in enumerate(self.cuts)}
+        spans = ((starts[begin], self.columns.stage_of(end)) for begin, end in self.spans)
+        return tuple(sorted({(a, b) for a, b in spans if a < b}))
+
 
 def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True, single: bool = True) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run.

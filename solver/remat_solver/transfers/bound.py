@@ -12,17 +12,20 @@ from remat_ir import Graph
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine
+from ..certify.stages import Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program
-from ..staged.scale import balance_of, balanced
-from .relaxation import Columns, ample_ns, excess, relax
+from ..staged.scale import Scale, balance_of, balanced
+from .relaxation import Columns, Written, ample_ns, excess, relax
 
 _CUTS = (1, 2, 3)
 _ROUNDS = 4
 """Linear programs at most for one set of cuts: each adds the rows (h) that the one before broke."""
 _MOST_COLUMNS = 60_000
 SOURCE = "transfer-bound"
+_WHOLE = Scale(1, 1)
+"""Programs are in ns and bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +33,14 @@ class Relaxed:
     """A solved relaxation.
 
     Attributes:
-        bound_ns: what it proves.
+        bound_ns: what `row_dual`, of the balanced program, proves.
         moved: [values] the most of a value that is on the host when a coarse stage begins, 0 to 1.
         again: [ops] how often an op is recomputed.
     """
 
-    program: Program
-    columns: Columns
+    written: Written
     bound_ns: int
+    row_dual: Floats
     moved: Floats
     again: Floats
 
@@ -70,14 +73,16 @@ def solved(
     charged: dict[int, set[int]] = {}
     best: Relaxed | None = None
     for _ in range(_ROUNDS if charge else 1):
-        program, columns = relax(view, graph.link, cuts, charged)
+        written = relax(view, graph.link, cuts, charged)
+        program, columns = written.program, written.columns
         if program.columns > _MOST_COLUMNS:
             break
         found = engine.lp(balanced(program), deadline=deadline)
         if found.x is None or found.row_dual is None:
             break
         bound = proved_ns(view, program, found.row_dual)
-        best = Relaxed(program, columns, max(bound, best.bound_ns if best else 0), *_read(view, columns, found.x))
+        if best is None or bound >= best.bound_ns:
+            best = Relaxed(written, bound, found.row_dual, *_read(view, columns, found.x))
         more = excess(view, columns, found.x) if charge else {}
         fresh = {c: ops - charged.get(c, set()) for c, ops in more.items()}
         if not any(fresh.values()) or deadline.passed():
@@ -116,6 +121,7 @@ def _read(view: ArrayView, columns: Columns, x: Floats) -> tuple[Floats, Floats]
 def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
     """Raise the incumbent's bound by linear relaxations with ever more cuts; yields each."""
     view = view_of(incumbent.problem)
+    certifier = Certifier(incumbent.problem) if incumbent.certifies else None
     with Engine("highs") as engine:
         seen: set[tuple[int, ...]] = set()
         for count in _CUTS:
@@ -126,15 +132,27 @@ def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
             relaxed = solved(engine, view, cuts, deadline)
             if relaxed is None:
                 break
-            incumbent.raise_bound(relaxed.bound_ns, SOURCE)
+            bound = relaxed.bound_ns
+            if certifier is None:
+                incumbent.raise_bound(bound, SOURCE)
+            elif bound > incumbent.bound_ns:
+                wanted = wanted_ns(incumbent, bound)
+                _take(incumbent, certifier.of_linear(relaxed.written, _WHOLE, relaxed.row_dual, bound, wanted))
             yield relaxed
+
+
+def _take(incumbent: Incumbent, found: Certified | None) -> None:
+    """Record what a certificate proves."""
+    if found is not None and found.bound_ns is not None:
+        incumbent.raise_bound(found.bound_ns, SOURCE, proof=found.proof)
 
 
 def prove_whole(incumbent: Incumbent, relaxed: Relaxed, deadline: Deadline) -> None:
     """Raise the bound by branch and bound on a relaxation: the engine's word, within its tolerances."""
-    view, scale = view_of(incumbent.problem), balance_of(relaxed.program)
+    view, program = view_of(incumbent.problem), relaxed.written.program
+    scale = balance_of(program)
     gap = 0.0 if incumbent.cost_ns is None else incumbent.max_gap * incumbent.cost_ns * scale
     with Engine("highs") as engine:
-        outcome = engine.run(balanced(relaxed.program), deadline=deadline, stopped=incumbent.stopped, absolute_gap=gap)
+        outcome = engine.run(balanced(program), deadline=deadline, stopped=incumbent.stopped, absolute_gap=gap)
     if math.isfinite(outcome.bound):
         incumbent.raise_bound(_whole_ns(view, outcome.bound / scale, 1e-6), SOURCE)

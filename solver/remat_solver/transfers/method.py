@@ -109,6 +109,7 @@ class _Relaxations:
                 self._found.append(relaxed)
             if best is None or relaxed.bound_ns > best.bound_ns:
                 best = relaxed
+        incumbent.cease_certifying()
         if self.whole and best is not None and not incumbent.stopped():
             prove_whole(incumbent, best, self.deadline)
 

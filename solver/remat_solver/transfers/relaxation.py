@@ -2,13 +2,12 @@
 
 Coarse stages 0 … K − 1 and their cuts are those of `remat_solver.staged.relaxation`; c covers the stages f_c … τ_c.
 Time is counted too, so coarse stage 0 has variables as well. D_c is the time between the ends of the first computations
-of τ_{c−1} and of τ_c. For a plan, whose useless computations, holdings and copies are struck out, and whose copies
-start in the last moment at which they can without beginning later (`docs/formulation.md`, Transfers):
+of τ_{c−1} and of τ_c. Of a plan, with copies told apart by when they begin on the link (`docs/proofs.md`, With a link):
 
     R_{c,i}           op i < f_c is computed in c
-    S_{c,v}           the bytes of v are charged on the device when c begins
-    H_{c,v}           v has a copy on the host then, complete or under way, that no copy back has been started of
-    X_{c,v}, P_{c,v}  how many copies of v out and back are started in c; v has bytes, for nothing else need be moved
+    S_{c,v}           v is on the device when c begins, or its copy back has begun
+    H_{c,v}           a copy of v out has begun before c, and its copy back has not
+    X_{c,v}, P_{c,v}  how many copies of v out and back begin in c; v has bytes
     W_c ≥ 0           D_c less the costs of first computations in c and of each R_{c,i} once: idle time, and what runs
                       more than once in c or again in the coarse stage of its first computation
     G_{c,d} ≥ 0       how long the copy in direction d that runs when c begins will still take: one at most
@@ -32,13 +31,14 @@ makespan of more than `ample_ns` exceed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from remat_ir import Link
 
 from ..array_view import ArrayView, Ids
-from ..program import Booleans, Builder, Floats, Program, Term
+from ..program import Booleans, Builder, Floats, Name, Names, Program, Term
 
 ZERO = -1
 ONE = -2
@@ -77,7 +77,26 @@ def ample_ns(view: ArrayView, link: Link) -> int:
     return 8 * (int(view.cost.sum()) + sum(int(time.sum()) for time in copy_times(view, link)))
 
 
-def relax(view: ArrayView, link: Link, cuts: tuple[int, ...], charged: dict[int, set[int]]) -> tuple[Program, Columns]:
+class Written(NamedTuple):
+    """A relaxation's program, where its variables are, and what its rows and columns are called in a certificate."""
+
+    program: Program
+    columns: Columns
+    names: Names
+    column_names: Names
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The ops that end coarse stages."""
+        return self.columns.cuts
+
+    @property
+    def wide(self) -> tuple[tuple[int, int], ...]:
+        """Spans of coarse stages with variables of their own: there are none."""
+        return ()
+
+
+def relax(view: ArrayView, link: Link, cuts: tuple[int, ...], charged: dict[int, set[int]]) -> Written:
     """The program for some cuts, ascending and ending with n − 1.
 
     `charged`: the recomputations of each coarse stage that have a row (h). Times are in ns, sizes in bytes.
@@ -92,12 +111,12 @@ def relax(view: ArrayView, link: Link, cuts: tuple[int, ...], charged: dict[int,
             _reruns(view, columns, c, charged.get(c, set()), builder)
         _copies(view, columns, c, builder)
         _link_time(view, columns, c, times, builder)
-    return builder.program(), columns
+    return Written(builder.program(), columns, builder.names(), builder.column_names())
 
 
 def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], ample: int, builder: Builder) -> Columns:
     first = (0, *(cut + 1 for cut in cuts[:-1]))
-    ops = np.arange(view.ops)
+    ops, values = np.arange(view.ops), np.arange(view.values)
     runs: list[Ids] = []
     holds: list[Ids] = []
     hosts: list[Ids] = []
@@ -106,21 +125,25 @@ def _columns(view: ArrayView, cuts: tuple[int, ...], times: tuple[Ids, Ids], amp
     running = np.full((len(cuts) + 1, 2), ZERO)
     for c, (start, cut) in enumerate(zip(first, cuts, strict=True)):
         useful = (ops < start) & (view.op_reach >= start)
-        runs.append(_marked(view.ops, useful, builder.variables(int(useful.sum()), cost=view.cost[useful])))
+        name: Name = ("run", c, c, ops[useful])
+        runs.append(_marked(view.ops, useful, builder.variables(int(useful.sum()), cost=view.cost[useful], name=name)))
         moves = ~view.kept & (view.value_reach >= start)
         before = moves & (view.maker < start)
-        hold = _marked(view.values, before, builder.variables(int(before.sum())))
+        hold = _marked(view.values, before, builder.variables(int(before.sum()), name=("hold", c, values[before])))
         hold[view.kept & (view.maker < start)] = ONE
         holds.append(hold)
         away = before & (view.size > 0)
-        hosts.append(_marked(view.values, away, builder.variables(int(away.sum()))))
+        name = ("host", c, values[away])
+        hosts.append(_marked(view.values, away, builder.variables(int(away.sum()), name=name)))
         moved = moves & (view.maker <= cut) & (view.size > 0)
-        for table, time in zip((out, back), times, strict=True):
-            most = ample // np.maximum(1, time[moved])
-            table.append(_marked(view.values, moved, builder.variables(int(moved.sum()), upper=most)))
+        for table, time, kind in zip((out, back), times, ("out", "back"), strict=True):
+            most, name = ample // np.maximum(1, time[moved]), (kind, c, values[moved])
+            table.append(_marked(view.values, moved, builder.variables(int(moved.sum()), upper=most, name=name)))
         if c and away.any():
-            running[c] = builder.variables(2, upper=[float(time[away].max()) for time in times], integer=False)
-    idle = builder.variables(len(cuts), cost=1.0, upper=float(ample), integer=False)
+            longest, name = [float(time[away].max()) for time in times], ("running", c, np.arange(2))
+            running[c] = builder.variables(2, upper=longest, integer=False, name=name)
+    name = ("idle", np.arange(len(cuts)))
+    idle = builder.variables(len(cuts), cost=1.0, upper=float(ample), integer=False, name=name)
     return Columns(cuts, first, tuple(runs), tuple(holds), tuple(hosts), tuple(out), tuple(back), idle, running)
 
 
@@ -150,12 +173,15 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
     reader = columns.runs[c][view.edge_op]
     edges = np.flatnonzero((reader >= 0) & (columns.holds[c][view.edge_value] != ONE))
     rows = np.arange(len(edges))
-    for terms in _supply(view, columns, c, view.edge_value[edges], rows, -1.0):
-        builder.add_rows(len(edges), [Term(rows, reader[edges]), *terms], upper=0.0)
+    op, value = view.edge_op[edges], view.edge_value[edges]
+    names: tuple[Name, ...] = (("read", c, c, op, value), ("host-read", c, op, value))
+    for supplied, name in zip(_supply(view, columns, c, value, rows, -1.0), names, strict=True):
+        builder.add_rows(len(edges), [Term(rows, reader[edges]), *supplied], upper=0.0, name=name)
     read = np.unique(view.edge_value[view.edge_start[start] : view.edge_start[cut + 1]])
     read = read[(view.maker[read] < start) & (columns.holds[c][read] != ONE)]
-    for terms in _supply(view, columns, c, read, np.arange(len(read)), 1.0):
-        builder.add_rows(len(read), terms, lower=1.0)
+    names = (("first", c, c, read), ("host-first", c, read))
+    for terms, name in zip(_supply(view, columns, c, read, np.arange(len(read)), 1.0), names, strict=True):
+        builder.add_rows(len(read), terms, lower=1.0, name=name)
     # what no op may make again and an op from here on reads is somewhere
     sealed = (view.last_stage[view.maker] < start) & (view.last_reader >= start) & (columns.holds[c] >= 0)
     values = np.flatnonzero(sealed)
@@ -164,15 +190,17 @@ def _presence(view: ArrayView, columns: Columns, c: int, builder: Builder) -> No
         len(values),
         [_terms(rows, columns.holds[c][values], 1.0), _terms(rows, columns.hosts[c][values], 1.0)],
         lower=1.0,
+        name=("host-first", c, values),
     )
     if c + 1 == columns.stages:
         return
-    for after, which in ((columns.holds[c + 1], (0, 1)), (columns.hosts[c + 1], (1,))):
+    for away, after in enumerate((columns.holds[c + 1], columns.hosts[c + 1])):
         values = np.flatnonzero((after >= 0) & (view.maker < start))
         rows = np.arange(len(values))
         supply = _supply(view, columns, c, values, rows, -1.0)
-        for i in which:
-            builder.add_rows(len(values), [Term(rows, after[values]), *supply[i]], upper=0.0)
+        ways: tuple[Name, ...] = (("stay", c, c, values), ("host-stay", c, values, away))
+        for i in range(away, 2):
+            builder.add_rows(len(values), [Term(rows, after[values]), *supply[i]], upper=0.0, name=ways[i])
 
 
 def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Builder) -> None:
@@ -182,10 +210,11 @@ def _memory(view: ArrayView, link: Link, columns: Columns, c: int, builder: Buil
     counted[view.inputs(op)] = False
     room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
     values = np.flatnonzero(counted & (hold >= 0))
-    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(room))
+    builder.add_rows(1, [Term(0, hold[values], view.size[values])], upper=float(room), name=("memory", c))
     if link.host_bytes is not None:
         values = np.flatnonzero(host >= 0)
-        builder.add_rows(1, [Term(0, host[values], view.size[values])], upper=float(link.host_bytes))
+        terms = [Term(0, host[values], view.size[values])]
+        builder.add_rows(1, terms, upper=float(link.host_bytes), name=("hosted", c))
 
 
 def _reruns(view: ArrayView, columns: Columns, c: int, charged: set[int], builder: Builder) -> None:
@@ -196,14 +225,15 @@ def _reruns(view: ArrayView, columns: Columns, c: int, charged: set[int], builde
     values = np.flatnonzero((need != ZERO) & (columns.holds[c] != ONE))
     rows = np.arange(len(values))
     column = np.full(view.values, ZERO)
-    column[values] = builder.variables(len(values), integer=False)
+    column[values] = builder.variables(len(values), integer=False, name=("through", c, values))
     terms = [
         _terms(rows, need[values], 1.0),
         _terms(rows, columns.runs[c][view.maker[values]], -1.0),
         _terms(rows, columns.back[c][values], -1.0),
         Term(rows, column[values], -1.0),
     ]
-    builder.add_rows(len(values), terms, upper=np.where(need[values] == ONE, -1.0, 0.0))
+    upper = np.where(need[values] == ONE, -1.0, 0.0)
+    builder.add_rows(len(values), terms, upper=upper, name=("through", c, values))
     stays = (columns.holds[c] == ONE) & (view.maker < columns.first[c])
     for op in sorted(charged):
         if columns.runs[c][op] < 0:
@@ -213,7 +243,8 @@ def _reruns(view: ArrayView, columns: Columns, c: int, charged: set[int], builde
         beside[view.value_start[op] : view.value_start[op + 1]] = False
         others = np.flatnonzero(beside & (column >= 0))
         terms = [Term(0, columns.runs[c][op], float(view.need[op])), Term(0, column[others], view.size[others])]
-        builder.add_rows(1, terms, upper=float(view.capacity - int(view.size[beside & stays].sum())))
+        room = view.capacity - int(view.size[beside & stays].sum())
+        builder.add_rows(1, terms, upper=float(room), name=("rerun", c, op))
 
 
 def needed_at_end(view: ArrayView, columns: Columns, c: int) -> Ids:
@@ -235,7 +266,7 @@ def _copies(view: ArrayView, columns: Columns, c: int, builder: Builder) -> None
         _terms(rows, columns.out[c][values], -1.0),
         _terms(rows, columns.back[c][values], 1.0),
     ]
-    builder.add_rows(len(values), terms, upper=0.0)
+    builder.add_rows(len(values), terms, upper=0.0, name=("moved", c, values))
 
 
 def _link_time(view: ArrayView, columns: Columns, c: int, times: tuple[Ids, Ids], builder: Builder) -> None:
@@ -252,7 +283,7 @@ def _link_time(view: ArrayView, columns: Columns, c: int, times: tuple[Ids, Ids]
         for column, sign in ((columns.running[c, d], 1.0), (columns.running[c + 1, d], -1.0)):
             if column >= 0:
                 terms.append(Term(0, column, sign))
-        builder.add_rows(1, terms, upper=float(view.cost[start : cut + 1].sum()))
+        builder.add_rows(1, terms, upper=float(view.cost[start : cut + 1].sum()), name=("carried", c, d))
 
 
 def excess(view: ArrayView, columns: Columns, x: Floats) -> dict[int, set[int]]:
