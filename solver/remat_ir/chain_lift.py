@@ -8,12 +8,13 @@ from .chain import Chain
 from .chain_plan import ChainPlan, ChainStep, Verb
 from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait
 
-_TRANSFERS: dict[Verb, type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
+STEP_OF_VERB: dict[Verb, type[Offload] | type[Wait] | type[Drop] | type[Prefetch]] = {
     Verb.OFFLOAD: Offload,
     Verb.WAIT: Wait,
     Verb.DROP: Drop,
     Verb.PREFETCH: Prefetch,
 }
+"""The step of a graph's plan that does with a value what a verb does with what is stored at a cut."""
 
 
 def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
@@ -45,7 +46,7 @@ def lifted_plan(chain: Chain, plan: ChainPlan) -> Plan:
             dying = (gradient, *tape, *(before if stage - 1 not in taped else ()))
             found = (*first, Compute(2 * count + 1 - stage), *map(Free, dying))
         else:
-            found = tuple(_TRANSFERS[verb](value) for value in (tape if stage in taped else (a,)))
+            found = tuple(STEP_OF_VERB[verb](value) for value in (tape if stage in taped else (a,)))
         steps.extend(found)
     return Plan(tuple(steps))
 

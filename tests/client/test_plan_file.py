@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import remat
+from client.transferring import Mover
 from remat.planning.plan_file import PlanFile, difference
 from remat.profiling.measure import differences, forward_backward, outcome
 from remat_ir import InvalidData, graph_of
@@ -78,6 +79,14 @@ def test_another_size_of_the_step_takes_the_plan_if_it_fits(saved: Path) -> None
     assert planned.answer.cache == "file"
     with pytest.raises(remat.PlanMismatch, match=r"needs .* here, and the budget is"):
         remat.optimize(net(), X.repeat(4, 1), plan=saved, planner=Deaf())
+
+
+def test_a_plan_that_keeps_more_on_the_host_than_it_may_is_refused_by_that(tmp_path: Path) -> None:
+    path, link = tmp_path / "plan.json", "pcie4"
+    remat.save_plans(remat.optimize(net(), X, budget="100%", link=link, planner=Mover(None)), path)
+    assert remat.optimize(net(), X, plan=path, link=link, host_bytes="1GiB", planner=Deaf()).plans
+    with pytest.raises(remat.PlanMismatch, match=r"on the host, and host_bytes is 16\.0 KiB"):
+        remat.optimize(net(), X, plan=path, link=link, host_bytes="16KiB", planner=Deaf())
 
 
 @pytest.mark.parametrize(

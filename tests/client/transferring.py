@@ -17,7 +17,6 @@ from remat_ir import (
     Drop,
     Free,
     Graph,
-    InvalidPlan,
     Link,
     Offload,
     Plan,
@@ -40,8 +39,7 @@ def linked(step: TrainingStep, link: Link = LINK) -> TrainingStep:
 def with_transfers(graph: Graph, plan: Plan, seed: int | None, share: float = 0.7) -> Plan:
     """The plan of a graph with a link, with values moved out between two uses, at random moments.
 
-    Those that the verifier refuses stay where they are. Without a seed each is gone at once, and back at the last
-    moment.
+    Without a seed each is gone at once, and back at the last moment.
     """
     draw, found = random.Random(seed or 0), gaps(graph, plan)
     chosen: list[tuple[int, Step]] = []
@@ -50,13 +48,10 @@ def with_transfers(graph: Graph, plan: Plan, seed: int | None, share: float = 0.
             continue
         at = [first] * 3 + [last] * 2 if seed is None else sorted(draw.randint(first, last) for _ in range(5))
         verbs: list[Step] = [Offload(value), Wait(value), Drop(value), Prefetch(value), Wait(value)]
-        more = [*chosen, *zip(at, verbs, strict=True)]
-        try:
-            verify(Problem(graph, 2**50), inserted(plan, more))
-        except InvalidPlan:  # another output of its op is made again meanwhile
-            continue
-        chosen = more
-    return inserted(plan, chosen)
+        chosen += zip(at, verbs, strict=True)
+    moved = inserted(plan, chosen)
+    verify(Problem(graph, 2**50), moved)
+    return moved
 
 
 def gaps(graph: Graph, plan: Plan) -> list[tuple[int, int, int]]:
@@ -93,9 +88,12 @@ class Mover:
 
 def inserted(plan: Plan, steps: list[tuple[int, Step]]) -> Plan:
     """The plan with steps, in order, each before the one at its position."""
+    before: dict[int, list[Step]] = {}
+    for at, step in steps:
+        before.setdefault(at, []).append(step)
     found: list[Step] = []
     for position in range(len(plan.steps) + 1):
-        found += [step for at, step in steps if at == position]
+        found += before.get(position, ())
         found += plan.steps[position : position + 1]
     return Plan(tuple(found))
 

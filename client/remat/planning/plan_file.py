@@ -10,10 +10,11 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, verify
 from remat_ir.read import array, members, parse
 
 from ..errors import PlanMismatch
@@ -237,9 +238,18 @@ class PinnedPlanner:
             raise PlanMismatch(self._too_large(problem, found)) from None
 
     def _too_large(self, problem: Problem, found: PlannedStep) -> str:
-        graph = problem.graph
-        assert isinstance(found.answer.plan, Plan)
-        peak = verify(Problem(graph, 2**53), found.answer.plan).peak_bytes
+        """Why a plan does not fit here: the device's memory, or else the host's limit."""
+        graph, plan = problem.graph, found.answer.plan
+        assert isinstance(plan, Plan)
+        limit = None if graph.link is None else graph.link.host_bytes
+        if graph.link is not None:
+            graph = graph.with_link(replace(graph.link, host_bytes=None))
+        peak = verify(Problem(graph, 2**53), plan).peak_bytes
+        if limit is not None and peak <= problem.budget_bytes:
+            return (
+                f"the plan of {self.file.path} keeps {readable(host_peak(graph, plan))} on the host, and host_bytes is "
+                f"{readable(limit)}; plan again for this limit, or give a larger one"
+            )
         text = f"the plan of {self.file.path} needs {readable(peak)} here, and the budget is "
         text += f"{readable(problem.budget_bytes)}"
         if graph.fixed_bytes > found.graph.fixed_bytes:

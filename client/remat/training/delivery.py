@@ -30,8 +30,11 @@ class Delivery:
     expects them: another forward pass waits for its own, `torch.autograd.grad`, hooks on the gradient itself, DDP.
 
     Attributes:
+        together: it takes the gradients of all parameters, or returns all of them.
         kept: whether a hook has been seen to leave a gradient there; plans count it from then on.
     """
+
+    together = True
 
     def __init__(self) -> None:
         self.kept = False

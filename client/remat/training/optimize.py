@@ -37,7 +37,6 @@ from .job import Job
 from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
-from .release import Release
 from .reserved import StepRoom, linked
 from .step import running_peak, training_step
 
@@ -140,7 +139,7 @@ def planning(
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
     job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
-    if isinstance(job.release, Release) and options.mode == "chain":
+    if job.releases and options.mode == "chain":
         raise InvalidData("release_gradients=True needs a captured step, which mode='chain' has not")
     if options.link is not None and options.mode == "chain":
         raise InvalidData("link= is for a captured step: stages with a link are remat.optimize_chain(offload=True)")

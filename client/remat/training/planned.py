@@ -13,7 +13,6 @@ from ..capture.guards import Holders
 from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
 from ..planning.coordinator import Pending
-from .delivery import Delivery
 from .job import Job
 from .step import TrainingStep
 
@@ -79,7 +78,7 @@ class Planned:
     def outdated(self) -> Callable[[], str]:
         """Says why the plan counts too little from now on; empty while it does not."""
         release = self.step.release
-        return release.outdated if isinstance(release, Delivery) and self.step.operations.updates else str
+        return release.outdated if release is not None and self.step.operations.updates else str
 
     @cached_property
     def gradient_bytes(self) -> int:

@@ -32,9 +32,14 @@ class Release:
     the state that the optimizer holds for it: what the step for all parameters would do with it. `optimizer.step()`
     after the backward pass, with the caller's own hooks and schedulers, finds the parameters that are left.
 
+    Attributes:
+        together: it takes the gradients of those parameters that the optimizer trains, each by itself.
+
     Raises:
         InvalidData: the optimizer's step is not one of each parameter by itself; the message says why.
     """
+
+    together = False
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = inner(optimizer)
@@ -52,6 +57,10 @@ class Release:
         self._state: Sequence[torch.Tensor] = ()
         self._touched: list[torch.Tensor] = []
         self.optimizer.register_step_pre_hook(lambda *_: self._clear())
+
+    def outdated(self) -> str:
+        """Plans count what an update takes from the beginning, so none becomes outdated."""
+        return ""
 
     def workspace(self, parameter: torch.Tensor) -> int | None:
         """Bytes that an update of a parameter takes while it runs; None where the optimizer does not train it."""

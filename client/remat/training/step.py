@@ -231,14 +231,13 @@ def training_step(
     names = captured.guards.names
     split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
-        if split and isinstance(release, Release):
+        if split and not release.together:
             name = (*captured.params, *captured.buffers)[min(split)]
             raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
         named = list(zip(flow.given, state, strict=False))[: len(captured.params)]
         sizes_of = {p: size for p, t in named if (size := release.workspace(t)) is not None}
-        together = isinstance(release, Delivery)
-        if not together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
-            ops = with_updates(ops, sizes_of, together)
+        if not release.together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
+            ops = with_updates(ops, sizes_of, release.together)
     if halves is not None:
         ops = in_halves(ops, range(len(state), len(flow.backward_results)))
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])

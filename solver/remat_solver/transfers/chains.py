@@ -15,20 +15,17 @@ from remat_ir import (
     ChainPlan,
     ChainStep,
     Compute,
-    Drop,
     Free,
     Graph,
-    Offload,
     Plan,
-    Prefetch,
     Problem,
     Verb,
-    Wait,
     graph_of,
     lifted_plan,
     lowered_plan,
     verify,
 )
+from remat_ir.chain_lift import STEP_OF_VERB
 
 from ..incumbent import Incumbent
 from .place import Gap, Placed, Timetable, timetable
@@ -36,7 +33,7 @@ from .search import TransferSearch
 
 _INPUT = ChainStep(Verb.F_CK, 0)
 """What stands for making a^0, where that may leave."""
-_VERBS = {Offload: Verb.OFFLOAD, Wait: Verb.WAIT, Drop: Verb.DROP, Prefetch: Verb.PREFETCH, Free: Verb.FREE}
+_VERB_OF_STEP: dict[type, Verb] = {Free: Verb.FREE} | {step: verb for verb, step in STEP_OF_VERB.items()}
 
 
 class LinkedLift(Incumbent):
@@ -163,7 +160,7 @@ def moved_plan(stored: Sequence[ChainStep], plan: Plan) -> ChainPlan:
             steps.append(ChainStep(Verb.F_CK if verb is Verb.F_NONE else verb, stage))
             continue
         cut = stored[step.value].stage
-        found = ChainStep(_VERBS[type(step)], cut)
+        found = ChainStep(_VERB_OF_STEP[type(step)], cut)
         dies = backward >= 0 and bisect(computed, freed.get(step.value, -1)) == bisect(computed, i)
         if isinstance(step, Free) and steps[-1] == ChainStep(Verb.F_CK, cut + 1):
             steps[-1] = ChainStep(Verb.F_NONE, cut + 1)

@@ -21,6 +21,8 @@ from .search import TransferSearch
 
 _PROOF_SHARE = 0.9
 """The share of the time for linear relaxations."""
+_WHOLE_SHARE = 0.2
+"""The share of what is left then for branch and bound, which seldom proves more: the plans need the cores."""
 _UNLIMITED_S = 60.0
 _BASELINES = {"offload-all": offload_all, "save-on-cpu": save_on_cpu, "layer-fractions": layer_fractions}
 
@@ -111,7 +113,7 @@ class _Relaxations:
                 best = relaxed
         incumbent.cease_certifying()
         if self.whole and best is not None and not incumbent.stopped():
-            prove_whole(incumbent, best, self.deadline)
+            prove_whole(incumbent, best, within(self.deadline, _WHOLE_SHARE))
 
     def take(self) -> Floats | None:
         """What the next relaxation would move, or None where there is no other yet."""

@@ -32,6 +32,8 @@ _TRIES = 6
 """Sequences made for one set, each with more memory held back for copies under way than the one before."""
 _CHEAPER = 0.8
 """What becomes of the price of the host's bytes with each plan that it has room for."""
+_POLISH_EVERY = 32
+"""Changes of the set after which the best plan is polished again, if it is another one."""
 _LEVELS = (0.02, 0.5, 0.98)
 """How much of a value a relaxation moves for it to be in a set."""
 
@@ -63,6 +65,29 @@ def relieved(graph: Graph, moved: Collection[int]) -> Graph:
         for op in (graph.value_op[value], *graph.users[value]):
             workspace[op] += graph.value_bytes[value]
     return replace(graph, value_bytes=tuple(size), op_workspace_bytes=tuple(workspace), link=None)
+
+
+def without_again(graph: Graph, order: Sequence[int], op: int) -> tuple[int, ...]:
+    """A sequence that computes an op once, less the recomputations that nothing reads then.
+
+    >>> from remat_ir import graph_of
+    >>> without_again(graph_of([1] * 4, [1] * 4, [[], [0], [1], [1, 2]]), (0, 1, 2, 0, 1, 3), 1)
+    (0, 1, 2, 3)
+    """
+    seen: set[int] = set()
+    left: list[tuple[int, bool]] = []
+    for each in order:
+        if each != op or op not in seen:
+            left.append((each, each not in seen))
+            seen.add(each)
+    wanted: set[int] = set()
+    found: list[int] = []
+    for each, first in reversed(left):
+        if first or not wanted.isdisjoint(graph.op_values[each]):
+            wanted.difference_update(graph.op_values[each])
+            wanted.update(graph.op_inputs[each])
+            found.append(each)
+    return tuple(reversed(found))
 
 
 class TransferSearch:
@@ -147,6 +172,27 @@ class TransferSearch:
             self.best = taken
         return taken
 
+    def polish(self) -> None:
+        """Move what the best plan makes again, an op at a time, as long as that makes it better; nothing is random.
+
+        A plan that was made without transfers, or with whole tapes, leaves the link time that this uses.
+        """
+        while (begun := self.best) is not None:
+            best, made, again = begun, set[int](), set[int]()
+            for op in begun.order:
+                (again if op in made else made).add(op)
+            worth = {op: max((self.worth.get(v, 0.0) for v in self.graph.op_values[op]), default=0.0) for op in again}
+            for op in sorted(again, key=lambda op: (-worth[op], op)):
+                if self.stop():
+                    return
+                best = self.best or best
+                order = without_again(self.graph, best.order, op)
+                if worth[op] and len(order) < len(best.order):
+                    moved = best.moved.union(v for v in self.graph.op_values[op] if v in self.worth)
+                    self.take(order, moved, best.reserve)
+            if self.best is begun:
+                return
+
     def _placing(self, table: Timetable, allowed: frozenset[int]) -> tuple[Placed, list[Gap]] | None:
         """A placement in which some of the allowed values move, with as much to spare as it takes."""
         spare = 0
@@ -225,11 +271,13 @@ class TransferSearch:
 
     def run(self, more: Callable[[], Floats | None]) -> None:
         """Change the best set a value at a time until there is a reason to stop, and in turn try those that relaxations
-        suggest; `more` brings the next one. Where somebody else has found a better plan it goes on from that.
+        suggest; `more` brings the next one. Where somebody else has found a better plan it goes on from that, polished.
         """
         known: AnyPlan | None = None
         sets: list[frozenset[int]] = []
         suggested = False
+        self.polish()
+        polished, rounds = self.best, 0
         while not self.stop() and await_compiled(self.incumbent):
             if (moved := more()) is not None:
                 sets = self.suggested(moved)
@@ -238,6 +286,11 @@ class TransferSearch:
             if cheaper and plan is not None and plan is not known:
                 known = plan
                 self.adopt(plan)
+                rounds = _POLISH_EVERY
+            rounds += 1
+            if rounds > _POLISH_EVERY and self.best is not polished:
+                self.polish()
+                polished, rounds = self.best, 0
             suggested = bool(sets) and (self.best is None or not suggested)
             if suggested:
                 self.solve(sets.pop(), _FIRST_MOVES, None if self.best is None else self.best.order)
