@@ -24,6 +24,15 @@ class Beside:
             self._failure = error
             self._incumbent.close()
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end, for so long at most."""
+        self._thread.join(seconds)
+
     def join(self) -> None:
         """Wait for the end, and raise what the thread raised.
 

@@ -21,6 +21,8 @@ from .search import TransferSearch
 
 _PROOF_SHARE = 0.9
 """The share of the time for linear relaxations."""
+_FIRST_SHARE = 0.1
+"""The share of the time that a first plan without transfers may take before anything else begins."""
 _WHOLE_SHARE = 0.2
 """The share of what is left then for branch and bound, which seldom proves more: the plans need the cores."""
 _UNLIMITED_S = 60.0
@@ -58,22 +60,33 @@ def keep_recompute_offload(
     try:
         if general is not None:
             threads.append(Beside(lifted, "without-transfers", lambda: general(lifted)))
+            _await_plan(lifted, threads[0])
         if program is not None:
             threads.append(Beside(incumbent, "program", lambda: program(incumbent)))
+        _start(search, incumbent)
         if options.proof:
             threads.append(Beside(incumbent, "transfer-bound", relaxations.run))
-        search.offload_only()
-        _start(search, incumbent)
         search.run(relaxations.take)
     finally:
         for thread in threads:
             thread.join()
 
 
+def _await_plan(lifted: LiftedIncumbent, general: Beside) -> None:
+    """Leave the cores to the solve without transfers until it has its first plan, for a share of the time at most."""
+    watch = within(lifted.deadline, _FIRST_SHARE)
+    while general.running and lifted.plan is None and not (watch.passed() or lifted.stopped()):
+        general.wait(0.005)
+
+
 def _start(search: TransferSearch, incumbent: Incumbent) -> None:
-    """Go on from the plan that is known, and from what others do, which is offered as it is too."""
+    """Go on from the plan that is known, polished, then from each op once, and from what others do, which is offered as
+    it is too. What is far from the best by then is not worth pruning.
+    """
     if incumbent.plan is not None:
         search.adopt(incumbent.plan)
+        search.polish()
+    search.offload_only()
     for name, baseline in _BASELINES.items():
         alone = Incumbent(search.linked.problem, search.linked.deadline)
         baseline(alone)
