@@ -18,6 +18,7 @@ from client.test_around import numbers
 from client.test_chain_training import bisection
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
+from remat_ir import Answer, Problem
 
 COUNT = 4
 
@@ -139,6 +140,30 @@ def test_a_stage_that_runs_again_sees_what_it_saw(name: str) -> None:
     for one, other in zip(expected, found, strict=True):
         assert (one is None) == (other is None)
         assert one is None or torch.equal(one, other)
+
+
+class Found:
+    """A better answer that is there."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Answer:
+        return self.answer
+
+
+def test_a_better_plan_knows_the_modes_in_which_stages_were_measured() -> None:
+    """One that takes over in eval mode runs by kernels with grad there, as the plan before it did."""
+    model = stages(by_grad)
+    planned = by_plan(copy.deepcopy(model))
+    answer = Answer.of_plan(Problem(planned.chain, 2**40), planned.plan, method="greedy")
+    planned.better = Found(answer)
+    x = numbers()
+    assert torch.equal(planned.eval()(x), model.eval()(x))
+    assert planned.answer is answer
 
 
 def writes(self: Any, y: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ class ChainedModule(nn.Module):
             self.reserved_bytes = reserved
         log.info("a better plan takes over: %s ns", found.cost_ns)
         self.plan, self.answer = found.plan, found
-        self.schedule = Schedule(self._between, stage_steps(found.plan))
+        self.schedule = Schedule(self._between, stage_steps(found.plan), self.schedule.modes)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "better": None, "reserves": None}

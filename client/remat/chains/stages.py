@@ -70,13 +70,15 @@ class Schedule:
         modes: whether each module was in train mode when the stages were measured.
     """
 
-    def __init__(self, stages: Sequence[Stage], steps: Sequence[StageStep]) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], steps: Sequence[StageStep], modes: tuple[bool, ...] | None = None
+    ) -> None:
         self.stages = tuple(stages)
         turn = next(i for i, step in enumerate(steps) if step.do is Action.BACKWARD)
         self.forward, self.backward = tuple(steps[:turn]), tuple(steps[turn:])
         self.times = Counter(step.at for step in steps if step.do in (Action.FORWARD, Action.TAPE))
         self.again = frozenset(step.at for step in self.backward if step.do in (Action.FORWARD, Action.TAPE))
-        self.modes = self.modes_now()
+        self.modes = self.modes_now() if modes is None else modes
         self.lets_go, self.moves = _hooked(self.stages, steps)
         self.transfers = any(step.do is Action.OFFLOAD for step in steps)
 
