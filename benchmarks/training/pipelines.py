@@ -4,9 +4,9 @@
     python -m benchmarks.training.pipelines --choice [RANKS …]
 
 Each rank trains its stages by plans next to copies that train without, over gloo. Measured are the allocator's own
-events over whole cycles, with the bytes added that are there throughout; of three the least peak counts, since threads
-of gloo free some messages, of which the allocator tells nobody. "passes" is a step of the schedule, "step" that of the
-optimizer: predicted → measured, in MiB. "plain" is the measured peak without plans.
+events over whole cycles, with the bytes added that are there throughout; what gloo's threads free is seen too. "passes"
+is a step of the schedule, "step" that of the optimizer: predicted → measured, in MiB. "plain" is the measured peak
+without plans.
 
 With --choice nothing is trained: made-up curves of 12 plans a stage, four micro-batches a rank, a budget of 0.72 of the
 plain peak, and the CPU seconds that the choice takes.
@@ -32,13 +32,13 @@ from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import remat
+from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from benchmarks.training.job import CYCLES, MIB, Block, Found
 from remat.pipelines.choice import Combination, Place, choose, combinations, peak_of
 from remat.pipelines.schedule import Timeline, actions_of, residency
-from remat.profiling.measure import peak_memory
+from remat.profiling.measure import Peak, peak_memory
 from remat.units.allot import Option
-from remat.units.trial import TRIALS
 
 COLUMNS = ("schedule, rank", "budget", "passes", "step", "peak / budget", "peak / predicted", "equal", "plain", "time")
 CHOICE = ("schedule", "ranks", "stages", "passes", "combinations", "choice", "makespan / bound")
@@ -73,9 +73,15 @@ class Job:
         self.args = (x,) if 0 in mine else ()
         self.kwargs: dict[str, Any] = {"target": target, "losses": []} if count - 1 in mine else {}
 
-    def passes(self) -> None:
-        """A step of the schedule."""
-        self.schedule.step(*self.args, **self.kwargs)
+    def passes(self) -> Peak:
+        """A step of the schedule; the outputs of the one before go first, as they do in it."""
+        for stage in self.stages:
+            stage.clear_runtime_states()
+
+        def step() -> None:  # returns nothing: what the schedule's would return is merged once more
+            self.schedule.step(*self.args, **self.kwargs)
+
+        return peak_memory(step)
 
     def step(self) -> None:
         """The optimizer's."""
@@ -105,14 +111,10 @@ def measured(name: str, given: argparse.Namespace) -> tuple[Found, int, float]:
     peaks: list[tuple[int, int]] = []
     for job in jobs:
         torch.manual_seed(2 + dist.get_rank())
-        for _ in range(CYCLES - 1):
-            job.passes()
-            job.step()
-        found = []
-        for _ in range(TRIALS):
-            passes = peak_memory(job.passes)
-            found.append((passes.peak_bytes, peak_memory(job.step).peak_bytes + passes.left_bytes))
-        peaks.append((min(passes for passes, _ in found), min(step for _, step in found)))
+        for _ in range(CYCLES):  # the last one counts: what it lets go was seen to be made
+            passes = job.passes()
+            step_bytes = peak_memory(job.step).peak_bytes + passes.left_bytes
+        peaks.append((passes.peak_bytes, step_bytes))
     (plain, _), (passes_bytes, step_bytes) = peaks
     same = all(torch.equal(a, b) for a, b in zip(*(job.outcome() for job in jobs), strict=True))
     fixed = plans.fixed_bytes
@@ -205,6 +207,7 @@ def main() -> int:
                 for name in ("1F1B", "InterleavedZeroBubble"):
                     report.add(*chosen(name, ranks))
         return 0
+    threads.tell()
     with tempfile.TemporaryDirectory() as folder:
         try:
             processes.start_processes(run, (given, folder), nprocs=RANKS, start_method="fork")

@@ -3,8 +3,7 @@
     python -m benchmarks.training.ranks [KIND …] [--share 0.6] [--out FILE]
 
 Each rank trains by one plan for all ranks next to a copy that trains without, AdamW, over gloo. The columns are those
-of `benchmarks.training.job`, of the first rank. Threads of gloo free some tensors, of which the CPU's allocator tells
-nobody, so that these seem to stay: of several cycles the least peaks count.
+of `benchmarks.training.job`, of the first rank. What gloo's threads free is seen too (`benchmarks.harness.threads`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
+from benchmarks.harness import threads
 from benchmarks.harness.table import Report
 from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, trained
 from remat.profiling.fixed import all_gradients
 from remat.training.enable import plans_of
 from remat.training.job import Job
-from remat.units.trial import TRIALS
 
 LAYERS, WIDTH, SAMPLES, LENGTH = 6, 192, 32, 64
 TENSOR = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -142,7 +141,7 @@ def measured(name: str, setting: Setting, share: float) -> Found:
     make = planned_units(jobs[1], share) if kind.sharded else planned_whole(jobs[1], share, ddp)
     if ddp:
         jobs[0].model = DistributedDataParallel(jobs[0].model, gradient_as_bucket_view=True)
-    return make(*trained(jobs, 2 + dist.get_rank(), TRIALS))
+    return make(*trained(jobs, 2 + dist.get_rank()))
 
 
 def run(rank: int, name: str, given: argparse.Namespace, folder: str) -> None:
@@ -175,6 +174,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.6, help="of what plain training needs (default 0.6)")
     parser.add_argument("--out", type=Path, help="a file that the table is added to")
     given = parser.parse_args()
+    threads.tell()
     ended = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in given.kinds or KINDS:

@@ -336,6 +336,10 @@ def main() -> None:
     """Ranks forked from one process, so that torch is imported once; it ends badly when one of them does."""
     folder, count, *names = sys.argv[1:]
     torch.set_num_threads(1)
+    sys.path.append(str(Path(__file__).parents[2]))  # of a script it is not
+    from benchmarks.harness import threads
+
+    threads.tell()
     ranks = []
     for rank in range(int(count)):
         child = os.fork()

@@ -15,6 +15,7 @@ import remat
 from remat.batch.affine import between
 from remat.cli import app
 from remat.planning.checkpoints import per_block, selective
+from remat.target.pipeline import PipelineFit
 from remat.target.step import target_step
 from remat_ir import InvalidData, Problem, graph_of, overhead_of, plain_peak, plain_plan, recomputed, verify
 
@@ -223,6 +224,7 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     size = sum(4 * p.numel() for p in Whole(1).parameters())
     block = size // 6
     one, other = alone.step.step.fixed, shared.step.step.fixed
+    assert not any(isinstance(found, PipelineFit) for found in (alone, shared, replica, part))
     assert size <= one["parameters"] <= other["parameters"] * 8 < 1.01 * size, "the allocator rounds"
     assert other["optimizer state"] == -(-one["optimizer state"] // 8)
     assert other["parameters that are gathered"] == other["gradients that are reduced"] == 2 * block
@@ -244,7 +246,8 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
         ("fsdp=0", "'fsdp=0' is not a way"),
         ("tp=2,tp=4", "'tp=4' is not a way"),
         ("dp=2,fsdp=4", "write one of them"),
-        ("pp=4", "optimize_pipeline"),
+        ("pp=2,fsdp=2", "pp goes with tp alone"),
+        ("micros=8", "write pp=4 too"),
         ("tp=2", "take the argument tp"),
     ],
 )

@@ -138,8 +138,8 @@ def test_a_planted_accelerator_is_found(line: str) -> None:
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OPEN_TO_TESTS = {"benchmarks.graphs", "benchmarks.models"}
-STARTS_POSTGRES = ROOT / "tests" / "service" / "database.py"
-"""The one test tool that the load measurement needs too: a PostgreSQL server of one's own."""
+SHARE_TOOLS = {ROOT / "tests" / path for path in ("service/database.py", "client/ranks_cases.py", "standin/build.py")}
+"""What measurements need too: a PostgreSQL server of one's own, the allocator's events of all threads, a compiler."""
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda p: str(p.relative_to(ROOT)))
@@ -148,7 +148,7 @@ def test_tests_take_only_graphs_and_models_from_the_benchmarks(path: Path) -> No
     if path.parent.name == "benchmarks":
         return
     imported = set(re.findall(r"(?:from|import) (benchmarks(?:\.\w+)*)", path.read_text()))
-    allowed = OPEN_TO_TESTS | ({"benchmarks.harness"} if path == STARTS_POSTGRES else set())
+    allowed = OPEN_TO_TESTS | ({"benchmarks.harness"} if path in SHARE_TOOLS else set())
     assert {".".join(name.split(".")[:2]) for name in imported} <= allowed, path
 
 

@@ -36,7 +36,7 @@ from .app import (
 )
 from .files import read_subject
 from .model import EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
-from .plot import check_picture, curve_chart, curve_picture, ways_picture
+from .plot import check_picture, curve_chart, curve_picture, ranks_picture, ways_picture
 from .show import percent
 from .solve import asked_planner, budget_of, options_of, solve_options_of
 
@@ -66,7 +66,9 @@ def fit(
     parallel: Annotated[
         str | None,
         typer.Option(
-            "--parallel", metavar="P", help="Plan for one rank of several: dp=8, fsdp=8, tp=2, or fsdp=8,tp=2."
+            "--parallel",
+            metavar="P",
+            help="Plan for one rank of several: dp=8 or fsdp=8,tp=2; for each: pp=4,micros=8,schedule=1F1B.",
         ),
     ] = None,
     max_overhead: Annotated[
@@ -108,18 +110,50 @@ def fit(
         name=name,
         phase=phase,
     )
-    if png is not None:
+    pipeline = hasattr(found, "ranks")
+    plain = max(rank.plain_bytes for rank in found.ranks) if pipeline else found.plain_bytes
+    if png is not None and pipeline:
+        names = {"fixed": "fixed_bytes", "least": "least_bytes", "by a plan": "planned_bytes", "plain": "plain_bytes"}
+        bars = [(name, [getattr(rank, key) for rank in found.ranks]) for name, key in names.items()]
+        ranks_picture(png, bars, found.memory_bytes, title=f"{found.name} on {found.target.name}: {found.ending}")
+    elif png is not None:
         others = () if found.released is None else (("gradients released", found.released.curve),)
         title = f"{found.step.name} on {found.step.target.name}"
-        curve_picture(png, found.curve, found.plain_bytes, title=title, others=others)
+        curve_picture(png, found.curve, plain, title=title, others=others)
     if as_json:
-        print(json.dumps(_figures(found), allow_nan=False))
+        print(json.dumps(_pipeline_figures(found) if pipeline else _figures(found), allow_nan=False))
     else:
         console = Console()
         console.print(str(found), highlight=False)
-        console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
-        console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
-    return 0 if found.answer.plan is not None else NOTHING_FOUND
+        console.print(f"\nshare of {readable(plain)}, and overhead by a plan", highlight=False)
+        console.print(curve_chart(found.curve, plain, width=min(console.width, 100)), highlight=False)
+    fits = found.overhead is not None if pipeline else found.answer.plan is not None
+    return 0 if fits else NOTHING_FOUND
+
+
+def _pipeline_figures(found: Any) -> dict[str, Any]:
+    return {
+        "model": found.name,
+        "device": found.target.name,
+        "parallel": found.parallel._asdict(),
+        "memory_bytes": found.memory_bytes,
+        "ranks": [
+            {
+                "stages": list(rank.stages),
+                "fixed_bytes": dict(rank.fixed),
+                "plain_bytes": rank.plain_bytes,
+                "least_bytes": rank.least_bytes,
+                "planned_bytes": rank.planned_bytes,
+                "update_peak_bytes": rank.update_peak_bytes,
+            }
+            for rank in found.ranks
+        ],
+        "overhead": found.overhead,
+        "makespan_ns": found.makespan_ns,
+        "plain_makespan_ns": found.plain_makespan_ns,
+        "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
+        "seconds": found.seconds,
+    }
 
 
 def _figures(found: Any) -> dict[str, Any]:

@@ -122,6 +122,25 @@ def ways_picture(path: Path, ways: Sequence[tuple[str, int, float]], budget: int
     _save(figure, axes, path)
 
 
+def ranks_picture(
+    path: Path, bars: Sequence[tuple[str, Sequence[int | None]]], memory: int, *, title: str = ""
+) -> None:
+    """What each rank of a pipeline needs as a picture: bars for each (name, bytes of each rank), the memory dashed.
+
+    Raises:
+        InvalidData: matplotlib is not installed, or the file cannot be written.
+    """
+    figure, axes = _figure()
+    width = 0.8 / len(bars)
+    for at, (name, sizes) in enumerate(bars):
+        places = [rank + (at - (len(bars) - 1) / 2) * width for rank in range(len(sizes))]
+        axes.bar(places, [(size or 0) / 2**20 for size in sizes], width, label=name)
+    axes.axhline(memory / 2**20, color="crimson", linestyle="--", linewidth=1, label="memory")
+    axes.set(xlabel="rank", ylabel="peak in MiB", title=title)
+    axes.set_xticks(range(len(bars[0][1])))
+    _save(figure, axes, path)
+
+
 def _fitted(curve: Sequence[int], columns: int) -> list[int]:
     """The curve in at most so many columns, each the largest of what it stands for; a few ops are drawn broad."""
     if len(curve) <= columns:

@@ -92,6 +92,13 @@ def combinations(places: Sequence[Place], options: Sequence[Sequence[Option]], b
     return kept
 
 
+def room(places: Sequence[Place], options: Sequence[Option], index: int, budget_bytes: int) -> int:
+    """What one of a rank's stages may take while it runs, next to these plans of the others."""
+    idle = options[index]._replace(forward_bytes=0, backward_bytes=0, weight_bytes=0)
+    others = [*options[:index], idle, *options[index + 1 :]]
+    return budget_bytes - max(place.bytes(others) for place in places if place.kind and place.stage == index)
+
+
 def least_budget(places: Sequence[Place], options: Sequence[Sequence[Option]]) -> int:
     """The least budget that some choice fits, to within a thousandth."""
     low, high = 0, peak_of(places, [min(ways) for ways in options])

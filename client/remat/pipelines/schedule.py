@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
 from remat_ir import InvalidData
 
@@ -43,6 +46,36 @@ class Times(NamedTuple):
     def total_ns(self) -> int:
         """Of one micro-batch."""
         return sum(self)
+
+
+def named(name: str, ranks: int, micros: int) -> Any:
+    """A schedule of torch by its name, made for nothing but its actions: two stages a rank where it takes several.
+
+    Raises:
+        InvalidData: torch has none of that name, or it refuses so many ranks and micro-batches.
+    """
+    try:
+        kind: Any = get_schedule_class(name)
+    except ValueError as error:
+        raise InvalidData(f"schedule: {error}") from None
+    each = 1 if issubclass(kind, PipelineScheduleSingle) else 2
+    stages = [
+        SimpleNamespace(
+            stage_index=index,
+            num_stages=each * ranks,
+            group_size=ranks,
+            group_rank=0,
+            is_first=index == 0,
+            is_last=index == each * ranks - 1,
+            has_backward=True,
+            submod=None,
+        )
+        for index in range(0, each * ranks, ranks)
+    ]
+    try:
+        return kind(stages[0] if each == 1 else stages, micros, loss_fn=lambda output, _: output)
+    except (ValueError, TypeError, RuntimeError) as error:  # those without a list of actions are abstract
+        raise InvalidData(f"schedule {name} with {ranks} ranks and {micros} micro-batches: {error}") from None
 
 
 def actions_of(schedule: Any) -> list[list[Run]]:

@@ -16,23 +16,23 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from remat_ir import Answer, InvalidData, Plan, Status, plain_plan
+from remat_ir import Answer, InvalidData, Status, plain_plan
 from remat_ir.greedy import checkpointed
 
 from ..distributed.ranks import Ranks
 from ..distributed.refused import fsdp_module
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
-from ..planning.budget import Budget, UnitBytes, readable
+from ..planning.budget import Budget, readable
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from ..training.enable import disable
 from ..training.halves import Halves
 from ..training.planned import Planned
-from ..units.curve import Point, curve, point_of, unit_problem
+from ..units.curve import Point, curve, point_of, solved
 from ..units.split import MOST_TRIES, allowed_bytes
 from ..units.trial import Trace
 from ..units.unit import Unit
-from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, times_of
+from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
 
 log = logging.getLogger("remat")
@@ -171,8 +171,11 @@ class Search:
     def _picked(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
         """A point for each stage by the greedy curves, then among what the planner makes of what was picked."""
         points, _ = self._chosen(places, allowed)
-        for index, point in enumerate(points):
-            found = self._solved(index, point, self._room(places, points, index, allowed))
+        options = [point.option for point in points]
+        for index, (unit, point) in enumerate(zip(self.units, points, strict=True)):
+            assert unit.step is not None
+            left = room(places, options, index, allowed)
+            found = solved(unit.step, point, left, self.planner.asked, self.asking)
             if found is not None:
                 self.points[index].append(found)
         return self._chosen(places, allowed)
@@ -195,23 +198,6 @@ class Search:
         choice = Choice(*self.ranks.share(lambda: list(choose(self.timeline, self.numbers, ranks))))
         mine = found[choice.taken[self.stages[0].group_rank]].chosen
         return [points[index] for points, index in zip(self.points, mine, strict=True)], choice
-
-    def _room(self, places: Sequence[Place], points: Sequence[Point], index: int, allowed: int) -> int:
-        """What a stage may take while it runs, next to what was picked for the others."""
-        options = [point.option for point in points]
-        idle = options[index]._replace(forward_bytes=0, backward_bytes=0, weight_bytes=0)
-        options[index] = idle
-        return allowed - max(place.bytes(options) for place in places if place.kind and place.stage == index)
-
-    def _solved(self, index: int, point: Point, room: int) -> Point | None:
-        """What the planner makes of a pick, by this rank alone."""
-        step = self.units[index].step
-        assert step is not None
-        if point.option.cost_ns == step.graph.total_cost_ns:
-            return None
-        size = UnitBytes(max(int(point.size.peak), room), point.size.held)
-        answer = self.planner.asked.plan(unit_problem(step.graph, size), self.asking)
-        return point_of(step, answer.plan, size) if isinstance(answer.plan, Plan) else None
 
     def _gathered_times(self, points: Sequence[Point]) -> list[Times]:
         """[stages] of all ranks, by these plans."""

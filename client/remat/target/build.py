@@ -106,7 +106,13 @@ def tracing_for(device: torch.device) -> Iterator[None]:
         yield
 
 
-def build(make_model: Callable[..., Any], device: torch.device, batch: int | None = None, tp: int = 1) -> Built:
+def build(
+    make_model: Callable[..., Any],
+    device: torch.device,
+    batch: int | None = None,
+    tp: int = 1,
+    part: Mapping[str, int] | None = None,
+) -> Built:
     """What a function returns, on a device, as fake tensors; the model is in train mode.
 
     Args:
@@ -115,13 +121,14 @@ def build(make_model: Callable[..., Any], device: torch.device, batch: int | Non
         batch: given to the function as the argument `batch`.
         tp: so many ranks share each layer: given to the function as the argument `tp` where there are several, which
             makes the part of one rank.
+        part: further arguments by name, which say what part of the model is wanted.
 
     Raises:
         InvalidData: it raises, or returns something else.
     """
     name = getattr(make_model, "__name__", "make_model")
     given = {} if batch is None else {"batch": batch}
-    given |= {} if tp == 1 else {"tp": tp}
+    given |= {**({} if tp == 1 else {"tp": tp}), **(part or {})}
     try:
         inspect.signature(make_model).bind(**given)
     except TypeError as error:

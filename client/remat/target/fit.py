@@ -6,7 +6,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, overhead_of, plain_peak, verify
 from remat_ir.greedy import least_memory
@@ -22,6 +22,7 @@ from ..planning.sizes import same_structure
 from ..training.names import with_name
 from .devices import Target, target_of
 from .parallel import ALONE, Parallel
+from .pipeline import PipelineFit, fit_pipeline
 from .step import TargetStep, target_step
 
 MOST_BATCH = 2**20
@@ -126,6 +127,29 @@ class Fit:
         return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s"])
 
 
+class _Options(TypedDict, total=False):
+    optimizer: str | None
+    release_gradients: bool
+    batch: int | None
+    max_overhead: float
+    planner: Planner | str | None
+    time_limit_s: float
+    name: str | None
+    phase: Callable[[str], None]
+
+
+@overload
+def fit(
+    make_model: Callable[..., Any], device: str | Target, *, parallel: None = None, **options: Unpack[_Options]
+) -> Fit: ...
+
+
+@overload
+def fit(
+    make_model: Callable[..., Any], device: str | Target, *, parallel: str | None, **options: Unpack[_Options]
+) -> Fit | PipelineFit: ...
+
+
 def fit(
     make_model: Callable[..., Any],
     device: str | Target,
@@ -139,7 +163,7 @@ def fit(
     time_limit_s: float = 20.0,
     name: str | None = None,
     phase: Callable[[str], None] = lambda _: None,
-) -> Fit:
+) -> Fit | PipelineFit:
     """Find out whether a model trains on a device: what it needs plain, by a plan, and the largest batch of each.
 
     Nothing large is allocated and no device is needed. Prices are a model: see `remat.target.price`.
@@ -150,7 +174,9 @@ def fit(
         optimizer: the name of one of torch's, such as "adamw"; its state counts.
         release_gradients: say also what it is with `release_gradients=True`, which needs an optimizer.
         parallel: ranks that the job is spread over, such as "fsdp=8,tp=2": see `remat.target.parallel.Parallel`. All
-            figures are then those of one rank, the batch too; messages take no time.
+            figures are then those of one rank, the batch too; messages take no time. With "pp=4", "micros=8" and
+            "schedule=1F1B" the function is given `stage` and `stages`, and makes that part of the model: its positional
+            arguments are what the part before returns, the last part returns the loss; `batch` is a micro-batch's.
         batch: given to the function; None is its own default.
         max_overhead: the most that the plan of the largest batch may cost, as a share of plain training's time.
         planner: as for `remat.optimize`.
@@ -158,7 +184,8 @@ def fit(
         name: what the solves are called in the lists of a service, as for `remat.SolveOptions`.
 
     Returns:
-        The figures; as text it is a table.
+        The figures; as text it is a table. Of a pipeline they are those of each rank (`PipelineFit`), by greedy plans
+        of each stage and what the planner makes of those picked; its largest batch is not looked for.
 
     Raises:
         InvalidData: the device or the optimizer is not known, the function does not give a model, or its gradients
@@ -178,6 +205,11 @@ def fit(
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
     spread_over = Parallel.of(parallel)
+    if spread_over.pp > 1:
+        if release_gradients:
+            raise InvalidData("release_gradients does not go with pp: gradients add up over the micro-batches")
+        whole: dict[str, Any] = {"optimizer": optimizer, "batch": batch, "planner": asked, "options": options}
+        return fit_pipeline(make_model, target, spread_over, **whole, phase=phase)
     given: dict[str, Any] = {"optimizer": optimizer, "parallel": parallel, "table": asked.profiles, "phase": phase}
 
     def with_(release: bool) -> Fit:

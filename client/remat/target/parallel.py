@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import fx, nn
 
@@ -18,7 +18,7 @@ from ..profiling.fixed import all_gradients
 from ..profiling.optimizers import UpdateMemory
 from ..training.step import TrainingStep
 
-FORM = "write dp=8, fsdp=8 or tp=4, or several of them with commas"
+FORM = "write dp=8, fsdp=8, tp=4 or pp=4, or several of them with commas"
 
 AT_WORK = 2
 """Blocks whose parameters are gathered at a time: the one that runs, and the next one, which is fetched meanwhile."""
@@ -31,11 +31,17 @@ class Parallel(NamedTuple):
         dp: replicas by DistributedDataParallel, whose buckets hold all gradients.
         fsdp: ranks that share parameters, gradients and optimizer state by `fully_shard`.
         tp: ranks that share each layer; the function that makes the model is given it, and makes one rank's part.
+        pp: ranks of a pipeline; the function is given `stage` and `stages`, and makes that stage's part.
+        micros: micro-batches of a pipeline's step; left out, two a rank.
+        schedule: of the pipeline, by torch's name: 1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble.
     """
 
     dp: int = 1
     fsdp: int = 1
     tp: int = 1
+    pp: int = 1
+    micros: int = 0
+    schedule: str = ""
 
     @classmethod
     def of(cls, text: str | None) -> Parallel:
@@ -44,26 +50,31 @@ class Parallel(NamedTuple):
         Raises:
             InvalidData: it is something else, or a combination that is not known.
         """
-        found: dict[str, int] = {}
+        found: dict[str, Any] = {}
         for part in (text or "").split(",") if text else ():
             name, _, degree = part.strip().partition("=")
-            if name == "pp":
-                raise InvalidData("pp: what the ranks of a pipeline need depends on its schedule: optimize_pipeline")
-            if name not in cls._fields or name in found or not degree.isdecimal() or int(degree) < 1:
+            number = name == "schedule" or (degree.isdecimal() and int(degree) >= 1)
+            if name not in cls._fields or name in found or not degree or not number:
                 raise InvalidData(f"parallel: {part.strip()!r} is not a way to spread a job: {FORM}")
-            found[name] = int(degree)
+            found[name] = degree if name == "schedule" else int(degree)
         made = cls(**found)
         if made.dp > 1 and made.fsdp > 1:
             raise InvalidData("parallel: dp replicates the gradients that fsdp shards: write one of them")
-        return made
+        if made.pp == 1 and (made.micros or made.schedule):
+            raise InvalidData("parallel: micros and schedule are those of a pipeline: write pp=4 too")
+        if made.pp > 1 and made.dp * made.fsdp > 1:
+            raise InvalidData("parallel: pp goes with tp alone: a stage inside DDP or fully_shard is not planned")
+        if made.pp == 1:
+            return made
+        return made._replace(micros=made.micros or 2 * made.pp, schedule=made.schedule or "1F1B")
 
     @property
     def ranks(self) -> int:
         """In all."""
-        return self.dp * self.fsdp * self.tp
+        return self.dp * self.fsdp * self.tp * self.pp
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={degree}" for name, degree in self._asdict().items() if degree > 1)
+        return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value not in (0, 1, ""))
 
     def of_update(self, update: UpdateMemory) -> UpdateMemory:
         """What the optimizer's step takes on one rank."""

@@ -22,6 +22,10 @@ HELPS = ({"fused": True}, {"foreach": False})
 """Settings of an optimizer by which its step may take less memory, with the same results up to rounding."""
 
 
+BUCKETS, VIEWED = "DDP's buckets", "DDP's buckets and gradients"
+"""Fixed bytes of buckets, and of those that the gradients are views of (`gradient_as_bucket_view`)."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A training job around a planned step; bytes are those on the device of the module.
@@ -70,14 +74,16 @@ class Job:
     def fixed(self, module: nn.Module) -> dict[str, int]:
         """Bytes that are there throughout a step of the module, by what they are."""
         update = self.update()
+        buckets, views = bucket_bytes(module)
         found = {
             "gradients": self.gradients(module, self.accumulate > 1 or leaves_gradients(module)),
-            "DDP's buckets": bucket_bytes(module)[0],
+            BUCKETS: 0 if views else buckets,
+            VIEWED: buckets if views else 0,
             "optimizer state": update.state_bytes,
             "EMA copies": 0 if self.ema is None else bytes_beside(self.ema, module),
             "optimizer step's temporaries": update.beside_passes_bytes,
         }
-        optional = ("DDP's buckets", "EMA copies", "optimizer step's temporaries")
+        optional = (BUCKETS, VIEWED, "EMA copies", "optimizer step's temporaries")
         return {name: size for name, size in found.items() if size or name not in optional}
 
     def gradients(self, module: nn.Module, stay: bool) -> int:

@@ -13,7 +13,7 @@ from ..capture.guards import Holders
 from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
 from ..planning.coordinator import Pending
-from .job import Job
+from .job import VIEWED, Job
 from .step import TrainingStep
 
 
@@ -97,5 +97,6 @@ class Planned:
         if step.operations.updates and not self.gradient_bytes:
             temporaries = 0  # every parameter has been updated by then
         left = step.graph.fixed_bytes + sum(step.operations.sizes[s] for s in step.operations.keep)
-        added = min(step.fixed.get("gradients", 0), self.gradient_bytes)  # to gradients that stay, and gone
+        there = step.fixed.get("gradients", 0) + step.fixed.get(VIEWED, 0)
+        added = min(there, self.gradient_bytes)  # to gradients that stay or to their buckets, and gone
         return left - added + temporaries

@@ -14,6 +14,8 @@ from remat_ir.working_set import working_set
 from ..lowering.peak import Phases, kernel_phases
 from ..planning.budget import UnitBytes, bounded, bytes_of
 from ..planning.greedy import greedy_answer
+from ..planning.options import SolveOptions
+from ..planning.planner import Planner
 from ..training.step import TrainingStep
 from .allot import Option
 
@@ -82,6 +84,15 @@ def _option(step: TrainingStep, phases: Phases, moments: Sequence[Moment]) -> Op
         phases.between_bytes,
         phases.weight_bytes,
     )
+
+
+def solved(step: TrainingStep, point: Point, room_bytes: int, planner: Planner, asking: SolveOptions) -> Point | None:
+    """What a planner makes of a point that recomputes, where its stage may take so much while it runs."""
+    if point.option.cost_ns == step.graph.total_cost_ns:
+        return None
+    size = UnitBytes(max(bytes_of(point.size.peak), room_bytes), point.size.held)
+    answer = planner.plan(unit_problem(step.graph, size), asking)
+    return point_of(step, answer.plan, size) if isinstance(answer.plan, Plan) else None
 
 
 def unit_problem(graph: Graph, size: UnitBytes) -> Problem:
