@@ -17,6 +17,7 @@ from remat_ir import Answer, Problem
 
 from ..device import Accelerator, of
 from ..device_flags import out_of_memory
+from ..errors import BudgetTooSmall, NothingFound
 from ..planning.budget import UnitBytes, readable
 from ..planning.coordinator import Coordinator
 from .optimizers import UpdateBlocks
@@ -26,11 +27,11 @@ log = logging.getLogger("remat")
 STEPS = 3
 """The first has no state of the optimizer, the second fits that in; a third one is as all that follow."""
 
-ATTEMPTS = 4
+ATTEMPTS = 6
 """So many plans are tried, each for less by what the one before reserves beyond the budget: see `lowered`."""
 
 UNKNOWN = 16
-"""A rehearsal that ends for want of memory counts as one that needs such a part of the budget more."""
+"""A rehearsal that ends for want of memory counts as one that needs such a part of what the budget leaves more."""
 
 
 class Room:
@@ -89,7 +90,7 @@ class Room:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-        return max(1, self.budget // UNKNOWN)
+        return max(1, (self.budget - self.outside) // UNKNOWN)
 
     def settled(
         self, problem: Problem, ask: Callable[[Problem], Answer], over: Callable[[Problem, Answer], int]
@@ -99,16 +100,28 @@ class Room:
         Args:
             over: by how many bytes an answer's plan is over the budget.
         """
+        known = None  # bytes for which there was a plan, with too large segments
         for attempt in range(ATTEMPTS):
-            answer = ask(problem)
+            last, answer = attempt == ATTEMPTS - 1, None
+            try:
+                answer = ask(problem)
+            except (BudgetTooSmall, NothingFound):
+                if known is None or last:
+                    raise
+            if known is not None and not last and (answer is None or answer.plan is None):
+                problem = replace(problem, budget_bytes=(problem.budget_bytes + known) // 2)
+                continue
+            assert answer is not None, "without an answer it was raised why"
             more = 0 if answer.plan is None else over(problem, answer)
             if not more:
                 break
-            if attempt < ATTEMPTS - 1:
-                log.info("segments of the allocator take %s more than the budget: planning for less", readable(more))
-                problem = lowered(problem, answer, more, attempt)
-            else:
+            if last:
                 log.warning("the allocator may reserve up to %s more than the budget", readable(more))
+                break
+            log.info("segments of the allocator take %s more than the budget: planning for less", readable(more))
+            known = min(problem.budget_bytes, answer.peak_bytes or problem.budget_bytes)
+            problem = lowered(problem, answer, more, attempt)
+        assert answer is not None
         return problem, answer
 
 

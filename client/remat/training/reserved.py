@@ -71,13 +71,15 @@ class StepRoom(Room):
         missing = sum(self._job.blocks().state) + self._absent
         problem = replace(problem, budget_bytes=self.left(self.budget, problem.graph.fixed_bytes - missing))
 
+        before = problem
         for attempt in range(ATTEMPTS - 1):
             answer = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
             over = self.over(partial(self.reserved, answer.plan))
             if not over:
-                break
+                return before if answer.plan is None else problem
+            before = problem
             problem = lowered(problem, answer, over, attempt)
-        return problem
+        return before
 
 
 def fresh(step: TrainingStep, settings: Settings | None = None) -> Allocator:
