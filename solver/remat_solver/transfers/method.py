@@ -22,7 +22,7 @@ from .search import TransferSearch
 _PROOF_SHARE = 0.9
 """The share of the time for linear relaxations."""
 _FIRST_SHARE = 0.1
-"""The share of the time that a first plan without transfers may take before anything else begins."""
+"""The share of the time that a first plan without transfers may take before other plans are sought."""
 _WHOLE_SHARE = 0.2
 """The share of what is left then for branch and bound, which seldom proves more: the plans need the cores."""
 _UNLIMITED_S = 60.0
@@ -58,14 +58,14 @@ def keep_recompute_offload(
     relaxations = _Relaxations(search.linked, search.deadline, whole=search.linked is incumbent)
     threads: list[Beside] = []
     try:
+        if options.proof:
+            threads.append(Beside(incumbent, "transfer-bound", relaxations.run))
         if general is not None:
             threads.append(Beside(lifted, "without-transfers", lambda: general(lifted)))
-            _await_plan(lifted, threads[0])
+            _await_plan(lifted, threads[-1])
         if program is not None:
             threads.append(Beside(incumbent, "program", lambda: program(incumbent)))
         _start(search, incumbent)
-        if options.proof:
-            threads.append(Beside(incumbent, "transfer-bound", relaxations.run))
         search.run(relaxations.take)
     finally:
         for thread in threads:
@@ -73,7 +73,9 @@ def keep_recompute_offload(
 
 
 def _await_plan(lifted: LiftedIncumbent, general: Beside) -> None:
-    """Leave the cores to the solve without transfers until it has its first plan, for a share of the time at most."""
+    """Leave the cores to the solve without transfers, and to the bound's few linear programs, until there is a first
+    plan, for a share of the time at most.
+    """
     watch = within(lifted.deadline, _FIRST_SHARE)
     while general.running and lifted.plan is None and not (watch.passed() or lifted.stopped()):
         general.wait(0.005)
