@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import signal
 import statistics
 import time
@@ -151,7 +152,8 @@ async def depth(folder: Path, options: argparse.Namespace) -> None:
     columns = ("queued", "look for the next ms", "reconcile ms", "connections of server and worker")
     with PrivatePostgres() as postgres, Report("A long queue", columns, options.out) as report:
         connections = await _connections(folder, postgres.url)
-        context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster"))
+        key = SecretStr(secrets.token_hex(32))
+        context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster", seal_key=key))
         queue = Queue(context)
         for queued in (100, 1_000, 10_000):
             with psycopg.connect(postgres.url, autocommit=True) as connection:
