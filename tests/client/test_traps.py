@@ -176,10 +176,11 @@ def test_a_refusal_names_the_line() -> None:
 
 
 def test_memory_is_predicted_to_the_byte() -> None:
-    """The seed of the backward pass is held to its end, and functional writes to views copy whole storages."""
+    """The seed of the backward pass is held to its end, functional writes to views copy whole storages, and a gradient
+    of another layout is copied by way of a block."""
     padded = nn.Sequential(nn.Conv3d(1, 2, 1), nn.CircularPad3d((1, 0, 2, 1, 0, 1)), Mean())
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(3)), Mean())
-    for module, x in ((padded, numbers(2, 1, 4, 5, 6)), (layers, numbers(64, 32))):
+    for module, x in ((padded, numbers(2, 1, 4, 5, 6)), (layers, numbers(64, 32)), (Joined(), numbers(8, 72))):
         trained = remat.optimize(module, x, budget=remat.Fraction(1.0), planner="greedy", mode="graph")
         step = measure.forward_backward(trained, (x,))
         step()
@@ -187,6 +188,17 @@ def test_memory_is_predicted_to_the_byte() -> None:
         (planned,) = trained.plans.values()
         assert planned is not None
         assert measure.peak_memory(step).peak_bytes == planned.activation_bytes
+
+
+class Joined(nn.Module):
+    """Multiplies by the transpose of one matrix on top of another, so that the former's gradient comes transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(numbers(80, 64)), nn.Parameter(numbers(8, 80))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ torch.cat([self.one.t(), self.other])).square().mean()
 
 
 class Mean(nn.Module):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -16,6 +16,7 @@ from remat_ir import Graph, InvalidData
 
 from .. import _compat
 from .dataflow import Dataflow, is_choice, is_random, is_unknown, stateless, tensors
+from .stored import copying_bytes, same_layout
 
 CPU_GENERATOR_BYTES = 5056
 """The state of torch's CPU generator. CUDA's lives on the host and costs the device nothing."""
@@ -50,7 +51,7 @@ class Op:
         RANDOM_STATE: a copy of the CPU generator's state just before `nodes[0]` draws from it.
         ORIGINAL: a copy of an input (`nodes[0]`) that the step overwrites, for ops that read it.
         TURN: the end of the forward pass: new buffers are copied back, the incoming tangents arrive.
-        ACCUMULATE: a new gradient that autograd has to copy, since its layout is not its parameter's.
+        ACCUMULATE: a copy of a new gradient (`nodes[0]`), which autograd stores in its input's layout (`nodes[1]`).
         UPDATE: a gradient is used up by an update of its parameter (`nodes[0]`): see `updates`.
         BEFORE_UPDATE: parameters as they are before their updates, of no bytes.
         HALFWAY: the gradients of the inputs are given away, before those of the parameters are made: see `in_halves`.
@@ -93,6 +94,13 @@ class Operations:
     early: tuple[int, ...] = ()
     given: frozenset[int] = frozenset()
 
+    def takes(self, op: Op) -> int:
+        """The bytes that an op that runs no kernels needs while it runs."""
+        if op.kind is Kind.UPDATE:
+            return self.updates[op.nodes[0]]
+        pair = [n.meta["val"] for n in op.nodes] if op.kind is Kind.ACCUMULATE else []
+        return copying_bytes(*pair) if len(pair) == 2 else 0
+
 
 def operations(
     flow: Dataflow,
@@ -131,7 +139,10 @@ def operations(
     turn = len(ops)
     ops.append(_turn(flow))
     ops += tail
-    ops += [Op(Kind.ACCUMULATE, (n,), flow.storages_of[n], (extra(_bytes(n)),)) for n in _copied_gradients(flow)]
+    ops += [
+        Op(Kind.ACCUMULATE, pair, flow.storages_of[pair[0]], (extra(_bytes(pair[0])),))
+        for pair in _copied_gradients(flow)
+    ]
     ops, keep = _only_what_is_read(flow, ops)
     once = {n for n in flow.kernels if not one_plan and _compat.is_collective(n.target)}
     once |= {n for n in flow.kernels if is_choice(n)}
@@ -286,8 +297,8 @@ def _turn(flow: Dataflow) -> Op:
     return Op(Kind.TURN, (), tuple(reads), tuple(s for t in flow.tangents for s in flow.storages_of[t]))
 
 
-def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
-    """Results that autograd clones when it stores them: another layout than the parameter's, or returned twice."""
+def _copied_gradients(flow: Dataflow) -> list[tuple[fx.Node, fx.Node]]:
+    """Results that autograd clones when it stores them, as which input's: of another layout, or returned twice."""
     seen: set[fx.Node] = set()
     found = []
     for result, primal in zip(flow.backward_results, flow.primals, strict=False):
@@ -296,20 +307,8 @@ def _copied_gradients(flow: Dataflow) -> list[fx.Node]:
         shared = result in seen
         seen.add(result)
         if shared or not same_layout(result.meta["val"], primal.meta["val"]):
-            found.append(result)
+            found.append((result, primal))
     return found
-
-
-def same_layout(gradient: torch.Tensor, variable: Any) -> bool:
-    """AccumulateGrad's layout contract (torch/csrc/autograd/utils/grad_layout_contract.h)."""
-    if not isinstance(variable, torch.Tensor):  # a process group that the graph takes as an input
-        return True
-    if torch.ops.aten.is_non_overlapping_and_dense.default(variable):
-        return all(
-            size == 1 or mine == theirs
-            for size, mine, theirs in zip(gradient.shape, gradient.stride(), variable.stride(), strict=True)
-        )
-    return gradient.is_contiguous()
 
 
 def _only_what_is_read(flow: Dataflow, ops: list[Op]) -> tuple[list[Op], frozenset[int]]:
@@ -364,7 +363,7 @@ def _runs_once(step: Operations, index: int) -> bool:
 def _workspace(step: Operations, op: Op, measured: Mapping[fx.Node, Measured]) -> int:
     """The bytes that an op needs while it runs beyond its inputs and all its outputs."""
     if op.kind is not Kind.KERNELS:
-        return step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
+        return step.takes(op)
     flow = step.flow
     outputs = frozenset(op.makes)
     last: dict[int, int] = {}

@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from .dataflow import Dataflow
-from .operations import Kind, Op, Operations, same_layout
+from .operations import Kind, Op, Operations
+from .stored import copying_bytes, same_layout
 
 
 def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: bool = False) -> Operations:
@@ -45,7 +46,8 @@ def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: b
         alone = alone and sum(bool(own & set(_of(flow, r))) for r in chosen.values()) == 1
         copied = not alone or not same_layout(result.meta["val"], primal.meta["val"])
         value = result.meta["val"]
-        taken[primal] = workspace[primal] + (value.numel() * value.element_size() if copied else 0)
+        beside = max(workspace[primal], copying_bytes(value, primal.meta["val"])) if copied else workspace[primal]
+        taken[primal] = beside + (value.numel() * value.element_size() if copied else 0)
         consumed = sorted(own) if alone else []
         if readers:
             consumed.append(len(sizes))

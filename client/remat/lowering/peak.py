@@ -143,8 +143,7 @@ def _runs(step: Operations, plan: Plan, measured: Mapping[fx.Node, Measured]) ->
             found += [_kernel(step, op, node, again, late, measured[node]) for node in op.nodes]
         elif op.kind is not Kind.BEFORE_UPDATE:
             needed = op.kind in (Kind.TURN, Kind.ACCUMULATE, Kind.UPDATE, Kind.HALFWAY)
-            takes = step.updates[op.nodes[0]] if op.kind is Kind.UPDATE else 0
-            found.append(_Run(op.reads, op.makes, needed, takes, op.kind))
+            found.append(_Run(op.reads, op.makes, needed, step.takes(op), op.kind))
     return found
 
 

@@ -45,7 +45,8 @@ def region_graph(step: Operations, costs: Mapping[Op, Measured], fixed_bytes: in
         graph,
         op_cost_ns=tuple(costs[op].cost_ns if op.kind is Kind.KERNELS else 0 for op in step.ops),
         op_workspace_bytes=tuple(
-            _inside(step, op) + costs[op].workspace_bytes if op.kind is Kind.KERNELS else 0 for op in step.ops
+            _inside(step, op) + costs[op].workspace_bytes if op.kind is Kind.KERNELS else step.takes(op)
+            for op in step.ops
         ),
         once=tuple(sorted({*graph.once, *once})),
     )
