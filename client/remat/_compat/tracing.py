@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import re
@@ -107,7 +108,16 @@ def checks_as_operators() -> Iterator[None]:
 
 
 class SideEffects(Exception):
-    """The module's code changes Python state that lives on after the call; a graph would not."""
+    """The module's code changes Python state that lives on after the call; a graph would not.
+
+    Attributes:
+        stack: where it first does so, as text; empty where Dynamo did not note it.
+    """
+
+    def __init__(self, sources: Sequence[str], stack: str) -> None:
+        named = [re.sub(r"\._modules\['(.+?)'\]", r".\1", source).replace("L['self']", "self") for source in sources]
+        super().__init__(", ".join(named))
+        self.stack = stack
 
 
 def strict_graph(
@@ -128,10 +138,9 @@ def strict_graph(
     made = graph._dynamo_bytecode_flatten.out
     # left among the globals of the caller's code, it would hold the module and this call's arguments for good
     made.graph_capture_output.f_globals.pop(made.backend_input.backend_id, None)
-    for text in told.side_effects:
-        sources = [part for part in text[text.find("[") + 1 : text.rfind("]")].split(", ") if not _harmless(part)]
-        if sources:
-            raise SideEffects(", ".join(sources))
+    harmful = {source: stack for source, stack in told.side_effects.items() if not _harmless(source)}
+    if harmful:
+        raise SideEffects(list(harmful), next(filter(None, harmful.values()), ""))
     graph.__dict__.pop("forward", None)  # an instance's own, which is traced
     if not isinstance(call, torch.nn.Module):
         for name in CALL_HOOKS:  # they run around a call of the module
@@ -150,11 +159,14 @@ class _Told:
     """
 
     def __init__(self) -> None:
-        self.side_effects: list[str] = []
+        self.side_effects: dict[str, str] = {}  # what is changed → the stack of the first change, or ""
 
     def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
         if "side effects happened" in message:
-            self.side_effects.append(message)
+            stacks = InstructionTranslator.current_tx().output.side_effects.mutation_user_stacks
+            first = {var.source.name: "".join(stacks[var][0].format()) for var in stacks if var.source and stacks[var]}
+            for source in ast.literal_eval(message[message.index("[") :]):
+                self.side_effects[source] = first.get(source, "")
         else:
             warnings.warn(message, *args, **{"stacklevel": 2, **kwargs})
 

@@ -78,7 +78,7 @@ def capture(
     except _compat.SideEffects as error:
         raise CaptureError(
             f"{type(module).__name__} changes Python state when it is called, which a captured step would not repeat: "
-            f"{error}; update buffers in place (self.count.add_(1), not self.count += 1)"
+            f"{error}{_place(error.stack)}; update buffers in place (self.count.add_(1), not self.count += 1)"
         ) from error
     except Exception as error:
         raise CaptureError(
