@@ -256,16 +256,10 @@ def _made(graph: Graph, op: int) -> list[int]:
     return [value for value, maker in enumerate(graph.value_op) if maker == op]
 
 
-def planned_by(planner: GreedyPlanner, model: nn.Module) -> tuple[Any, InductorBackend]:
-    """A model under Inductor by the plans of a planner that is not doubted."""
-    backend = InductorBackend("1GiB", planner, method="auto")
-    return torch.compile(model, backend=backend, fullgraph=True, dynamic=False), backend
-
-
 @pytest.mark.slow
 def test_thrashing_plans_are_not_lowered() -> None:
     """Pitfall: a plan with several times the steps of the graph, which Inductor would compile for minutes."""
-    run, backend = planned_by(Thrasher(), Net())
+    run, backend = compiled(Net(), budget="1GiB", planner=Thrasher())
     with pytest.raises(Exception, match="thrash"):
         run(INPUT)
     assert backend.carried == []
@@ -279,7 +273,7 @@ def test_seeds_are_saved_and_never_drawn_again() -> None:
     """
     model = Net(norm=True)
     plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
-    run, backend = planned_by(TwiceOver(), model)
+    run, backend = compiled(model, budget="1GiB", planner=TwiceOver())
     assert measure.differences(plain, outcome(model, run)) == []
     (carried,) = backend.carried
     drawn = [n for n in (*carried.forward.graph.nodes, *carried.backward.graph.nodes) if _is(n, prims.inductor_seeds)]
@@ -306,7 +300,7 @@ def test_convolutions_sum_in_plain_inductors_order(kind: type[nn.Module]) -> Non
     saved = []
     for share in (slice(0), slice(0, None, 2), slice(1, None, 2)):
         torch._dynamo.reset()
-        run, backend = planned_by(TwiceOver(share), model)
+        run, backend = compiled(model, budget="1GiB", planner=TwiceOver(share))
         assert measure.differences(plain, outcome(model, run, IMAGES)) == []
         (carried,) = backend.carried
         assert peak(model, run, IMAGES) == carried.activation_bytes
@@ -391,7 +385,7 @@ def test_why_not_torchs_own_budget() -> None:
     plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
     other = outcome(model, torch.compile(model, backend=torchs_own, fullgraph=True, dynamic=False))
     assert torch.equal(plain.loss, other.loss)
-    assert not torch.equal(plain.generator, other.generator), "the generator moved on twice"
+    assert "generator cpu" in measure.differences(plain, other), "the generator moved on twice"
     errors = [
         float((other.gradients[name] - gradient).norm() / gradient.norm())
         for name, gradient in plain.gradients.items()
