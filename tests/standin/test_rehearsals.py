@@ -117,7 +117,7 @@ def test_a_chain_reserves_what_its_rehearsal_did(monkeypatch: pytest.MonkeyPatch
 
 def test_the_memory_of_a_rehearsal_may_end() -> None:
     """A budget over what the device has: less is planned for, until the steps fit."""
-    modules, x = [*waves(2), MeanSquare()], rows()
+    modules, x = [*waves(6), MeanSquare()], rows()
     optimizer = torch.optim.SGD([p for module in modules for p in module.parameters()])
     plain = trained(measure.forward_backward(nn.Sequential(*modules), (x,)), optimizer)
     with device.limited(plain - 20 * MIB):
