@@ -134,7 +134,7 @@ def fitted(name: str) -> dict[str, Any]:
     schedule.step = functools.partial(schedule.step, return_outputs=False)
     x = torch.randn(512 * MICROS, 64)
     args, kwargs = (x,) if 0 in numbers else (), {"target": x.clone()} if count - 1 in numbers else {}
-    optimizer = torch.optim.AdamW([p for module in bodies for p in module.parameters()])
+    optimizer = torch.optim.AdamW([p for module in bodies for p in module.parameters()], foreach=True)
     budget = remat.Fraction(1.0)
     plans = remat.optimize_pipeline(
         stages, schedule, args, kwargs, budget=budget, planner="greedy", optimizer=optimizer
