@@ -69,6 +69,8 @@ class EightBit(torch.optim.Optimizer):
         """Add the sign of a coarse momentum."""
         for group in self.param_groups:
             for p in group["params"]:
+                if p.grad is None:
+                    continue
                 state = self.state[p]
                 if not state:
                     state["coarse"] = torch.full_like(p, 128, dtype=torch.uint8)
@@ -153,9 +155,10 @@ class Cycle:
         return self.passes()
 
     def outcome(self) -> Iterator[torch.Tensor]:
-        """Parameters, buffers, averages and the optimizer's state."""
+        """Parameters, buffers, averages and the optimizer's state, which released gradients make in another order."""
         found: list[Any] = [*self.model.state_dict().values(), *self.ema]
-        found += [value for state in self.optimizer.state.values() for value in state.values()]
+        states = [self.optimizer.state[p] for p in self.model.parameters() if p in self.optimizer.state]
+        found += [value for state in states for value in state.values()]
         for value in found:
             yield from (here(t) for t in (value if isinstance(value, list) else [value]) if torch.is_tensor(t))
 

@@ -286,7 +286,7 @@ def part(stage: int, stages: int, batch: int = 512, width: int = 64) -> Any:
             return (y - target).square().mean(), y.detach()
 
     body, x = nn.Sequential(Block(), Block()), torch.ones(batch, width)
-    return (body, (x,)) if stage < stages - 1 else (Last(body), (x,), {"target": x})
+    return (body, (x,)) if stage < stages - 1 else (Last(body), (x,), {"target": x.clone()})
 
 
 @pytest.mark.slow
