@@ -30,8 +30,7 @@ def cli(service: Service, *arguments: str) -> str:
 
 def left(visit: Visit) -> None:
     """Leave, with what the browser itself writes about refusals out of the way."""
-    visit.complaints[:] = [text for text in visit.complaints if "status of 40" not in text]
-    visit.leave()
+    visit.leave(but="status of 40")
 
 
 def plan_of(service: Service, key: str) -> str:

@@ -19,6 +19,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -164,7 +165,8 @@ class _Told:
     def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
         if "side effects happened" in message:
             stacks = InstructionTranslator.current_tx().output.side_effects.mutation_user_stacks
-            first = {var.source.name: "".join(stacks[var][0].format()) for var in stacks if var.source and stacks[var]}
+            named = [v for v in stacks if v.source is not None and not isinstance(v.source, TempLocalSource)]
+            first = {var.source.name: "".join(stacks[var][0].format()) for var in named}
             for source in ast.literal_eval(message[message.index("[") :]):
                 self.side_effects[source] = first.get(source, "")
         else:

@@ -139,7 +139,8 @@ def planning(
 ) -> MakePlan:
     """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
     job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
-    if job.releases and options.mode == "chain":
+    release = job.release  # refuses an optimizer that cannot step for one parameter by itself
+    if release is not None and not release.together and options.mode == "chain":
         raise InvalidData("release_gradients=True needs a captured step, which mode='chain' has not")
     if options.link is not None and options.mode == "chain":
         raise InvalidData("link= is for a captured step: stages with a link are remat.optimize_chain(offload=True)")
