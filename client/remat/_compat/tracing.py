@@ -165,8 +165,8 @@ class _Told:
     def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
         if "side effects happened" in message:
             stacks = InstructionTranslator.current_tx().output.side_effects.mutation_user_stacks
-            named = [v for v in stacks if v.source is not None and not isinstance(v.source, TempLocalSource)]
-            first = {var.source.name: "".join(stacks[var][0].format()) for var in named}
+            named = [(v.source, v) for v in stacks if v.source and not isinstance(v.source, TempLocalSource)]
+            first = {source.name: "".join(stacks[var][0].format()) for source, var in named}
             for source in ast.literal_eval(message[message.index("[") :]):
                 self.side_effects[source] = first.get(source, "")
         else:
