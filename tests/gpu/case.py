@@ -68,7 +68,7 @@ def only_attention(kind: str) -> None:
 
 def main(name: str, into: str) -> int:
     """Run a case and write what it found."""
-    sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service")]
+    sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service", "")]
     if os.environ.get(STAND_IN):
         from standin import device
 

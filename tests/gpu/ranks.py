@@ -83,5 +83,5 @@ def rank(case: str, kind: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service")]
+    sys.path[:0] = [str(ROOT / part) for part in ("tests", "client", "solver", "service", "")]
     print(json.dumps(rank(*sys.argv[1:])), flush=True)

@@ -9,12 +9,12 @@ from benchmarks.harness import native
 HERE = Path(__file__).parent
 
 
-def library() -> Path:
-    """The shared library, built if it is not there.
+def library(folder: Path = HERE) -> Path:
+    """The shared library, built in a folder if it is not there.
 
     Raises:
         RuntimeError: there is no compiler, or it refuses the sources.
     """
     source = HERE / "native" / "standin.cpp"
     headers = sorted(source.parent.glob("*.h"))
-    return native.library(source, HERE, headers, "include/torch/csrc/api/include", ("c10", "torch_cpu"))
+    return native.library(source, folder, headers, "include/torch/csrc/api/include", ("c10", "torch_cpu"))

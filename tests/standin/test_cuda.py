@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -40,14 +42,14 @@ class LibrarysLSTM(nn.LSTM):
 
 
 class Tells(nn.Module):
-    """Notes its input each time that it runs."""
+    """Tells its input each time that it runs; a list of its own would be put back after a second run."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
-        self.seen: list[torch.Tensor] = []
+        self.tell = tell
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(x.detach().clone())
+        self.tell(x.detach().clone())
         return x.square()
 
 
@@ -58,8 +60,8 @@ class Mean(nn.Module):
 
 def runs_of_an_lstm() -> list[torch.Tensor]:
     """What its first run gave, and its second one in the backward pass."""
-    tells = Tells()
-    stages = [nn.Sequential(LibrarysLSTM(8, 2, num_layers=2, dropout=0.5), tells), nn.GELU(), Mean()]
+    seen: list[torch.Tensor] = []
+    stages = [nn.Sequential(LibrarysLSTM(8, 2, num_layers=2, dropout=0.5), Tells(seen.append)), nn.GELU(), Mean()]
     stages = [stage.to(DEVICE) for stage in stages]
     x = numbers(4, 8).to(DEVICE).requires_grad_()
     chain, needs_grad = chain_of(stages, x)
@@ -67,9 +69,9 @@ def runs_of_an_lstm() -> list[torch.Tensor]:
     answer = Answer.of_plan(problem, segments_plan(3, 2), method="given")
     trained = carry_out_chain(stages, problem, answer, needs_grad)
     stages[0](x)  # a step before this one: the state has been seeded, and has moved on
-    tells.seen.clear()
+    seen.clear()
     trained(x).backward()
-    return tells.seen
+    return seen
 
 
 def test_dropout_with_a_state_of_its_own_is_seeded_before_each_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,10 @@ def test_a_thread_starts_on_the_first_device_and_tensors_name_their_own() -> Non
 
 
 def test_it_is_built_or_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "BUILT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(RuntimeError, match="needs a C"):
-        build.library()
+        build.library(tmp_path)
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(RuntimeError, match="failed"):
-        build.library()
+        build.library(tmp_path)
