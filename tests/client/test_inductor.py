@@ -20,6 +20,7 @@ from client.inductor_models import IMAGES, INPUT, Convolutions, Layers, Levels, 
 from remat._compat.inductor import code
 from remat.compile.inductor.backend import NOT_WITH, InductorBackend
 from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.planner import CoordinatedPlanner
 from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, verify
@@ -256,10 +257,15 @@ def _made(graph: Graph, op: int) -> list[int]:
     return [value for value, maker in enumerate(graph.value_op) if maker == op]
 
 
+def planned_by(planner: GreedyPlanner, model: nn.Module) -> tuple[Any, Any]:
+    """A model under Inductor by the plans of a planner that is not doubted."""
+    return compiled(model, budget="1GiB", planner=CoordinatedPlanner(planner, Untimed()))
+
+
 @pytest.mark.slow
 def test_thrashing_plans_are_not_lowered() -> None:
     """Pitfall: a plan with several times the steps of the graph, which Inductor would compile for minutes."""
-    run, backend = compiled(Net(), budget="1GiB", planner=Thrasher())
+    run, backend = planned_by(Thrasher(), Net())
     with pytest.raises(Exception, match="thrash"):
         run(INPUT)
     assert backend.carried == []
@@ -273,7 +279,7 @@ def test_seeds_are_saved_and_never_drawn_again() -> None:
     """
     model = Net(norm=True)
     plain = outcome(model, torch.compile(model, fullgraph=True, dynamic=False))
-    run, backend = compiled(model, budget="1GiB", planner=TwiceOver())
+    run, backend = planned_by(TwiceOver(), model)
     assert measure.differences(plain, outcome(model, run)) == []
     (carried,) = backend.carried
     drawn = [n for n in (*carried.forward.graph.nodes, *carried.backward.graph.nodes) if _is(n, prims.inductor_seeds)]
@@ -300,7 +306,7 @@ def test_convolutions_sum_in_plain_inductors_order(kind: type[nn.Module]) -> Non
     saved = []
     for share in (slice(0), slice(0, None, 2), slice(1, None, 2)):
         torch._dynamo.reset()
-        run, backend = compiled(model, budget="1GiB", planner=TwiceOver(share))
+        run, backend = planned_by(TwiceOver(share), model)
         assert measure.differences(plain, outcome(model, run, IMAGES)) == []
         (carried,) = backend.carried
         assert peak(model, run, IMAGES) == carried.activation_bytes
