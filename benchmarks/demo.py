@@ -80,6 +80,7 @@ def planned(subject: Subject, planner: Planner, time_limit_s: float, report: Cal
         budget=remat.Fraction(0.5),
         planner=planner,
         time_limit_s=time_limit_s,
+        steps=None,  # a solve that ends when it is no longer worth its time is not stored as done
         on_progress=report,
     )
 
