@@ -19,19 +19,13 @@ _MOVES = 32768
 
 
 @dataclass(frozen=True)
-class StagedOptions:
+class StagedOptions(Switches):
     """Which engine solves the integer programs, and which parts of the proof are on; see `remat_solver.staged`.
 
     `memory_bytes`: what each of its two engines may use; 0 means half of what is free, but at least 1 GiB.
     `polish`: whether the local search makes plans of the relaxations' solutions.
     """
 
-    engine: str = "highs"
-    linear: bool = True
-    reruns: bool = True
-    loose: bool = True
-    single: bool = True
-    nested: bool = True
     polish: bool = True
     memory_bytes: int = 0
 
@@ -45,7 +39,6 @@ class StagedOptions:
 
 def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
-    switches = Switches(options.engine, options.linear, options.reruns, options.loose, options.single, options.nested)
     if incumbent.plan is None:
         prove_by_pairs(incumbent)
         if incumbent.stopped():
@@ -53,7 +46,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
     if options.polish:
         compiling()
     polish = polished(incumbent, wait=True) if options.polish else None
-    proof = Proof(incumbent, switches, polish=polish, memory_bytes=options.memory_bytes)
+    proof = Proof(incumbent, options, polish=polish, memory_bytes=options.memory_bytes)
     proof.run()
     if proof.out_of_memory:
         incumbent.stop_for("memory")
