@@ -59,32 +59,14 @@ def solve(
         InvalidPlan: `start` is not valid for the problem.
     """
     chosen = method_named(method)
-    if time_limit_s is not None and not (math.isfinite(time_limit_s) and time_limit_s > 0):
-        raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
-    if steps is not None and steps < 1:
-        raise InvalidData(f"steps must be at least 1, or None, not {steps}", "/steps")
-    if not 0 <= max_gap < 1:
-        raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
+    _in_range(time_limit_s, max_gap, steps)
     chosen_options = chosen.read_options(options)
     runner = runner_of(chosen, problem)
     incumbent = Incumbent(
         problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify, steps if max_gap else None
     )
 
-    least_bytes, who = least_need(problem.subject)
-    incumbent.needs_at_least(least_bytes)
-    capacity = problem.capacity_bytes
-    if least_bytes > capacity:
-        impossible = None
-        if certifiable(problem.subject):
-            least = pair_need(graph_of_subject(problem)).least_bytes
-            incumbent.needs_at_least(least)
-            impossible = pair_proof(replace(problem, budget_bytes=least - 1)) if certify else None
-        incumbent.suffices(known_budget(problem.subject))
-        incumbent.prove_infeasible(
-            f"No plan fits: {who} alone needs {least_bytes} bytes, and the budget is {capacity}.",
-            proof=impossible,
-        )
+    if _hopeless(incumbent):
         return checked(problem, incumbent.answer(method))
     if start is not None:
         incumbent.offer(start, "start")
@@ -96,6 +78,35 @@ def solve(
         runner(incumbent, chosen_options)
     incumbent.stopped()  # notes which limit, if any, has been reached by now
     return checked(problem, incumbent.answer(method))
+
+
+def _in_range(time_limit_s: float | None, max_gap: float, steps: int | None) -> None:
+    if time_limit_s is not None and not (math.isfinite(time_limit_s) and time_limit_s > 0):
+        raise InvalidData(f"time_limit_s must be a positive number, not {time_limit_s}", "/time_limit_s")
+    if steps is not None and steps < 1:
+        raise InvalidData(f"steps must be at least 1, or None, not {steps}", "/steps")
+    if not 0 <= max_gap < 1:
+        raise InvalidData(f"max_gap must be at least 0 and below 1, not {max_gap}", "/max_gap")
+
+
+def _hopeless(incumbent: Incumbent) -> bool:
+    """Whether a single op needs more than the budget; then the incumbent knows that no plan fits, and why."""
+    problem = incumbent.problem
+    needed, who = least_need(problem.subject)
+    incumbent.needs_at_least(needed)
+    if needed <= problem.capacity_bytes:
+        return False
+    impossible = None
+    if certifiable(problem.subject):
+        least = pair_need(graph_of_subject(problem)).least_bytes
+        incumbent.needs_at_least(least)
+        impossible = pair_proof(replace(problem, budget_bytes=least - 1)) if incumbent.certifies else None
+    incumbent.suffices(known_budget(problem.subject))
+    incumbent.prove_infeasible(
+        f"No plan fits: {who} alone needs {needed} bytes, and the budget is {problem.capacity_bytes}.",
+        proof=impossible,
+    )
+    return True
 
 
 def _carry(incumbent: Incumbent, proof: Proof) -> None:

@@ -71,22 +71,14 @@ def explain(
         CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
     """
     asking = solve_options(explain, TrainingFields, options, fields)
-    known = model if isinstance(model, Rematerialized) else enabled_plans(model)
-    if known is not None:
+    trained = model if isinstance(model, Rematerialized) else enabled_plans(model)
+    if trained is not None:
         if asking != DEFAULT or budget is not None:
             raise InvalidData(
-                f"this {type(known.original).__name__} has a budget and options already, by which its plans are made: "
-                "leave them out of explain, or call remat.disable first"
+                f"this {type(trained.original).__name__} has a budget and options already, by which its plans are "
+                "made: leave them out of explain, or call remat.disable first"
             )
-        trained = known
-        args, kwargs = example_call(example_args, example_kwargs)
-        if args or kwargs:
-            trained.plan_for(args, kwargs)
-        elif not trained.plans and not trained.chains:
-            raise InvalidData(
-                f"this {type(trained.original).__name__} has no plan before its first step: train one, or give explain "
-                "one call of it, such as remat.explain(model, x)"
-            )
+        _plan_the_example(trained, *example_call(example_args, example_kwargs))
     elif budget is None:
         raise InvalidData(
             "explain takes what remat.optimize returned or remat.enable took, or a module, one call of it and a budget"
@@ -103,16 +95,29 @@ def explain(
             on_progress=on_progress,
             options=asking,
         )
+    return _explanation(trained, depth, rows)
+
+
+def _plan_the_example(trained: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    if args or kwargs:
+        trained.plan_for(args, kwargs)
+    elif not trained.plans and not trained.chains:
+        raise InvalidData(
+            f"this {type(trained.original).__name__} has no plan before its first step: train one, or give explain one "
+            "call of it, such as remat.explain(model, x)"
+        )
+
+
+def _explanation(trained: Rematerialized, depth: int, rows: int) -> Explanation:
+    plans = tuple(planned for planned in trained.plans.values() if planned is not None)
     parts = [
         "\n".join(filter(None, (explain_plan(planned, depth, rows), summary(trained.peaks, planned))))
-        for planned in trained.plans.values()
-        if planned is not None
+        for planned in plans
     ]
     parts += [explain_chain(chain) for chain in trained.chains.values()]
-    unplanned = sum(planned is None for planned in trained.plans.values())
+    unplanned = len(trained.plans) - len(plans)
     if unplanned:
         parts.append(f"{unplanned} kinds of calls run without a plan.")
-    plans = tuple(planned for planned in trained.plans.values() if planned is not None)
     return Explanation("\n\n".join(parts), plans)
 
 
