@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +24,16 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> DiskProfiles:
     """What the kernels of one module's tests cost, measured once."""
     return DiskProfiles(tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture
+def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No compilation of another test is seen, and only one compiler runs at once."""
+    import torch
+    import torch._inductor.config as config
+
+    torch._dynamo.reset()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with config.patch(compile_threads=1):
+        yield
+    torch._dynamo.reset()

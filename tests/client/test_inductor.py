@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,19 +27,8 @@ from remat_ir import Answer, Compute, Free, Graph, InvalidData, Plan, Problem, v
 prims = torch.ops.prims
 TIGHT = remat.Fraction(0.75)
 
-pytestmark = pytest.mark.timeout(900)  # each compiles with g++, which a busy machine does slowly
-
-
-@pytest.fixture(autouse=True)
-def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No compilation of another test is seen, and only one compiler runs at once."""
-    import torch._inductor.config as config
-
-    torch._dynamo.reset()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with config.patch(compile_threads=1):
-        yield
-    torch._dynamo.reset()
+# each compiles with g++, which a busy machine does slowly
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("own_caches")]
 
 
 def outcome(model: nn.Module, run: Any, batch: torch.Tensor = INPUT) -> measure.Outcome:
