@@ -12,19 +12,15 @@ import torch.distributed as dist
 
 from remat_ir import InvalidData
 
-from .. import _compat
 from ..capture.call import example_call
-from ..capture.dataflow import tensors
 from ..capture.operations import check_functional
-from ..device import storage_bytes
 from ..distributed.ranks import RankPlanner, Ranks
 from ..planning.budget import Budget, UnitBytes, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
-from ..profiling.fixed import all_gradients, resident
 from ..training.job import Job
 from ..units.units import EACH, undisturbed
-from .search import Search
+from .search import Picked, Search
 
 log = logging.getLogger("remat")
 
@@ -36,6 +32,8 @@ class PipelinePlans:
     Attributes:
         stages: by number, this rank's alone.
         budget_bytes, predicted_bytes, measured_bytes: of a step of the schedule, fixed bytes included.
+        reserved_bytes: the most that torch's allocator reserves for training by the plans, as some steps did, where the
+            budget was one of a device's bytes; else None.
         fixed_bytes: parameters, buffers, inputs, the pipeline's own buffers, optimizer state, EMA copies.
         update_peak_bytes: predicted while the optimizer steps: fixed bytes, gradients, outputs, the step's temporaries.
         makespan_ns, plain_makespan_ns: of a step by these plans, and by plain ones if these fitted.
@@ -51,6 +49,7 @@ class PipelinePlans:
     makespan_ns: int
     plain_makespan_ns: int
     bound_ns: int
+    reserved_bytes: int | None = None
 
     @property
     def overhead(self) -> float:
@@ -58,10 +57,11 @@ class PipelinePlans:
         return self.makespan_ns / max(1, self.plain_makespan_ns) - 1
 
     def __str__(self) -> str:
+        reserved = "" if self.reserved_bytes is None else f", {readable(self.reserved_bytes)} reserved"
         return (
             f"stages {', '.join(map(str, self.stages))} within {readable(self.budget_bytes)}: peak "
-            f"{readable(self.predicted_bytes)} predicted, {readable(self.measured_bytes)} measured; the pipeline's "
-            f"makespan is {100 * self.overhead:.1f} % over plain"
+            f"{readable(self.predicted_bytes)} predicted, {readable(self.measured_bytes)} measured{reserved}; the "
+            f"pipeline's makespan is {100 * self.overhead:.1f} % over plain"
         )
 
 
@@ -93,7 +93,8 @@ def optimize_pipeline(
         example_args, example_kwargs: one batch, as this rank gives it to `schedule.step`: inputs on the first stage's
             rank, `target=` on the last one's.
         budget: of this rank, as for `remat.optimize`; a fraction is one of what the rank needs without a plan besides
-            the fixed bytes, with this schedule.
+            the fixed bytes, with this schedule. Bytes of an accelerator are those that its driver has to give: three
+            more steps show what is reserved.
         planner: as for `remat.optimize`; each rank asks for its own stages.
         optimizer, ema: of this rank's parameters, as for `remat.optimize`.
         options, fields: as for `remat.optimize_units`.
@@ -106,47 +107,20 @@ def optimize_pipeline(
         RuntimeError: torch.distributed is not initialized, or remat is enabled on a stage already.
     """
     asking = solve_options(optimize_pipeline, StepFields, options, fields, default=EACH)
-    check_functional(asking.functional_ops)
-    if asking.link is not None:
-        raise InvalidData("optimize_pipeline looks for plans that move nothing to the host: leave link= out")
-    budget = read_budget(budget)
-    if isinstance(budget, UnitBytes):
-        raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
-    if isinstance(planner, RankPlanner):
-        raise InvalidData("the ranks of a pipeline run stages of their own: give planner= what RankPlanner was given")
+    budget = _checked(asking, budget, planner)
     own = _stages(stages)
     if not dist.is_initialized():
         raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
     job = Job(optimizer, ema)
     args, kwargs = example_call(example_args, example_kwargs)
-    ranks = Ranks(own[0].group)
-    search = Search(own, schedule, planner_for(planner), asking, ranks)
-    left = 0
-
-    def fixed() -> int:
-        nonlocal left
-        left = _bytes(tensors([stage.output_chunks for stage in own])) + all_gradients(search.model)
-        parts = {**resident(search.model, (args, kwargs), {}), **job.fixed(search.model)}
-        beside = _bytes(_buffers(own), tensors((args, kwargs)))
-        return sum(size for name, size in parts.items() if name != "gradients") + beside
-
+    search = Search(own, schedule, planner_for(planner), asking, job, Ranks(own[0].group))
     try:
         with undisturbed(search.model):
-            picked = search.run(lambda: schedule.step(*args, **kwargs), budget, fixed)
+            picked = search.run(lambda: schedule.step(*args, **kwargs), budget, (args, kwargs))
     except BaseException:
         search.undo()
         raise
-    plans = PipelinePlans(
-        stages={stage.stage_index: p.size for stage, p in zip(search.stages, picked.points, strict=True)},
-        budget_bytes=search.fixed_bytes + picked.allowed,
-        predicted_bytes=search.fixed_bytes + picked.predicted,
-        measured_bytes=search.fixed_bytes + picked.measured,
-        fixed_bytes=search.fixed_bytes,
-        update_peak_bytes=search.fixed_bytes + left + job.update().temporaries_bytes,
-        makespan_ns=picked.choice.makespan_ns,
-        plain_makespan_ns=picked.plain_ns,
-        bound_ns=picked.choice.bound_ns,
-    )
+    plans = _plans(search, picked)
     over = plans.update_peak_bytes - plans.budget_bytes
     if job.optimizer is not None and over > 0:
         log.warning(
@@ -156,6 +130,41 @@ def optimize_pipeline(
             job.advice(over),
         )
     return plans
+
+
+def _checked(asking: SolveOptions, budget: Budget, planner: Any) -> Budget:
+    """The budget of a rank, once what is asked for is known to be what a pipeline takes.
+
+    Raises:
+        InvalidData: it is not.
+    """
+    check_functional(asking.functional_ops)
+    if asking.link is not None:
+        raise InvalidData("optimize_pipeline looks for plans that move nothing to the host: leave link= out")
+    budget = read_budget(budget)
+    if isinstance(budget, UnitBytes):
+        raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
+    if isinstance(planner, RankPlanner):
+        raise InvalidData("the ranks of a pipeline run stages of their own: give planner= what RankPlanner was given")
+    return budget
+
+
+def _plans(search: Search, picked: Picked) -> PipelinePlans:
+    """What a search ended with, with all that is there throughout."""
+    fixed = search.standing.fixed_bytes
+    update = fixed + search.standing.left_bytes + search.job.update().temporaries_bytes
+    return PipelinePlans(
+        stages={stage.stage_index: p.size for stage, p in zip(search.stages, picked.points, strict=True)},
+        budget_bytes=fixed + picked.allowed,
+        predicted_bytes=fixed + picked.predicted,
+        measured_bytes=fixed + picked.measured,
+        fixed_bytes=fixed,
+        update_peak_bytes=update,
+        makespan_ns=picked.choice.makespan_ns,
+        plain_makespan_ns=picked.plain_ns,
+        bound_ns=picked.choice.bound_ns,
+        reserved_bytes=picked.reserved,
+    )
 
 
 def _stages(stages: Any) -> list[Any]:
@@ -171,15 +180,3 @@ def _stages(stages: Any) -> list[Any]:
     if not own:
         raise InvalidData("there are no stages to plan")
     return own
-
-
-def _bytes(found: Iterable[Any], seen: Iterable[torch.Tensor] = ()) -> int:
-    """Of the storages of tensors, but for those that were seen."""
-    sizes = {_compat.storage_key(t): storage_bytes(t) for t in found if isinstance(t, torch.Tensor)}
-    return sum(sizes[key] for key in set(sizes) - {_compat.storage_key(t) for t in seen})
-
-
-def _buffers(stages: Sequence[Any]) -> list[Any]:
-    """What the stages receive into, which stays from step to step."""
-    infos = [one for s in stages for one in (*s.args_recv_info.values(), *s.grad_recv_info.values())]
-    return [getattr(info, "buffer", None) for one in infos for info in one]

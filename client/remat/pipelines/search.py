@@ -19,21 +19,27 @@ from torch.nn.parallel import DistributedDataParallel
 from remat_ir import Answer, InvalidData, Status, plain_plan
 from remat_ir.greedy import checkpointed
 
+from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks
 from ..distributed.refused import fsdp_module
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.budget import Budget, readable
+from ..planning.coordinator import OneProcess
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
+from ..profiling.room import ATTEMPTS, STEPS, Room, rehearsed
 from ..training.enable import disable
 from ..training.halves import Halves
+from ..training.job import Job
 from ..training.planned import Planned
+from ..units.allot import Option
 from ..units.curve import Point, curve, point_of, solved
-from ..units.split import MOST_TRIES, allowed_bytes
+from ..units.split import allowed_bytes
 from ..units.trial import Trace
 from ..units.unit import Unit
 from .choice import Choice, Combination, Place, choose, combinations, least_budget, peak_of, places_of, room, times_of
 from .schedule import Run, Timeline, Times, actions_of, in_halves, residency
+from .standing import Standing, standing
 
 log = logging.getLogger("remat")
 
@@ -48,16 +54,26 @@ class Picked:
     measured: int
     choice: Choice
     plain_ns: int
+    reserved: int | None
 
 
 class Search:
     """The stages of one rank, and what the ranks agree on."""
 
+    standing: Standing
+    room: Room
+
     def __init__(
-        self, stages: Sequence[Any], schedule: Any, planner: CoordinatedPlanner, asking: SolveOptions, ranks: Ranks
+        self,
+        stages: Sequence[Any],
+        schedule: Any,
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        job: Job,
+        ranks: Ranks,
     ) -> None:
         self.stages = sorted(stages, key=lambda stage: stage.stage_index)
-        self.planner, self.asking, self.ranks = planner, asking, ranks
+        self.planner, self.asking, self.job, self.ranks = planner, asking, job, ranks
         runs = actions_of(schedule)
         self.timeline = Timeline(runs)
         self.numbers = [sorted({run.stage for run in own}) for own in runs]
@@ -95,38 +111,81 @@ class Search:
             stage.dw_builder = halves.builder
         return unit
 
-    def run(self, step: Callable[[], Any], budget: Budget, fixed: Callable[[], int]) -> Picked:
+    def run(self, step: Callable[[], Any], budget: Budget, given: Any) -> Picked:
         """Trial, curves, choice and check; see `optimize_pipeline`."""
         step()  # captures each stage in its call, and makes what first steps make
         self.ranks.gather(self._captured)
         least = [point_of(u.step, checkpointed(u.step.graph)) for u in self.units if u.step]
         plain = [point_of(u.step, plain_plan(u.step.graph)) for u in self.units if u.step]
         _, places = self._watched(step, [unit.first for unit in self.units], least)
-        here = fixed()
-        self.fixed_bytes = here
-        allowed = allowed_bytes(budget, self.asking.slack, here, peak_of(places, [p.option for p in plain]))
-        plain_ns = self.timeline.makespan_ns(self._gathered_times(plain))
+        self.standing = standing(self.stages, self.model, self.job, given)
+        allowed = self._allowed(budget, peak_of(places, [p.option for p in plain]))
+        self.plain_ns = self.timeline.makespan_ns(self._gathered_times(plain))
         self.points = [
             curve(u.step, ends) for u, ends in zip(self.units, zip(least, plain, strict=True), strict=True) if u.step
         ]
-        for _ in range(MOST_TRIES):
+        return self._settled(step, places, allowed)
+
+    def _allowed(self, budget: Budget, plain: int) -> int:
+        """The bytes above the fixed ones that a budget leaves; on an accelerator, what others take is not there."""
+        self._clear()  # what is there now is then what is there throughout
+        self.room = Room(self.device, budget, self.asking.slack, OneProcess())
+        fixed, absent = self.standing.fixed_bytes, sum(self.job.blocks().state)
+        allowed = allowed_bytes(budget, self.asking.slack, fixed, plain)
+        return self.room.left(fixed + allowed, fixed - absent) - fixed
+
+    def _settled(self, step: Callable[[], Any], places: Sequence[Place], allowed: int) -> Picked:
+        """Picks that hold in real steps: what is over in one counts for the next ones."""
+        rehearses = self.ranks.most([int(self.room.budget is not None)]) == [1]
+        here = self.standing.fixed_bytes
+        for attempt in range(ATTEMPTS):
             points, choice = self._picked(places, allowed)
             planned = [unit.carried_out(p.size, p.plan) for unit, p in zip(self.units, points, strict=True)]
             predicted = peak_of(places, [p.option for p in points])
             measured, seen = self._watched(step, planned, points)
             log.info("pipeline: peak %s predicted, %s measured", readable(here + predicted), readable(here + measured))
-            if self.ranks.all_equal(measured <= allowed):
-                for unit, point, made in zip(self.units, points, planned, strict=True):
-                    unit.run_by(made)
+            for unit, made in zip(self.units, planned, strict=True):
+                unit.run_by(made)
+            holds = self.ranks.all_equal(measured <= allowed)
+            over = self._over(step) if holds and rehearses else 0
+            (worst,) = self.ranks.most([over])
+            if holds and not worst:
+                for unit, point in zip(self.units, points, strict=True):
                     unit.size = point.size
-                return Picked(points, allowed, predicted, measured, choice, plain_ns)
-            rest = {place[:3]: place for place in places}
-            places = [max(place, rest[place[:3]], key=lambda p: p.rest_bytes) for place in seen]
+                return Picked(points, allowed, predicted, measured, choice, self.plain_ns, self.room.seen)
+            places = _more(places, seen)
+            least = least_budget(places, self._options())
+            if self.ranks.most([int(over > 0 and allowed <= least)]) == [1]:
+                break
+            if over:  # as `lowered` does it, but for no less than some choice fits
+                allowed = max(least, min(allowed, predicted) - (over << attempt))
         raise NothingFound(
             f"a budget is exceeded in a real step whatever is picked; on this rank {readable(here + measured)} was "
-            f"needed of {readable(here + allowed)}, the last time",
+            f"needed of {readable(here + allowed)} and {readable(over)} too much reserved, the last time",
             _no_answer(here + allowed),
         )
+
+    def _over(self, step: Callable[[], Any]) -> int:
+        """By how many bytes more than this rank's budget some real steps reserve, which all ranks run."""
+        device = self.room.device
+        if self.room.budget is None or device is None:
+            for _ in range(STEPS):
+                step()
+                self.model.zero_grad()
+            return 0
+
+        def reserved() -> int:
+            try:
+                return rehearsed(device, step, self.job.blocks(), self.model.zero_grad)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise  # the other ranks wait within the schedule: nothing can be tried again
+                raise NothingFound(
+                    f"{device.device} ran out of memory while plans were rehearsed: give a smaller budget",
+                    _no_answer(self.room.budget or 0),
+                ) from error
+
+        return self.room.over_here(reserved)
 
     def undo(self) -> None:
         """Let the stages run as they did before."""
@@ -183,21 +242,25 @@ class Search:
     def _chosen(self, places: Sequence[Place], allowed: int) -> tuple[list[Point], Choice]:
         for index, points in enumerate(self.points):  # many bounds lead to one plan
             self.points[index] = list({point.option: point for point in points}.values())
-        options = [[point.option for point in points] for points in self.points]
+        options = self._options()
         found = combinations(places, options, allowed)
         least = 0 if found else least_budget(places, options)
-        told = self.ranks.gather(lambda: ([c.times for c in found], least, self.fixed_bytes))
+        told = self.ranks.gather(lambda: ([c.times for c in found], least, self.standing.fixed_bytes))
         for rank, (times, need, fixed) in enumerate(told):
             if not times:
                 raise BudgetTooSmall(
                     f"no choice of plans fits the budget of rank {rank}; {fixed + need} bytes are known to do there, "
                     f"of which {readable(fixed)} are fixed",
-                    _no_answer(self.fixed_bytes + allowed),
+                    _no_answer(self.standing.fixed_bytes + allowed),
                 )
         ranks = [[Combination(tuple(Times(*t) for t in one), ()) for one in times] for times, _, _ in told]
         choice = Choice(*self.ranks.share(lambda: list(choose(self.timeline, self.numbers, ranks))))
         mine = found[choice.taken[self.stages[0].group_rank]].chosen
         return [points[index] for points, index in zip(self.points, mine, strict=True)], choice
+
+    def _options(self) -> list[list[Option]]:
+        """[stages] of all known plans, what each comes to."""
+        return [[point.option for point in points] for points in self.points]
 
     def _gathered_times(self, points: Sequence[Point]) -> list[Times]:
         """[stages] of all ranks, by these plans."""
@@ -207,6 +270,12 @@ class Search:
             for number, one in zip(numbers, times, strict=True):
                 found[number] = Times(*one)
         return found
+
+
+def _more(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:
+    """What either of two steps needed."""
+    rest = {place[:3]: place for place in some}
+    return [max(place, rest[place[:3]], key=lambda p: p.rest_bytes) for place in others]
 
 
 def _no_answer(budget: int) -> Answer:
