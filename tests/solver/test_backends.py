@@ -106,6 +106,18 @@ def test_a_turn_ends_an_integer_program_and_a_tree(engines: dict[str, Engine]) -
     assert grown[2].bound >= grown[1].bound
 
 
+def test_a_cut_closes_what_a_point_lacks_a_hundredth_of(engines: dict[str, Engine]) -> None:
+    """Equal blocks of which almost one more would fit: without a cut there are leaves for most choices of blocks."""
+    factor = np.array([2.0**-20])
+    program = _knapsack([1.0] * 12 + [2.0], 6 - 5000 * factor[0])
+    cutoff = 5 * float(program.cost[0])
+    found = engines["highs"].tree(program, cutoff=cutoff, deadline=Deadline(60), stopped=None, factor=factor)
+    assert found.tree is not None
+    assert found.tree.cuts
+    assert found.bound == pytest.approx(cutoff, rel=1e-5)
+    assert len(found.tree.leaf_start) < 50
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_takes_a_start(engines: dict[str, Engine], name: str) -> None:
     program = next(p for p in map(random_program, range(9)) if brute_optimum(p) is not None)

@@ -33,12 +33,12 @@ _FINE = 2.0**12
 _LARGEST = 2.0**46
 _COEFFICIENT = 2**20
 """Cuts are rounded to coefficients of this size, so that cuts from cuts keep to whole numbers of some fifty bits."""
-_LEAST_FRACTION = 0.02
+_LEAST_FRACTION = 1e-4
 _EFFICACY = 1e-3
 """By how much, in Euclidean distance, a point must break a cut."""
 _PARALLEL = 0.9
 _TABLEAU_ROWS, _DIVISORS, _MOST_CUTS = 100, 6, 80
-_FRACTIONAL = 0.01
+_FRACTIONAL = 1e-3
 _HIGH = 0.5
 """Columns above this are taken as 1 − x."""
 

@@ -265,18 +265,28 @@ class Proof:
         if self._enough():
             # of these rows that is to be certified, not of more
             return True
-        if turn is not None and not self.out_of_memory and outcome.status != "optimal":
+        unsolved = turn is not None and not self.out_of_memory and outcome.status != "optimal"
+        if unsolved and not self._short(outcome):
             return None
         if self.out_of_memory or outcome.x is None:
             return False
         run = self._trace(round_, outcome.x)
         if self._offer(run):
+            if unsolved:
+                return None
             # the program was solved as far as asked for: if that left a gap on purpose, it is now closed
             closed, self._far = not self._far, False
             return not closed
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self.apart.refine(round_, outcome.x, run)
+        return self.apart.refine(round_, outcome.x, run) or (None if unsolved else False)
+
+    def _short(self, outcome: Outcome) -> bool:
+        """Whether a point costs less than the bound that is wanted: by these rows alone it cannot be proved."""
+        cost, total = self.incumbent.cost_ns, int(self.view.cost.sum())
+        if outcome.x is None or cost is None:
+            return False
+        return total + outcome.objective * self.apart.scale.cost_ns < (1 - self.incumbent.max_gap) * cost
 
     def _write(self, *, whole: bool) -> Round:
         """The program of a round, a linear or an integer one."""
