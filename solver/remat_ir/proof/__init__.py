@@ -1,9 +1,10 @@
 """Certificates: a proof of a bound, or that no plan fits, as data that plain Python checks in whole numbers."""
 
 from .carry import carried
-from .certificate import Branch, Leaf, PairProof, Proof, StageProof, read_proof
-from .check import Proved, certifiable, graph_of_subject, prove
+from .certificate import Branch, Leaf, PairProof, Proof, StageProof, WindowProof, read_proof
+from .check import Proved, certifiable, graph_of_subject
 from .pairs import certain_need
+from .proved import prove
 from .rows import InvalidProof
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Proof",
     "Proved",
     "StageProof",
+    "WindowProof",
     "carried",
     "certain_need",
     "certifiable",

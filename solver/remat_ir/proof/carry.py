@@ -22,10 +22,11 @@ from ..digest import problem_digest
 from ..graph import Graph
 from ..problem import Problem
 from ..read import LARGEST_INTEGER
-from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof
+from .certificate import Branch, Column, Leaf, PairProof, Proof, Row, StageProof, WindowProof
 from .check import graph_of_subject, inequality, leaf_bound, prove_stages, relaxation_of
 from .rounding import KIND, Rounding, summed
 from .rows import Inequality, InvalidProof, Relaxation
+from .windows import Windows
 
 _FINEST = 2**20
 """Scaled multipliers are rounded down to this fraction of the denominator that they had, at the finest."""
@@ -41,12 +42,24 @@ def carried(proof: Proof, problem: Problem) -> Proof:
         return replace(proof, digest=problem_digest(problem))
     graph = graph_of_subject(problem)
     capacity = problem.budget_bytes - graph.fixed_bytes
+    digest = problem_digest(problem)
+    if isinstance(proof, WindowProof):
+        on = Windows(graph, capacity, proof.turn, proof.firsts, proof.laters, proof.small_bytes)
+        parts = list(proof.parts)
+        first = {part: window for *window, part in reversed(proof.windows) if 0 <= part < len(parts)}
+        for part, window in first.items():
+            parts[part] = _best_rewritten(on.window(*window), capacity, parts[part])
+        return replace(proof, digest=digest, parts=tuple(replace(part, digest=digest) for part in parts))
+    return replace(_best_rewritten(graph, capacity, proof), digest=digest)
+
+
+def _best_rewritten(graph: Graph, capacity: int, proof: StageProof) -> StageProof:
     found = _rewritten(graph, capacity, proof, anew=False)
     if any(row[0] == KIND for row in proof.rows):
         other = _rewritten(graph, capacity, proof, anew=True)
         if _bound(graph, capacity, other) > _bound(graph, capacity, found):
             found = other
-    return replace(found, digest=problem_digest(problem))
+    return found
 
 
 def _bound(graph: Graph, capacity: int, proof: StageProof) -> float:

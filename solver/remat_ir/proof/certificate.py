@@ -16,6 +16,8 @@ MOST_NUMBERS = 4_000_000
 """Integers in all rows and leaves of a certificate together."""
 MOST_CUTS = 10_000
 MOST_PAIRS = 4_000_000
+MOST_PARTS = 1_000
+MOST_WINDOWS = 100_000
 
 Row: TypeAlias = tuple[str | int, ...]
 """The kind of a row, then the numbers that say which one; see `rows.KINDS` and `rounding`."""
@@ -94,7 +96,45 @@ class PairProof:
         return {"format": FORMAT, "by": "pairs", "problem": self.digest, "op": self.op, "pairs": pairs}
 
 
-Proof: TypeAlias = StageProof | PairProof
+@dataclass(frozen=True)
+class WindowProof:
+    """A bound by windows of a deep network, each with a certificate of its own; see `windows`.
+
+    Attributes:
+        digest: of the problem that it is about.
+        turn: the op at whose first computation little fits.
+        firsts: [segments + 1] the first op before the turn of each segment, and where the last one ends, ascending.
+        laters: [segments + 1] segment i has the ops laters[i + 1] … laters[i] − 1 after the turn, descending.
+        small_bytes: values of at most so many bytes count as held.
+        parts: certificates of windows as graphs, under the problem's capacity; their digest is the problem's.
+        windows: (start, end, spare, part): what a part proves of segments start … end − 1 of which no more than `spare`
+            bytes are held at the turn; more than 0 for single segments alone.
+    """
+
+    digest: str
+    turn: int
+    firsts: tuple[int, ...]
+    laters: tuple[int, ...]
+    small_bytes: int
+    parts: tuple[StageProof, ...]
+    windows: tuple[tuple[int, int, int, int], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `remat-proof/1` object."""
+        return {
+            "format": FORMAT,
+            "by": "windows",
+            "problem": self.digest,
+            "turn": self.turn,
+            "firsts": list(self.firsts),
+            "laters": list(self.laters),
+            "small_bytes": self.small_bytes,
+            "parts": [part.to_json() for part in self.parts],
+            "windows": [list(window) for window in self.windows],
+        }
+
+
+Proof: TypeAlias = StageProof | PairProof | WindowProof
 
 
 def read_proof(data: object) -> Proof:
@@ -109,10 +149,39 @@ def read_proof(data: object) -> Proof:
         found = members(data, "proof", required=("by", "problem", "op", "pairs"), format_name=FORMAT)
         pairs = _pairs(found["pairs"], "pairs", "/pairs", MOST_PAIRS)
         return PairProof(_digest(found["problem"]), integer(found["op"], "op", "/op"), pairs)
+    if isinstance(data, dict) and data.get("by") == "windows":
+        return _read_windows(data)
+    return _read_stages(data)
+
+
+def _read_windows(data: dict[str, Any]) -> WindowProof:
+    required = ("by", "problem", "turn", "firsts", "laters", "small_bytes", "parts", "windows")
+    found = members(data, "proof", required=required, format_name=FORMAT)
+    parts = array(found["parts"], "parts", "/parts", MOST_PARTS)
+    windows = array(found["windows"], "windows", "/windows", MOST_WINDOWS)
+    return WindowProof(
+        digest=_digest(found["problem"]),
+        turn=integer(found["turn"], "turn", "/turn"),
+        firsts=integers(found["firsts"], "firsts", "/firsts", MOST_CUTS),
+        laters=integers(found["laters"], "laters", "/laters", MOST_CUTS),
+        small_bytes=integer(found["small_bytes"], "small_bytes", "/small_bytes"),
+        parts=tuple(_read_stages(part) for part in parts),
+        windows=tuple(_window(window, i) for i, window in enumerate(windows)),
+    )
+
+
+def _window(data: object, i: int) -> tuple[int, int, int, int]:
+    numbers = integers(data, f"windows[{i}]", f"/windows/{i}", 4)
+    if len(numbers) != 4:
+        raise InvalidData(f"windows[{i}] must have four entries", f"/windows/{i}")
+    return numbers[0], numbers[1], numbers[2], numbers[3]
+
+
+def _read_stages(data: object) -> StageProof:
     required = ("by", "problem", "cuts", "spans", "rows", "denominator", "nodes")
     found = members(data, "proof", required=required, format_name=FORMAT)
     if found["by"] != "stages":
-        raise InvalidData("proof: by must be 'stages' or 'pairs'", "/by")
+        raise InvalidData("proof: by must be 'stages', 'pairs' or 'windows'", "/by")
     rows = array(found["rows"], "rows", "/rows", MOST_ROWS)
     nodes = array(found["nodes"], "nodes", "/nodes", MOST_NODES)
     _few(rows, lambda row: len(row), "/rows")

@@ -67,6 +67,7 @@ class Relaxation:
         self._reach()
         self._resident: dict[int, list[tuple[int, Quantity]]] = {}
         self._terms = 0
+        self.most_terms = MOST_TERMS
 
     def _reach(self) -> None:
         """The last stage that holding a value, or recomputing an op, can be of use for (P1)."""
@@ -160,8 +161,8 @@ class Relaxation:
             InvalidProof: it is too much together.
         """
         self._terms += terms
-        if self._terms > MOST_TERMS:
-            raise InvalidProof(f"the rows have more than {MOST_TERMS} terms")
+        if self._terms > self.most_terms:
+            raise InvalidProof(f"the rows have more than {self.most_terms} terms")
 
     def _op(self, op: int) -> int:
         if not 0 <= op < self.graph.ops:

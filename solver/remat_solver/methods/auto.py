@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
-from remat_ir import Chain, Graph, Plan, plain_peak, plain_plan
+from remat_ir import Chain, Graph, Plan, Problem, plain_peak, plain_plan
 from remat_ir.greedy import least_memory
+from remat_ir.proof import StageProof
 
 from ..backends import Engine, check_memory
 from ..beside import Beside
 from ..blocks import plans_by_blocks
 from ..certify.pairs import prove_by_pairs
+from ..certify.windows import prove_by_windows
+from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
@@ -31,6 +35,8 @@ _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
 _TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 1.0, 10.0, 0.2
 """Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
+_WINDOW_GAP, _WINDOW_MOVES = 0.005, 50_000
+"""The gap at which the proof of a window may end, and the moves of the search before it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
             compiling()
         search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed)) if options.search else None
         try:
-            if options.proof:
+            if engine is not None:
+                prove_by_windows(incumbent, partial(_window_bound, incumbent, engine, options.seed))
                 Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
                 if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
                     # the search looks nowhere else, or would never end
@@ -108,6 +115,19 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         finally:
             if search is not None:
                 search.join()
+
+
+def _window_bound(
+    incumbent: Incumbent, engine: Engine, seed: int, problem: Problem, until: Deadline
+) -> tuple[int, StageProof] | None:
+    """What the proof of one window comes to: a small problem, for which a short search has the plan to reach."""
+    window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)
+    first_plan(window, brief=True)
+    if await_compiled(window):
+        Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
+    Proof(window, polish=polished(window, wait=False)).run(integer=engine)
+    proof = window.known.proof
+    return (window.bound_ns, proof) if isinstance(proof, StageProof) and not window.infeasible else None
 
 
 def _keep_everything(incumbent: Incumbent) -> bool:
