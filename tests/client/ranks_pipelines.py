@@ -3,6 +3,7 @@
 import copy
 import functools
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import remat
 from remat.distributed.ranks import RankPlanner
 from remat.pipelines.schedule import actions_of, named
+from remat.planning.budget import Budget
 from remat.profiling import measure
 from remat.training.enable import plans_of
 
 WIDTH, ROWS, MICROS = 32, 512, 4
+FIT = {"optimizer": "adamw", "planner": "greedy", "time_limit_s": 0.5}
 SCHEDULES: dict[str, Callable[..., Any]] = {
     "gpipe": pipelining.ScheduleGPipe,
     "1f1b": pipelining.Schedule1F1B,
@@ -119,8 +122,8 @@ def pipelined(name: str) -> dict[str, Any]:
     }
 
 
-def fitted(name: str) -> dict[str, Any]:
-    """What a rank needs without plans, by the allocator's own events, of what `test_pipeline_fit` captures."""
+def trained_by(name: str, budget: Budget, rows: int = 512) -> remat.PipelinePlans:
+    """The plans of a schedule's stages for a real step, of what `test_pipeline_fit` captures."""
     sys.path.append(str(Path(__file__).parents[1]))
     from client.test_pipeline_fit import part
 
@@ -132,14 +135,34 @@ def fitted(name: str) -> dict[str, Any]:
     kind: Any = get_schedule_class(name)
     schedule = kind(stages if len(stages) > 1 else stages[0], MICROS, loss_fn=lambda y, t: (y - t).square().mean())
     schedule.step = functools.partial(schedule.step, return_outputs=False)
-    x = torch.randn(512 * MICROS, 64)
+    x = torch.randn(rows * MICROS, 64)
     args, kwargs = (x,) if 0 in numbers else (), {"target": x.clone()} if count - 1 in numbers else {}
     optimizer = torch.optim.AdamW([p for module in bodies for p in module.parameters()], foreach=True)
-    budget = remat.Fraction(1.0)
-    plans = remat.optimize_pipeline(
-        stages, schedule, args, kwargs, budget=budget, planner="greedy", optimizer=optimizer
-    )
+    return remat.optimize_pipeline(stages, schedule, args, kwargs, budget=budget, planner="greedy", optimizer=optimizer)
+
+
+def fitted(name: str) -> dict[str, Any]:
+    """What a rank needs without plans, by the allocator's own events."""
+    plans = trained_by(name, remat.Fraction(1.0))
     return {"plain": plans.measured_bytes, "fixed": plans.fixed_bytes, "update": plans.update_peak_bytes}
+
+
+def largest(name: str) -> dict[str, Any]:
+    """What a rank needs at the largest micro-batches that `remat.fit` finds, and at one that is a little larger."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    from client.test_pipeline_fit import TABLE, part
+
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "small.toml"
+        table.write_text(TABLE.replace("MEMORY", "48MiB"))
+        found = remat.fit(part, str(table), parallel=f"pp=2,micros={MICROS},schedule={name}", **FIT)
+    told = [found.memory_bytes, found.largest_plain, found.largest_planned.size, found.largest_planned.overhead]
+    dist.broadcast_object_list(told)  # greedy plans have a limit of time
+    memory, plain, planned, overhead = told
+    rows = {"plain": plain, "over": plain + plain // 16, "planned": planned}
+    needs = {key: trained_by(name, remat.Fraction(1.0), rows[key]).measured_bytes for key in ("plain", "over")}
+    needs["planned"] = trained_by(name, memory, planned).measured_bytes
+    return {"memory": memory, "needs": needs, "rows": rows, "overhead": overhead}
 
 
 def earlier() -> dict[str, Any]:
@@ -188,6 +211,7 @@ def refused() -> dict[str, Any]:
 PIPELINE_CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **{name: lambda name=name: pipelined(name) for name in SCHEDULES},  # type: ignore[misc]
     **{f"fitted {kind.__name__[8:]}": lambda kind=kind: fitted(kind.__name__[8:]) for kind in SCHEDULES.values()},
+    **{f"largest {kind.__name__[8:]}": lambda kind=kind: largest(kind.__name__[8:]) for kind in SCHEDULES.values()},
     "pipelines_earlier": earlier,
     "pipelines_refused": refused,
 }

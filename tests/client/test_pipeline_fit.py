@@ -94,6 +94,30 @@ def test_each_rank_of_a_pipeline_has_its_figures(script: Path) -> None:
     assert "none fits" in str(none)
 
 
+def test_the_largest_micro_batch_fits_and_the_next_one_does_not(script: Path) -> None:
+    """Captured there: what is fitted between and beyond two batches is what a capture says."""
+    found = fitted(script, "24MiB", "pp=2,micros=4", max_overhead=0.2)
+    plain, planned = found.largest_plain, found.largest_planned
+    assert plain is not None
+    assert planned is not None
+    assert 256 < plain < planned.size
+    assert 0 < planned.overhead <= 0.2
+    for size in (plain, planned.size):
+        assert f" {size} " in str(found)
+
+    def at(size: int) -> PipelineFit:
+        return fitted(script, "24MiB", "pp=2,micros=4", batch=size, max_overhead=0.2)
+
+    (one, next_one), most = map(at, (plain, plain + plain // 32 + 1)), at(planned.size)
+    assert one.ending == "fits without a plan"
+    assert next_one.ending != "fits without a plan"
+    assert most.overhead == pytest.approx(planned.overhead, abs=0.02)
+    script.write_text(SCRIPT.replace(", batch=256", "").replace("batch", "256"))
+    unknown = fitted(script, "24MiB", "pp=2,micros=4")
+    assert unknown.largest_plain is unknown.largest_planned is None
+    assert "largest" not in str(unknown)
+
+
 def test_layers_of_a_pipeline_may_be_split(script: Path) -> None:
     whole, part = (fitted(script, "1GiB", f"pp=2,schedule=ZBVZeroBubble,tp={tp}") for tp in (1, 2))
     assert part.ranks[0].fixed["parameters"] < 0.6 * whole.ranks[0].fixed["parameters"]
@@ -136,6 +160,7 @@ def test_the_command_says_each_ranks(script: Path, tmp_path: Path) -> None:
     assert [rank["stages"] for rank in told["ranks"]] == [[0], [1]]
     assert told["parallel"]["schedule"] == "1F1B"
     assert len(told["curve"]) > 2
+    assert told["largest_planned_batch"] >= told["largest_plain_batch"] > 256
     assert png.read_bytes().startswith(b"\x89PNG")
     done = CliRunner().invoke(app, [*command, "--time-limit", "0.5"])
     assert "by a plan" in done.stdout
@@ -289,16 +314,36 @@ def part(stage: int, stages: int, batch: int = 512, width: int = 64) -> Any:
     return (body, (x,)) if stage < stages - 1 else (Last(body), (x,), {"target": x.clone()})
 
 
+def of_one_size(stage: int, stages: int) -> Any:
+    """Of which no largest micro-batch is looked for."""
+    return part(stage, stages)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_real_schedules_need_what_is_said_without_them(tmp_path: Path) -> None:
     """To a thousandth, by the allocator's own events: an accelerator's rounding, of which the CPU knows nothing."""
     real = ran(tmp_path, *(f"fitted {name}" for name in SCHEDULES), seconds=380)
     for name in SCHEDULES:
-        found = remat.fit(part, "h100", parallel=f"pp=2,micros=4,schedule={name}", optimizer="adamw", planner="greedy")
+        parallel = f"pp=2,micros=4,schedule={name}"
+        found = remat.fit(of_one_size, "h100", parallel=parallel, optimizer="adamw", planner="greedy")
         assert isinstance(found, PipelineFit)
         for rank, said in zip(real, found.ranks, strict=True):
             measured = rank[f"fitted {name}"]
             assert said.plain_bytes == pytest.approx(measured["plain"], rel=2e-3), name
             assert said.fixed_bytes == pytest.approx(measured["fixed"], rel=5e-3)
             assert said.update_peak_bytes == pytest.approx(measured["update"], rel=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["1F1B", "InterleavedZeroBubble"])
+def test_real_schedules_train_the_largest_micro_batch(name: str, tmp_path: Path) -> None:
+    """Without plans as far as is said, and a sixteenth more is over the memory; by plans inside it, and far more."""
+    found = [rank[f"largest {name}"] for rank in ran(tmp_path, f"largest {name}", seconds=580)]
+    for rank in found:
+        for key in ("plain", "planned"):
+            assert rank["needs"][key] <= 1.002 * rank["memory"]
+    assert any(rank["needs"]["over"] > rank["memory"] for rank in found)
+    assert any(rank["needs"]["plain"] > 0.95 * rank["memory"] for rank in found)
+    assert found[0]["rows"]["planned"] > 1.2 * found[0]["rows"]["plain"]

@@ -91,12 +91,6 @@ def fit(
 ) -> int:
     check_picture(png)
     solve_options_of("auto", time_limit, 0.0, name=name)
-    start = time.perf_counter()
-
-    def phase(text: str) -> None:
-        if not quiet:
-            print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
-
     found = target("fit").fit(
         target("build").load(model),
         target("devices").target_of(device),
@@ -108,27 +102,48 @@ def fit(
         planner=asked_planner(base_url, local),
         time_limit_s=time_limit,
         name=name,
-        phase=phase,
+        phase=_phases(quiet),
     )
     pipeline = hasattr(found, "ranks")
-    plain = max(rank.plain_bytes for rank in found.ranks) if pipeline else found.plain_bytes
-    if png is not None and pipeline:
-        names = {"fixed": "fixed_bytes", "least": "least_bytes", "by a plan": "planned_bytes", "plain": "plain_bytes"}
-        bars = [(name, [getattr(rank, key) for rank in found.ranks]) for name, key in names.items()]
-        ranks_picture(png, bars, found.memory_bytes, title=f"{found.name} on {found.target.name}: {found.ending}")
-    elif png is not None:
-        others = () if found.released is None else (("gradients released", found.released.curve),)
-        title = f"{found.step.name} on {found.step.target.name}"
-        curve_picture(png, found.curve, plain, title=title, others=others)
+    if png is not None:
+        (_draw_ranks if pipeline else _draw_curve)(png, found)
     if as_json:
         print(json.dumps(_pipeline_figures(found) if pipeline else _figures(found), allow_nan=False))
     else:
-        console = Console()
-        console.print(str(found), highlight=False)
-        console.print(f"\nshare of {readable(plain)}, and overhead by a plan", highlight=False)
-        console.print(curve_chart(found.curve, plain, width=min(console.width, 100)), highlight=False)
+        _print(found)
     fits = found.overhead is not None if pipeline else found.answer.plan is not None
     return 0 if fits else NOTHING_FOUND
+
+
+def _phases(quiet: bool) -> Callable[[str], None]:
+    """What prints a line when something is begun, with the seconds until then."""
+    start = time.perf_counter()
+
+    def phase(text: str) -> None:
+        if not quiet:
+            print(f"remat: {time.perf_counter() - start:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    return phase
+
+
+def _draw_ranks(png: Path, found: Any) -> None:
+    names = {"fixed": "fixed_bytes", "least": "least_bytes", "by a plan": "planned_bytes", "plain": "plain_bytes"}
+    bars = [(name, [getattr(rank, key) for rank in found.ranks]) for name, key in names.items()]
+    ranks_picture(png, bars, found.memory_bytes, title=f"{found.name} on {found.target.name}: {found.ending}")
+
+
+def _draw_curve(png: Path, found: Any) -> None:
+    others = () if found.released is None else (("gradients released", found.released.curve),)
+    title = f"{found.step.name} on {found.step.target.name}"
+    curve_picture(png, found.curve, found.plain_bytes, title=title, others=others)
+
+
+def _print(found: Any) -> None:
+    """The table, and the curve below it."""
+    console = Console()
+    console.print(str(found), highlight=False)
+    console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
+    console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
 
 
 def _pipeline_figures(found: Any) -> dict[str, Any]:
@@ -152,12 +167,21 @@ def _pipeline_figures(found: Any) -> dict[str, Any]:
         "makespan_ns": found.makespan_ns,
         "plain_makespan_ns": found.plain_makespan_ns,
         "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
+        **_largest_figures(found),
         "seconds": found.seconds,
     }
 
 
-def _figures(found: Any) -> dict[str, Any]:
+def _largest_figures(found: Any) -> dict[str, Any]:
     planned = found.largest_planned
+    return {
+        "largest_plain_batch": found.largest_plain,
+        "largest_planned_batch": None if planned is None else planned.size,
+        "largest_planned_overhead": None if planned is None else planned.overhead,
+    }
+
+
+def _figures(found: Any) -> dict[str, Any]:
     return {
         "model": found.step.name,
         "device": found.step.target.name,
@@ -172,9 +196,7 @@ def _figures(found: Any) -> dict[str, Any]:
         "overhead": found.answer.overhead,
         "overhead_range": None if found.overhead_range is None else list(found.overhead_range),
         "curve": [{"budget_bytes": a.budget_bytes, "overhead": a.overhead} for a in found.curve],
-        "largest_plain_batch": found.largest_plain,
-        "largest_planned_batch": None if planned is None else planned.size,
-        "largest_planned_overhead": None if planned is None else planned.overhead,
+        **_largest_figures(found),
         "seconds": found.seconds,
         "released": None if found.released is None else _figures(found.released),
     }

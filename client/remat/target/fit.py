@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, overhead_of, plain_peak, verify
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, plain_peak, verify
 from remat_ir.greedy import least_memory
 from remat_ir.working_set import working_set
 
-from ..batch.affine import between
-from ..errors import CaptureError
 from ..planning.budget import readable
-from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
-from ..planning.sizes import same_structure
 from ..training.names import with_name
+from .asked import Asked
+from .batches import Batch, GraphBatches
 from .devices import Target, target_of
 from .parallel import ALONE, Parallel
 from .pipeline import PipelineFit, fit_pipeline
 from .step import TargetStep, target_step
 
-MOST_BATCH = 2**20
-
 POINTS = 4
 """Budgets between the least one and what plain training needs, at which the curve is solved."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The largest batch that was found to fit.
-
-    Attributes:
-        size: 0: not even one fits.
-        overhead: of its plan, as a share of plain training's time.
-    """
-
-    size: int
-    overhead: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +167,7 @@ def fit(
 
     Returns:
         The figures; as text it is a table. Of a pipeline they are those of each rank (`PipelineFit`), by greedy plans
-        of each stage and what the planner makes of those picked; its largest batch is not looked for.
+        of each stage and what the planner makes of those picked.
 
     Raises:
         InvalidData: the device or the optimizer is not known, the function does not give a model, or its gradients
@@ -200,64 +182,64 @@ def fit(
         >>> found.plain_bytes <= found.memory_bytes, found.largest_plain > 10_000
         (True, True)
     """
-    target = target_of(device)
     if not max_overhead >= 0:
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
-    asked, options = planner_for(planner), SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
-    spread_over = Parallel.of(parallel)
-    if spread_over.pp > 1:
-        if release_gradients:
+    options = SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
+    given = target_of(device), Parallel.of(parallel), optimizer, batch, max_overhead, planner_for(planner), options
+    asked = Asked(make_model, *given, phase)
+    return _fits(asked, release_gradients)
+
+
+def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
+    """The figures of a step, or of a pipeline's."""
+    if asked.parallel.pp > 1:
+        if release:
             raise InvalidData("release_gradients does not go with pp: gradients add up over the micro-batches")
-        whole: dict[str, Any] = {"optimizer": optimizer, "batch": batch, "planner": asked, "options": options}
-        return fit_pipeline(make_model, target, spread_over, **whole, phase=phase)
-    given: dict[str, Any] = {"optimizer": optimizer, "parallel": parallel, "table": asked.profiles, "phase": phase}
-
-    def with_(release: bool) -> Fit:
-        def at(size: int | None) -> TargetStep:
-            return target_step(make_model, target, batch=size, release_gradients=release, **given)
-
-        return _fit(make_model, at, target, optimizer, batch, max_overhead, asked, options, phase)
-
-    found = replace(with_(False), parallel=spread_over)
-    if not release_gradients:
+        return fit_pipeline(asked)
+    found = _fit(asked, False)
+    if not release:
         return found
-    phase("the same with gradients released")
-    released = replace(with_(True), parallel=spread_over)
+    asked.phase("the same with gradients released")
+    released = _fit(asked, True)
     return replace(found, released=released, seconds=found.seconds + released.seconds)
 
 
-def _fit(
-    make_model: Callable[..., Any],
-    at: Callable[[int | None], TargetStep],
-    target: Target,
-    optimizer: str | None,
-    batch: int | None,
-    max_overhead: float,
-    asked: Any,
-    options: SolveOptions,
-    phase: Callable[[str], None],
-) -> Fit:
-    start, time_limit_s = time.perf_counter(), options.time_limit_s
-    first = at(batch)
-    graph, memory, options = first.graph, target.usable_bytes, with_name(options, first.call_name)
-    phase("looking for the least budget")
+def _fit(asked: Asked, release: bool) -> Fit:
+    """The figures, with gradients released or not."""
+
+    def at(size: int | None) -> TargetStep:
+        return target_step(
+            asked.make_model,
+            asked.target,
+            batch=size,
+            optimizer=asked.optimizer,
+            release_gradients=release,
+            parallel=str(asked.parallel),
+            table=asked.planner.profiles,
+            phase=asked.phase,
+        )
+
+    start, time_limit_s = time.perf_counter(), asked.options.time_limit_s
+    first, memory = at(asked.batch), asked.memory_bytes
+    graph, options = first.graph, with_name(asked.options, first.call_name)
+    asked.phase("looking for the least budget")
     least = _least(graph, time_limit_s)
-    phase("planning for the device's memory")
-    answer = asked.plan(Problem(graph, memory), options)
+    asked.phase("planning for the device's memory")
+    answer = asked.planner.plan(Problem(graph, memory), options)
     ends = first.overhead_range(answer.plan) if isinstance(answer.plan, Plan) else None
-    phase("planning at several budgets")
-    curve = _curve(graph, least, lambda problem: asked.plan(problem, replace(options, time_limit_s=time_limit_s / 4)))
+    asked.phase("planning at several budgets")
+    short = replace(options, time_limit_s=time_limit_s / 4)
+    curve = _curve(graph, least, lambda problem: asked.planner.plan(problem, short))
     sizes: tuple[int | None, Batch | None] = None, None
-    if "batch" in inspect.signature(make_model).parameters:
-        phase("looking for the largest batch")
-        default = inspect.signature(make_model).parameters["batch"].default
-        known = batch if batch is not None else default if isinstance(default, int) else None
-        search = _Batches(at, {} if known is None else {known: first}, memory, max_overhead)
-        sizes = search.plain(), search.planned(lambda problem: asked.plan(problem, options))
+    if asked.batch_is_free:
+        asked.phase("looking for the largest batch")
+        known = None if asked.known_batch is None else (asked.known_batch, graph)
+        search = GraphBatches(lambda size: at(size).graph, known, memory, asked.max_overhead)
+        sizes = search.plain(), search.planned(lambda problem: asked.planner.plan(problem, options))
     return Fit(
         first,
-        batch,
-        optimizer,
+        asked.batch,
+        asked.optimizer,
         memory,
         plain_peak(graph),
         least,
@@ -266,8 +248,9 @@ def _fit(
         ends,
         curve,
         *sizes,
-        max_overhead,
+        asked.max_overhead,
         time.perf_counter() - start,
+        parallel=asked.parallel,
     )
 
 
@@ -282,72 +265,3 @@ def _curve(graph: Graph, least: int, ask: Callable[[Problem], Answer]) -> tuple[
     plain = plain_peak(graph)
     budgets = sorted({least + (plain - least) * i // POINTS for i in range(POINTS + 1)})
     return tuple(ask(Problem(graph, budget)) for budget in budgets)
-
-
-class _Batches:
-    """The step by batch: two sizes captured, the others between and beyond them by affine numbers."""
-
-    def __init__(
-        self, at: Callable[[int], TargetStep], known: Mapping[int, TargetStep], memory: int, max_overhead: float
-    ) -> None:
-        self._at, self._memory, self._most = at, memory, max_overhead
-        self._steps = {size: step.graph for size, step in known.items()}
-        self._plans: list[Plan] = []
-        largest = max((size for size in known if size > 1), default=2)  # a batch of one has strides of its own
-        self._pair = largest, 2 * largest
-        for size in self._pair:
-            self._captured(size)
-        if not same_structure(*(self._steps[size] for size in self._pair)):
-            raise CaptureError(f"the step is another program at a batch of {2 * largest} than at one of {largest}")
-
-    def plain(self) -> int:
-        """The largest batch that trains without a plan."""
-        return self._largest(lambda size: plain_peak(self._graph(size)) <= self._memory)
-
-    def planned(self, ask: Callable[[Problem], Answer]) -> Batch:
-        """The largest batch for which a plan is found that costs no more than is asked for, captured and planned."""
-        size = self._largest(self._promised)
-        while size:
-            problem = Problem(self._captured(size), self._memory)
-            answer = ask(problem)
-            if answer.overhead is not None and answer.overhead <= self._most:
-                return Batch(size, answer.overhead)
-            size = min(size - 1, int(size * 0.95))
-        return Batch(0, 0.0)
-
-    def _promised(self, size: int) -> bool:
-        """Whether an earlier plan or a greedy one is good enough at a batch."""
-        problem = Problem(self._graph(size), self._memory)
-        for plan in reversed(self._plans):
-            try:
-                cost = verify(problem, plan).cost_ns
-            except InvalidPlan:
-                continue
-            if overhead_of(cost, problem.subject.total_cost_ns) <= self._most:
-                return True
-        found = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
-        if not isinstance(found.plan, Plan) or (found.overhead or 0.0) > self._most:
-            return False
-        self._plans.append(found.plan)
-        return True
-
-    def _largest(self, holds: Callable[[int], bool]) -> int:
-        """The largest size that holds, by doubling and bisection; 0: none."""
-        low, high = 0, 1
-        while high <= MOST_BATCH and holds(high):
-            low, high = high, 2 * high
-        while high - low > max(1, low // 64):
-            middle = (low + high) // 2
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return low
-
-    def _captured(self, size: int) -> Graph:
-        if size not in self._steps:
-            self._steps[size] = self._at(size).graph
-        return self._steps[size]
-
-    def _graph(self, size: int) -> Graph:
-        if size in self._steps:
-            return self._steps[size]
-        one, other = self._pair
-        return between((one, self._steps[one]), (other, self._steps[other]), size)

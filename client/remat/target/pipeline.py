@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import nn
-from torch.distributed.pipelining import Schedule1F1B
+from remat_ir import Answer, Status, overhead_of
 
-from remat_ir import Answer, Graph, InvalidData, Status, overhead_of, plain_plan
-from remat_ir.greedy import checkpointed
-
-from ..capture.dataflow import tensors
-from ..device import NAMED
-from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
-from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
-from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
 from ..planning.budget import readable
-from ..planning.options import SolveOptions
-from ..planning.planner import CoordinatedPlanner
-from ..profiling.fixed import all_gradients
-from ..training.halves import Halves
-from ..training.job import Job
-from ..training.step import TrainingStep, training_step
-from ..units.curve import Point, curve, point_of, solved
-from .build import Built, build, tracing_for
+from .asked import Asked
+from .batches import Batch, Family, largest, largest_that
 from .devices import Target
 from .parallel import Parallel
-from .price import price
-from .step import optimizer_of
+from .stages import Actions, Pipeline, Stage, Update, captured_stages, stages_between
 
 POINTS = 4
 """Budgets between the least one of the rank that needs most and its plain peak, at which the curve is found."""
@@ -75,6 +58,9 @@ class PipelineFit:
         overhead: of the makespan by plans for the device's memory over the plain one; None: some rank fits by none.
         curve: what the same budget for each rank leads to, of several: the makespan is the cost.
         makespan_ns, plain_makespan_ns: of a step; messages take no time.
+        largest_plain, largest_planned: micro-batches that all ranks train; None where that of the function cannot be
+            chosen.
+        max_overhead: the most that the plans of the largest micro-batch may cost more.
     """
 
     name: str
@@ -88,7 +74,15 @@ class PipelineFit:
     curve: tuple[Answer, ...]
     makespan_ns: int | None
     plain_makespan_ns: int
+    largest_plain: int | None
+    largest_planned: Batch | None
+    max_overhead: float
     seconds: float
+
+    @property
+    def plain_bytes(self) -> int:
+        """The peak without plans of the rank that needs most."""
+        return max(rank.plain_bytes for rank in self.ranks)
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
@@ -108,12 +102,19 @@ class PipelineFit:
         over = [n for n, rank in enumerate(self.ranks) if rank.update_peak_bytes > self.memory_bytes]
         if over and self.optimizer is not None:
             return f"does not fit: the optimizer's step of rank {over[0]} needs more, whatever the plans"
-        if all(rank.plain_bytes <= self.memory_bytes for rank in self.ranks):
+        if self.plain_bytes <= self.memory_bytes:
             return "fits without a plan"
         if self.overhead is None:
             worst = max(range(len(self.ranks)), key=lambda n: self.ranks[n].least_bytes)
             return f"does not fit: no plans are known for rank {worst} that need less than its least"
         return f"fits by plans: a step of the schedule takes {100 * self.overhead:+.1f} % time"
+
+    def _largest(self) -> list[str]:
+        most = self.largest_planned
+        if most is None:
+            return []
+        planned = f"{most.size} by plans at {100 * most.overhead:+.1f} % time" if most.size else "none by plans"
+        return [f"largest micro-batch: {self.largest_plain} plain, {planned}; at most {100 * self.max_overhead:+.0f} %"]
 
     def __str__(self) -> str:
         head = f"{self.name} on {self.parallel.ranks} × {self.target.name}"
@@ -124,112 +125,52 @@ class PipelineFit:
         rows = self.rows
         wide = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:>{size}}" for cell, size in zip(row, wide, strict=True)) for row in rows]
-        end = f"of {readable(self.memory_bytes)} for tensors on each: {self.ending}"
-        return "\n".join([head, *lines, end, f"costs: a roofline of {self.target.name}; {self.seconds:.0f} s"])
+        end = [f"of {readable(self.memory_bytes)} for tensors on each: {self.ending}", *self._largest()]
+        return "\n".join([head, *lines, *end, f"costs: a roofline of {self.target.name}; {self.seconds:.0f} s"])
 
 
-class _Stage(NamedTuple):
-    built: Built
-    step: TrainingStep
-    passed: Passed
+class PipelineBatches:
+    """The stages of a pipeline by micro-batch, which plans of two captured ones go with."""
+
+    def __init__(self, asked: Asked, first: Pipeline, updates: Sequence[Update]) -> None:
+        self._asked, self._updates, self._actions = asked, updates, first.actions
+        self._plans = first.plans
+        known = asked.known_batch
+        stages = {number: stage for rank in first.ranks for number, stage in rank.stages.items()}
+        self._stages = Family(
+            lambda size: captured_stages(asked, self._actions, size),
+            stages_between,
+            None if known is None else (known, stages),
+        )
+
+    def plain(self) -> int:
+        """The largest micro-batch that all ranks train without a plan."""
+        return largest(lambda size: self._at(self._stages[size]).plain_bytes <= self._asked.memory_bytes)
+
+    def planned(self) -> Batch:
+        """The largest one for which plans are found that cost no more than is asked for, captured and planned."""
+        return largest_that(self._promised, self._overhead, self._asked.max_overhead)
+
+    def _at(self, stages: Mapping[int, Stage]) -> Pipeline:
+        return Pipeline.of(self._actions, stages, self._updates)
+
+    def _promised(self, size: int) -> bool:
+        """Whether plans of the first micro-batch are good enough at another."""
+        pipeline = self._at(self._stages[size])
+        pipeline.know(self._plans)
+        found = pipeline.chosen(self._asked.memory_bytes)
+        return found is not None and overhead_of(found[0], pipeline.plain_ns) <= self._asked.max_overhead
+
+    def _overhead(self, size: int) -> float | None:
+        """Of the best that is found at a micro-batch that is captured for it."""
+        pipeline = self._at(self._stages.captured(size))
+        pipeline.know(self._plans)
+        pipeline.plan()
+        found = pipeline.planned(self._asked)
+        return None if found is None else overhead_of(found[0], pipeline.plain_ns)
 
 
-class _Rank:
-    """One rank: its stages, what there is besides their plans, and the plans that it knows for them."""
-
-    def __init__(
-        self, runs: Sequence[Run], stages: Mapping[int, _Stage], last: int, given: Parallel, keeps: bool
-    ) -> None:
-        self.stages = stages
-        sizes = {number: stage.passed for number, stage in stages.items()}
-        own = [run for run in runs if run.kind != "weight" or stages[run.stage].step.halves is not None]
-        self.places: list[Place] = places_by_actions(own, sizes, last, keeps)
-        self.buffers = buffers_bytes(sizes, given.micros, last)
-        self.points: list[list[Point]] = []
-
-    def plan(self, known: dict[Graph, list[Point]]) -> None:
-        """Greedy plans of all stages at several bounds; equal stages have equal ones."""
-        for stage in self.stages.values():
-            graph = stage.step.graph
-            if graph not in known:
-                ends = point_of(stage.step, checkpointed(graph)), point_of(stage.step, plain_plan(graph))
-                known[graph] = curve(stage.step, ends)
-            self.points.append(list(known[graph]))
-
-    def finish(self, optimizer: str | None) -> None:
-        """What is there throughout, and while the optimizer steps."""
-        model = nn.ModuleList([stage.built.model for stage in self.stages.values()])
-        job = Job(optimizer_of(model, optimizer))
-        fixed: dict[str, int] = {}
-        for stage in self.stages.values():
-            for name, size in stage.step.fixed.items():
-                fixed[name] = fixed.get(name, 0) + size
-        fixed.update(job.fixed(model))
-        fixed["inputs"] = self.buffers
-        self.fixed = {name: size for name, size in fixed.items() if size and name != "gradients"}
-        self.fixed_bytes = sum(self.fixed.values())
-        update = job.update()
-        beside = update.temporaries_bytes - update.beside_passes_bytes
-        self.update_bytes = self.fixed_bytes + all_gradients(model) + beside
-
-    def combinations(self, budget: int) -> list[Combination]:
-        """What its stages may take together inside a budget, fixed bytes included."""
-        return combinations(self.places, self.options, budget - self.fixed_bytes)
-
-    @property
-    def options(self) -> list[list[Any]]:
-        """[stages] of all known plans, what each comes to."""
-        return [[point.option for point in points] for points in self.points]
-
-    @property
-    def plain(self) -> list[Any]:
-        """[stages] what they come to without plans."""
-        return [point_of(s.step, plain_plan(s.step.graph)).option for s in self.stages.values()]
-
-    def asked(self, picked: Sequence[int], budget: int, planner: Any, asking: SolveOptions) -> None:
-        """Let the planner make what it can of plans that were picked."""
-        points = [points[index] for points, index in zip(self.points, picked, strict=True)]
-        options = [point.option for point in points]
-        for index, (stage, point) in enumerate(zip(self.stages.values(), points, strict=True)):
-            left = room(self.places, options, index, budget - self.fixed_bytes)
-            found = solved(stage.step, point, left, planner, asking)
-            if found is not None:
-                self.points[index].append(found)
-
-
-class _Pipeline(NamedTuple):
-    timeline: Timeline
-    numbers: list[list[int]]
-    ranks: list[_Rank]
-
-    def chosen(self, budget: int) -> tuple[int, list[tuple[int, ...]]] | None:
-        """The least makespan inside a budget of each rank, and the plans that each rank's stages take."""
-        found = [rank.combinations(budget) for rank in self.ranks]
-        if not all(found):
-            return None
-        choice = choose(self.timeline, self.numbers, found)
-        return choice.makespan_ns, [ways[taken].chosen for ways, taken in zip(found, choice.taken, strict=True)]
-
-    def plain_ns(self) -> int:
-        """The makespan without plans."""
-        times: list[Times] = [Times(0, 0, 0)] * self.timeline.stages
-        for numbers, rank in zip(self.numbers, self.ranks, strict=True):
-            for number, option in zip(numbers, rank.plain, strict=True):
-                times[number] = times_of(option)
-        return self.timeline.makespan_ns(times)
-
-
-def fit_pipeline(
-    make_model: Callable[..., Any],
-    target: Target,
-    parallel: Parallel,
-    *,
-    optimizer: str | None = None,
-    batch: int | None = None,
-    planner: CoordinatedPlanner,
-    options: SolveOptions,
-    phase: Callable[[str], None] = lambda _: None,
-) -> PipelineFit:
+def fit_pipeline(asked: Asked) -> PipelineFit:
     """Find out what each rank of a pipeline needs: see `remat.fit`.
 
     Raises:
@@ -237,95 +178,55 @@ def fit_pipeline(
             model do not follow each other.
         CaptureError: a stage cannot be captured as one graph.
     """
-    start = time.perf_counter()
-    schedule = named(parallel.schedule, parallel.pp, parallel.micros)
-    runs, halved = actions_of(schedule), in_halves(schedule)
-    last = max(run.stage for own in runs for run in own)
-    stages: dict[int, _Stage] = {}
-    with tracing_for(NAMED):
-        for number in range(last + 1):
-            phase(f"stage {number} of {last + 1}")
-            part = {"stage": number, "stages": last + 1}
-            built = build(make_model, NAMED, batch, parallel.tp, part)
-            stages[number] = _captured(built, number, number in halved, target, planner)
-            _check_follows(stages, number)
-    numbers = [sorted({run.stage for run in own}) for own in runs]
-    keeps = not isinstance(schedule, Schedule1F1B)
-    ranks = [
-        _Rank(own, {n: stages[n] for n in mine}, last, parallel, keeps) for own, mine in zip(runs, numbers, strict=True)
-    ]
-    phase("planning all stages at several bounds")
-    known: dict[Graph, list[Point]] = {}
-    for rank in ranks:
-        rank.plan(known)
-        rank.finish(optimizer)
-    pipeline = _Pipeline(Timeline(runs), numbers, ranks)
-    phase("planning for the device's memory")
-    return _found(pipeline, stages[last].built.name, target, parallel, optimizer, batch, planner, options, start)
-
-
-def _captured(built: Built, number: int, halved: bool, target: Target, planner: CoordinatedPlanner) -> _Stage:
-    """A stage whose positional arguments come from the stage before it and get gradients."""
-    if number:
-        for tensor in tensors(built.args):
-            if tensor.is_floating_point():
-                tensor.requires_grad_()
-    step = training_step(
-        built.model,
-        built.args,
-        built.kwargs,
-        price=lambda kernels: price(kernels, target, planner.profiles).profiled,
-        halves=Halves() if halved else None,
+    start, actions = time.perf_counter(), Actions(asked.parallel)
+    stages = captured_stages(asked, actions, asked.batch)
+    updates = [Update.of([stages[n] for n in mine], asked.optimizer) for mine in actions.numbers]
+    pipeline = Pipeline.of(actions, stages, updates)
+    asked.phase("planning all stages at several bounds")
+    pipeline.plan()
+    asked.phase("planning for the device's memory")
+    picked, plain_ns = pipeline.planned(asked), pipeline.plain_ns
+    ranks = _ranks(pipeline, None if picked is None else picked[1])
+    curve = _curve(pipeline, max(rank.least_bytes for rank in ranks), plain_ns)
+    whole = _answer(asked.memory_bytes, picked, plain_ns)
+    sizes: tuple[int | None, Batch | None] = None, None
+    if asked.batch_is_free:
+        asked.phase("looking for the largest micro-batch")
+        search = PipelineBatches(asked, pipeline, updates)
+        sizes = search.plain(), search.planned()
+    return PipelineFit(
+        stages[actions.last].built.name,
+        asked.target,
+        asked.batch,
+        asked.optimizer,
+        asked.parallel,
+        asked.memory_bytes,
+        ranks,
+        whole.overhead,
+        curve,
+        whole.cost_ns,
+        plain_ns,
+        *sizes,
+        asked.max_overhead,
+        time.perf_counter() - start,
     )
-    own = len(step.captured.params) + len(step.captured.buffers)
-    return _Stage(built, step, passed(step.operations, step.fixed["inputs"], all_gradients(built.model), own))
 
 
-def _check_follows(stages: Mapping[int, _Stage], number: int) -> None:
-    if not number:
-        return
-    flow = stages[number - 1].step.operations.flow
-    nodes = [r for r in flow.forward_results if r not in flow.mutated.values()]
-    returned = [tuple(n.meta["val"].shape) for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    taken = [tuple(t.shape) for t in tensors(stages[number].built.args)]
-    if returned != taken:
-        raise InvalidData(
-            f"stage {number - 1} returns tensors of shapes {returned}, and stage {number} takes {taken}: the "
-            "positional arguments of a part are what the one before returns; others are given by name"
-        )
-
-
-def _found(
-    pipeline: _Pipeline,
-    name: str,
-    target: Target,
-    parallel: Parallel,
-    optimizer: str | None,
-    batch: int | None,
-    planner: CoordinatedPlanner,
-    options: SolveOptions,
-    start: float,
-) -> PipelineFit:
-    memory, plain_ns = target.usable_bytes, pipeline.plain_ns()
-    plain = [rank.fixed_bytes + peak_of(rank.places, rank.plain) for rank in pipeline.ranks]
-    picked = pipeline.chosen(memory)
-    if picked is not None and max(plain) > memory:
-        for rank, chosen in zip(pipeline.ranks, picked[1], strict=True):
-            rank.asked(chosen, memory, planner.asked, options)
-        picked = pipeline.chosen(memory)
+def _ranks(pipeline: Pipeline, picked: Sequence[tuple[int, ...]] | None) -> tuple[RankFit, ...]:
+    """What each rank needs, and by the plans that were picked."""
     found = []
     for number, rank in enumerate(pipeline.ranks):
-        taken = None if picked is None else [ways[i] for ways, i in zip(rank.options, picked[1][number], strict=True)]
-        least = rank.fixed_bytes + least_budget(rank.places, rank.options)
-        planned = None if taken is None else rank.fixed_bytes + peak_of(rank.places, taken)
-        stages = tuple(rank.stages)
-        found.append(RankFit(stages, rank.fixed, plain[number], least, planned, rank.update_bytes))
-    low, high = max(rank.least_bytes for rank in found), max(plain)
+        planned = None if picked is None else rank.planned_bytes(picked[number])
+        sizes = rank.plain_bytes, rank.least_bytes, planned, rank.update_bytes
+        found.append(RankFit(tuple(rank.stages), rank.fixed, *sizes))
+    return tuple(found)
+
+
+def _curve(pipeline: Pipeline, low: int, plain_ns: int) -> tuple[Answer, ...]:
+    """What the same budget for each rank leads to, from the least one to the plain peak."""
+    high = pipeline.plain_bytes
     budgets = sorted({low + (high - low) * i // POINTS for i in range(POINTS + 1)})
-    curve = tuple(_answer(budget, pipeline.chosen(budget), plain_ns) for budget in budgets)
-    whole = _answer(memory, picked, plain_ns)
-    figures = tuple(found), whole.overhead, curve, whole.cost_ns, plain_ns, time.perf_counter() - start
-    return PipelineFit(name, target, batch, optimizer, parallel, memory, *figures)
+    return tuple(_answer(budget, pipeline.chosen(budget), plain_ns) for budget in budgets)
 
 
 def _answer(budget: int, found: tuple[int, Any] | None, plain_ns: int) -> Answer:
