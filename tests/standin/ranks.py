@@ -28,6 +28,7 @@ from torch.distributed import pipelining  # noqa: E402
 
 import remat  # noqa: E402
 from remat.pipelines.search import Search  # noqa: E402
+from remat.planning.budget import Budget  # noqa: E402
 from standin.module import CONTEXT_BYTES  # noqa: E402
 from standin.test_rehearsals import trained, waves  # noqa: E402
 from standin.test_training import DEVICE  # noqa: E402
@@ -66,7 +67,7 @@ class Rank:
         """Of the schedule; what it returns is not held."""
         self.schedule.step(*self.args, **self.kwargs)
 
-    def plans(self, budget: remat.Budget) -> remat.PipelinePlans:
+    def plans(self, budget: Budget) -> remat.PipelinePlans:
         """Of its stages."""
         return remat.optimize_pipeline(
             self.stages,
@@ -98,6 +99,7 @@ def reserving(name: str) -> dict[str, Any]:
     rank = Rank(name)
     plans = rank.plans(budget)
     found.update(budget=budget - CONTEXT_BYTES, foreseen=plans.reserved_bytes, overhead=plans.overhead, text=str(plans))
+    found["watched"] = [plans.predicted_bytes, plans.measured_bytes]
     with device.limited(budget - CONTEXT_BYTES):
         found["seen"] = rank.reserved()
     found["learned"].append(rank.learned())

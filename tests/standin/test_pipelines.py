@@ -43,6 +43,7 @@ def test_a_pipeline_reserves_what_its_rehearsal_did(name: str, tmp_path: Path) -
     for rank in found:
         assert rank["seen"] == pytest.approx(rank["foreseen"], rel=0.01)
         assert rank["foreseen"] <= rank["budget"]
+        assert rank["watched"][0] == pytest.approx(rank["watched"][1], rel=1e-4)
         assert rank["learned"][0] == rank["learned"][1]
         assert f"{rank['foreseen'] / 2**20:.1f} MiB reserved" in rank["text"]
     less = [rank for rank in found if rank["budget"] < rank["plain"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +14,15 @@ import remat
 from client.small_models import numbers
 from client.test_chain_training import MeanSquare
 from remat.device import Accelerator, of
+from remat.planning.budget import UnitBytes
+from remat.planning.options import SolveOptions
+from remat.planning.planner import planner_for
 from remat.profiling import measure
 from remat.profiling.room import STEPS, Room
+from remat.training.enable import plans_of
+from remat.training.job import Job
+from remat.training.reserved import Whole
+from remat.units.unit import UNBOUNDED, Unit
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.test_faults import Wide
@@ -181,3 +189,29 @@ def test_the_largest_batch_is_one_of_what_the_driver_gives() -> None:
         seen = trained(measure.forward_backward(planned, (x,)), optimizer)
     assert seen == pytest.approx(found.measured_bytes - CONTEXT_BYTES, rel=0.25)  # a captured step with its own plan
     assert CONTEXT_BYTES + seen <= budget
+
+
+def test_units_that_are_planned_later_keep_to_the_budget_of_the_model() -> None:
+    """By the model, from what is there when a unit is called; held to wide bounds of their own alone, they reserve
+    more than that."""
+    x, found = rows(), dict[bool, int]()
+    model = Blocks(3)
+    plain = trained(measure.forward_backward(model, (x,)), torch.optim.AdamW(model.parameters()))
+    del model
+    budget = plain - 20 * MIB
+    for bold in (False, True):
+        model = Blocks(3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for number, block in enumerate(model.blocks):
+            unit = Unit(str(number), block, planner_for("greedy"), SolveOptions())
+            unit.size = UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4)
+            unit.whole = None if bold else Whole(model, Job(optimizer), CONTEXT_BYTES + budget)
+        device.empty_cache()
+        with contextlib.nullcontext() if bold else device.limited(budget):
+            found[bold] = trained(measure.forward_backward(model, (x,)), optimizer)
+        plans = [plan for block in model.blocks for plan in plans_of(block).plans.values()]
+        foreseen = [plan.memory.reserved for plan in plans if plan is not None and plan.memory is not None]
+        assert len(foreseen) == (0 if bold else 3)
+        assert bold or max(foreseen) == pytest.approx(found[bold], rel=0.01)
+        del model, optimizer, unit, plans
+    assert found[False] <= budget < found[True]

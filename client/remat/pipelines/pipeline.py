@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -18,11 +17,9 @@ from ..distributed.ranks import RankPlanner, Ranks
 from ..planning.budget import Budget, UnitBytes, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
-from ..training.job import Job
+from ..training.job import Job, warn_of_update
 from ..units.units import EACH, undisturbed
 from .search import Picked, Search
-
-log = logging.getLogger("remat")
 
 
 @dataclass(frozen=True)
@@ -121,14 +118,7 @@ def optimize_pipeline(
         search.undo()
         raise
     plans = _plans(search, picked)
-    over = plans.update_peak_bytes - plans.budget_bytes
-    if job.optimizer is not None and over > 0:
-        log.warning(
-            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
-            readable(plans.update_peak_bytes),
-            readable(plans.budget_bytes),
-            job.advice(over),
-        )
+    warn_of_update(job, plans.update_peak_bytes, plans.budget_bytes)
     return plans
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from ..training.enable import disable
 from ..training.halves import Halves
 from ..training.job import Job
 from ..training.planned import Planned
+from ..training.step import TrainingStep
 from ..units.allot import Option
 from ..units.curve import Point, curve, point_of, solved
 from ..units.split import allowed_bytes
@@ -115,6 +116,9 @@ class Search:
         """Trial, curves, choice and check; see `optimize_pipeline`."""
         step()  # captures each stage in its call, and makes what first steps make
         self.ranks.gather(self._captured)
+        for stage, unit in zip(self.stages, self.units, strict=True):
+            if unit.step is not None and not stage.is_last:
+                unit.step = _tangents_apart(unit.step)
         least = [point_of(u.step, checkpointed(u.step.graph)) for u in self.units if u.step]
         plain = [point_of(u.step, plain_plan(u.step.graph)) for u in self.units if u.step]
         _, places = self._watched(step, [unit.first for unit in self.units], least)
@@ -270,6 +274,17 @@ class Search:
             for number, one in zip(numbers, times, strict=True):
                 found[number] = Times(*one)
         return found
+
+
+def _tangents_apart(step: TrainingStep) -> TrainingStep:
+    """A stage's step whose plans do not come to the gradients of its outputs: these lie in its buffers, which stay.
+
+    So what is there besides its plans is the same from the beginning to the end of a pass, wherever a plan peaks.
+    """
+    ops = step.operations
+    received = frozenset(ops.ops[ops.turn].makes)
+    sizes = tuple(0 if storage in received else size for storage, size in enumerate(ops.sizes))
+    return replace(step, operations=replace(ops, sizes=sizes))
 
 
 def _more(some: Sequence[Place], others: Sequence[Place]) -> list[Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,8 @@ from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existin
 from ..profiling.optimizers import UpdateBlocks, UpdateMemory, check_optimizer, update_blocks, update_memory
 from .delivery import Delivery
 from .release import Release
+
+log = logging.getLogger("remat")
 
 HELPS = ({"fused": True}, {"foreach": False})
 """Settings of an optimizer by which its step may take less memory, with the same results up to rounding."""
@@ -117,3 +120,14 @@ class Job:
                 enough = "" if less >= over else ", which is not enough"
                 found.append(f"{name} takes {readable(less)} less{enough}")
         return "; ".join(found) or "no implementation of its step takes less: release gradients, or shard its state"
+
+
+def warn_of_update(job: Job, peak: int, budget: int) -> None:
+    """Log that the optimizer's own step is over a budget: no plan of activations helps there."""
+    if job.optimizer is not None and peak > budget:
+        log.warning(
+            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
+            readable(peak),
+            readable(budget),
+            job.advice(peak - budget),
+        )

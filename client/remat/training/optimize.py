@@ -7,8 +7,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Unpack
 
 import torch
@@ -22,7 +23,8 @@ from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
 from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..errors import CaptureError
-from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
+from ..planning.coordinator import Pending
 from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
@@ -33,12 +35,12 @@ from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves
-from .job import Job
+from .job import Job, warn_of_update
 from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
-from .reserved import StepRoom, linked
-from .step import running_peak, training_step
+from .reserved import StepRoom, Whole, linked
+from .step import TrainingStep, running_peak, training_step
 
 log = logging.getLogger("remat")
 
@@ -210,11 +212,11 @@ def plan_step(
     planner: CoordinatedPlanner,
     options: SolveOptions,
     *,
-    extra: Mapping[str, int] | None = None,
     job: Job | None = None,
     known: Sequence[Planned] = (),
     phases: Phases | None = None,
     halves: Halves | None = None,
+    whole: Whole | None = None,
 ) -> Planned:
     """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
 
@@ -222,23 +224,62 @@ def plan_step(
     its model, and what lies outside. Where a plan's segments come to more, it is planned for again with less.
 
     Args:
-        extra: fixed bytes besides those of the module and its inputs, by name.
         job: what else is there, and steps the parameters.
         known: plans of other kinds of calls, the latest last. With any, nothing is waited for: one that fits, or else
             a quick plan, is used until the planner's is there.
         halves: as for `training_step`.
+        whole: what the step is a part of, where that has a budget of its own in bytes of an accelerator.
     """
-    phases = phases or Phases()
-    job = job or Job()
+    phases, job = phases or Phases(), job or Job()
+    step = _captured(call, planner, options, job, known, phases, halves)
+    settled = step.fixed["gradients"] >= job.gradients(call.module, True)
+    gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
+    problem = _problem(step.graph, budget, options, known)
+    if whole is None:
+        absent = step.fixed["gradients"] - existing_gradients(call.module)
+        room = StepRoom(step, budget, options.slack, job, absent, planner.coordinator)
+        problem = room.planned(problem)
+    else:
+        room = StepRoom(step, whole.budget_bytes, 1.0, whole.job, whole.absent(step), planner.coordinator)
+    asked = _Asked(step, planner, options, known, phases)
+
+    def over(_: Problem, answer: Answer) -> int:
+        return 0 if asked.pinned else room.over(lambda: room.reserved(answer.plan))
+
+    phases.begin("planning")
+    problem, answer = room.settled(problem, asked.answer, over)
+
+    def carried(answer: Answer) -> Planned:
+        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
+
+    def better(answer: Answer) -> Planned | None:
+        fits = isinstance(answer.plan, Plan) and not room.over_here(lambda: room.reserved(answer.plan))
+        return carried(answer) if fits else None
+
+    phases.begin("compiling")
+    made = carried(answer)
+    warn_of_update(job, made.update_peak_bytes, answer.budget_bytes)
+    return replace(made, better=asked.better(problem, answer, better))
+
+
+def _captured(
+    call: Call,
+    planner: CoordinatedPlanner,
+    options: SolveOptions,
+    job: Job,
+    known: Sequence[Planned],
+    phases: Phases,
+    halves: Halves | None,
+) -> TrainingStep:
+    """The step of a call, with the link that options mean."""
     with BUSY:
-        like = known[-1].step if known else None
         step = training_step(
             call.module,
             call.args,
             call.kwargs,
             table=planner.profiles,
-            extra={**job.fixed(call.module), **(extra or {})},
-            like=like,
+            extra=job.fixed(call.module),
+            like=known[-1].step if known else None,
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
             run=call.run,
@@ -248,47 +289,54 @@ def plan_step(
             collectives_again=options.recompute_collectives,
             phase=phases.begin,
         )
-    step = linked(step, options, planner.coordinator)
-    settled = step.fixed["gradients"] >= job.gradients(call.module, True)
-    gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
-    absent = step.fixed["gradients"] - existing_gradients(call.module)
-    coordinator = planner.coordinator
-    room = StepRoom(step, budget, options.slack, job, absent, coordinator)
-    problem = room.planned(_problem(step.graph, budget, options, known))
+    return linked(step, options, planner.coordinator)
 
-    asked = planner.asked.planner_of(step.graph) if isinstance(planner.asked, PinnedPlanner) else planner.asked
-    pinned = isinstance(asked, PinnedPlanner)
-    at_once = not pinned and (bool(known) or not options.wait)
 
-    def ask(problem: Problem) -> Answer:
-        return asked.plan(problem, options, on_progress=phases.on_progress)
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Who is asked for plans of a step, and how."""
 
-    def quick(problem: Problem) -> Answer:
-        return quick_answer(problem, asked, options, [(planned.step.graph, planned.answer) for planned in known])
+    step: TrainingStep
+    planner: CoordinatedPlanner
+    options: SolveOptions
+    known: Sequence[Planned]
+    phases: Phases
 
-    def answered(problem: Problem) -> Answer:
-        return plan_or_raise(coordinator.answer(problem, lambda: (quick if at_once else ask)(problem)), step.graph)
+    @cached_property
+    def source(self) -> Planner:
+        """Who makes them: what a plan file says, or the planner."""
+        asked = self.planner.asked
+        return asked.planner_of(self.step.graph) if isinstance(asked, PinnedPlanner) else asked
 
-    def over(_: Problem, answer: Answer) -> int:
-        return 0 if pinned else room.over(lambda: room.reserved(answer.plan))
+    @property
+    def pinned(self) -> bool:
+        """Whether there is but one plan to take."""
+        return isinstance(self.source, PinnedPlanner)
 
-    phases.begin("planning")
-    problem, answer = room.settled(problem, answered, over)
+    @property
+    def at_once(self) -> bool:
+        """Whether training begins on a quick plan, where that is not known to be good enough."""
+        return not self.pinned and (bool(self.known) or not self.options.wait)
 
-    def carried(answer: Answer) -> Planned:
-        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
+    def answer(self, problem: Problem) -> Answer:
+        """One with a plan, the same on all ranks."""
 
-    phases.begin("compiling")
-    made = _told(carried(answer))
-    if not at_once or (answer.gap or 0) <= options.max_gap:
-        return made
-    log.info("training starts on %s", "the plan of another size" if answer.cache == "near" else "a quick plan")
+        def ask() -> Answer:
+            if self.at_once:
+                known = [(planned.step.graph, planned.answer) for planned in self.known]
+                return quick_answer(problem, self.source, self.options, known)
+            return self.source.plan(problem, self.options, on_progress=self.phases.on_progress)
 
-    def better(answer: Answer) -> Planned | None:
-        fits = isinstance(answer.plan, Plan) and not room.over_here(lambda: room.reserved(answer.plan))
-        return carried(answer) if fits else None
+        return plan_or_raise(self.planner.coordinator.answer(problem, ask), self.step.graph)
 
-    return replace(made, better=improved(problem, planner, options, answer, better, phases.on_progress))
+    def better(
+        self, problem: Problem, answer: Answer, make: Callable[[Answer], Planned | None]
+    ) -> Pending[Planned] | None:
+        """The plan that is looked for while training goes on by a quick one; None: there is no need."""
+        if not self.at_once or (answer.gap or 0) <= self.options.max_gap:
+            return None
+        log.info("training starts on %s", "the plan of another size" if answer.cache == "near" else "a quick plan")
+        return improved(problem, self.planner, self.options, answer, make, self.phases.on_progress)
 
 
 def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, known: Sequence[Planned]) -> Problem:
@@ -296,19 +344,6 @@ def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, kno
     if isinstance(budget, PlanFile):
         return Problem(graph, budget.budget_bytes(graph))
     return Problem(bounded(graph, budget), max(budget_bytes(budget, graph, options.slack), _room(budget, graph, known)))
-
-
-def _told(planned: Planned) -> Planned:
-    """A plan, after a warning where the optimizer's own step is over its budget: no plan of activations helps there."""
-    budget, peak = planned.answer.budget_bytes, planned.update_peak_bytes
-    if planned.job.optimizer is not None and peak > budget:
-        log.warning(
-            "the optimizer's own step needs %s, over the budget of %s, whatever is computed again: %s",
-            readable(peak),
-            readable(budget),
-            planned.job.advice(peak - budget),
-        )
-    return planned
 
 
 def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:

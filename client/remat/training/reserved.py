@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import fx
+from torch import fx, nn
 
 from remat_ir import Plan, Problem
 
 from ..capture.dataflow import device_of
-from ..capture.operations import Kind
+from ..capture.operations import Kind, returned_gradients
 from ..device import Accelerator, Device, of
 from ..lowering.allocator import Allocator, Block, Bytes, Settings
 from ..lowering.link_profile import link_for
@@ -18,6 +18,7 @@ from ..lowering.peak import Instance, moments
 from ..planning.coordinator import Coordinator
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
+from ..profiling.fixed import all_gradients, existing_gradients
 from ..profiling.optimizers import spread
 from ..profiling.room import ATTEMPTS, STEPS, Room, lowered
 from .job import Job
@@ -33,6 +34,20 @@ def linked(step: TrainingStep, options: SolveOptions, coordinator: Coordinator) 
     """The step with the link that options mean for its device, if they mean one."""
     link = link_for(options, device_of(step.operations.flow), coordinator)
     return step if link is None else replace(step, graph=replace(step.graph, link=link))
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """What a step that is planned by itself is a part of, and the bytes of an accelerator that this may take in all."""
+
+    model: nn.Module
+    job: Job
+    budget_bytes: int
+
+    def absent(self, step: TrainingStep) -> int:
+        """Bytes of gradients of the other parts that are not there yet: in this one's backward pass they may be."""
+        own = sum(step.operations.sizes[s] for s in returned_gradients(step.operations))
+        return max(0, all_gradients(self.model) - existing_gradients(self.model) - own)
 
 
 class StepRoom(Room):

@@ -29,6 +29,7 @@ from ..profiling.room import Room, rehearsed
 from ..training.enable import disable
 from ..training.job import Job
 from ..training.planned import Planned
+from ..training.reserved import Whole
 from ..training.step import TrainingStep
 from .allot import Place, allot, least_budget, peak_of
 from .curve import Point, curve, point_of, unit_problem
@@ -130,9 +131,10 @@ class Split:
             log.info("units: peak %s predicted, %s measured", readable(fixed + predicted), readable(fixed + measured))
             over = room.over(partial(self._reserved, room, step)) if measured <= allowed else 0
             if measured <= allowed and not over:
+                whole = None if room.budget is None else Whole(self.model, self.job, room.budget)
                 for unit, point, made in zip(self.units, points, planned, strict=True):
                     unit.run_by(made)
-                    unit.size = point.size
+                    unit.size, unit.whole = point.size, whole
                 found = self._result(rest, points, fixed, (allowed, predicted, measured))
                 return replace(found, reserved_bytes=room.seen)
             rest = _more(rest, seen)

@@ -20,7 +20,7 @@ from ..training.halves import Halves
 from ..training.module import refuse_enabled
 from ..training.optimize import BUSY, carry_out, plan_step
 from ..training.planned import Planned
-from ..training.reserved import linked
+from ..training.reserved import Whole, linked
 from ..training.step import TrainingStep, training_step
 from .curve import unit_problem
 
@@ -32,6 +32,10 @@ class Unit:
 
     Args:
         halves: runs the second halves of its backward passes; None: they are whole.
+
+    Attributes:
+        size: within which calls of other sizes than the trial's are planned; None: nothing is picked yet.
+        whole: the model, where its budget is one of bytes of an accelerator, which those calls are held to as well.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Unit:
         self.name, self.module, self.halves = name, module, halves
         self.step: TrainingStep | None = None
         self.size: UnitBytes | None = None
+        self.whole: Whole | None = None
         self.failed: CaptureError | None = None
         self.first: Planned
         self._planner, self._asking = planner, asking
@@ -55,7 +60,8 @@ class Unit:
     def _make_plan(self, call: Call, known: Sequence[Planned | ChainedModule]) -> Planned:
         if self.size is not None:
             steps = [made for made in known if isinstance(made, Planned)]
-            return plan_step(call, self.size, self._planner, self._asking, known=steps, halves=self.halves)
+            given = self.size, self._planner, self._asking
+            return plan_step(call, *given, known=steps, halves=self.halves, whole=self.whole)
         try:
             self.first = self._captured(call)
         except CaptureError as error:
