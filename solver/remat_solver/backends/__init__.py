@@ -1,10 +1,12 @@
 """Engines that solve programs, each in a child process that can be killed: HiGHS, CP-SAT, CBC."""
 
 from .engine import ENGINES, Engine, check_engine, check_memory, free_memory, lp, run
-from .outcome import DerivedRow, Ending, Improvement, Outcome, Tree
+from .outcome import CoverRow, Cutting, DerivedRow, Ending, Improvement, Outcome, Tree
 
 __all__ = [
     "ENGINES",
+    "CoverRow",
+    "Cutting",
     "DerivedRow",
     "Ending",
     "Engine",

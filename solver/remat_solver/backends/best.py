@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..program import INFINITY, Floats, Program
-from .outcome import DerivedRow, Improvement, Outcome, Tree, failed
+from .outcome import Improvement, Outcome, Tree, cutting, failed
 from .wire import Message
 
 _TOLERANCE = 1e-4
@@ -71,5 +71,5 @@ class Best:
 def _tree_of(message: Message) -> Tree | None:
     if "leaf_start" not in message.arrays:
         return None
-    cuts = tuple(DerivedRow.of(data) for data in message.members["cuts"])
+    cuts = tuple(cutting(data) for data in message.members["cuts"])
     return Tree(**{name: message.arrays[name] for name in Tree._fields if name != "cuts"}, cuts=cuts)

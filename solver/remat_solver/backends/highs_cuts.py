@@ -1,8 +1,8 @@
 """Cutting planes for programs in whole numbers: mixed-integer rounding of a row of the simplex tableau, or of one row.
 
-Every cut is kept as what a checker needs to derive it again: whole multipliers of earlier rows, the divisor, the
-columns that were complemented. Rows are read as A_r x + s_r = b_r with slacks s_r ≥ 0. Of their sum with multipliers
-m,
+Besides them there are lifted covers (`highs_covers`). Every cut is kept as what a checker needs to derive it again: for
+rounding, whole multipliers of earlier rows, the divisor, the columns that were complemented. Rows are read as
+A_r x + s_r = b_r with slacks s_r ≥ 0. Of their sum with multipliers m,
 
     Σ a_j x_j + Σ m_r s_r = b,     divided by d, with b = q d + f, 0 ≤ f < d, a_j = q_j d + f_j,
 
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..program import Booleans, Floats, Program
+from .highs_covers import lifted_cover
 
 _SCALES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 36, 48, 60, 72, 120)
 """What is tried first to make multipliers whole: where rows have small numbers, this makes them small."""
@@ -45,25 +46,25 @@ _HIGH = 0.5
 
 @dataclass(frozen=True)
 class Cut:
-    """Σ index/value ≤ most, and how it follows: see `Cuts.derive`."""
+    """Σ index/value ≤ most, and how it follows: what `cutting` reads, but for the scale."""
 
-    multipliers: tuple[tuple[int, int], ...]
-    divisor: int
-    coarser: int
-    complemented: tuple[int, ...]
+    origin: tuple[Any, ...]
     index: NDArray[np.int64]
     value: Floats
     most: int
 
     def wire(self) -> list[Any]:
-        """What `DerivedRow` is made from."""
-        flat = [number for pair in self.multipliers for number in pair]
-        return [flat, self.divisor, self.coarser, list(self.complemented), self.scale]
+        """What `cutting` reads."""
+        return [*self.origin, self.scale]
 
     @property
     def scale(self) -> float:
         """What its linear program's row is multiplied by: its largest coefficient becomes 1."""
         return 1.0 / float(np.abs(self.value).max())
+
+    def depth(self, x: Floats) -> float:
+        """How far a point is beyond it."""
+        return (float(self.value @ x[self.index]) - self.most) / float(np.linalg.norm(self.value))
 
 
 class Cuts:
@@ -87,7 +88,14 @@ class Cuts:
         self.base = program.rows
         self.cuts: list[Cut] = []
         self.weighty = [r for r in range(self.base) if len(self.value[r]) and np.abs(self.value[r]).max() > 1]
+        self.memory = [r for r in self.weighty if self._of_choices(program, r)]
         self._known: set[tuple[Any, ...]] = set()
+
+    def _of_choices(self, program: Program, r: int) -> bool:
+        """Whether a row has weights > 0 on columns that are 0 or 1 and cost nothing: what is resident at a cut."""
+        index = self.index[r]
+        free = program.integer[index] & (program.upper[index] == 1) & (program.cost[index] == 0)
+        return bool(free.all()) and float(self.value[r].min()) > 0
 
     def separate(
         self, solver: Any, x: Floats, in_program: Sequence[int], stopped: Callable[[], bool] = lambda: False
@@ -105,16 +113,17 @@ class Cuts:
         found.sort(key=lambda each: -each.depth)
         chosen: list[Cut] = []
         normals = np.zeros((_MOST_CUTS, self.columns))
-        for rough in found:
-            normal = rough.normal / np.linalg.norm(rough.normal)
+        covers = ((self._dense(cut), cut) for cut in self._covers(x))
+        planes: Iterator[tuple[Floats, Cut | _Rough]] = chain(covers, ((rough.normal, rough) for rough in found))
+        for vector, made in planes:
+            normal = vector / np.linalg.norm(vector)
             if len(chosen) and float((normals[: len(chosen)] @ normal).max()) > _PARALLEL:
                 continue
-            cut = self._derive(rough)
-            if cut is None:
+            cut = made if isinstance(made, Cut) else self._derive(made)
+            if cut is None or cut.depth(x) < _EFFICACY:
                 continue
-            depth = (float(cut.value @ x[cut.index]) - cut.most) / float(np.linalg.norm(cut.value))
             key = (cut.most, cut.index.tobytes(), cut.value.tobytes())
-            if depth < _EFFICACY or key in self._known:
+            if key in self._known:
                 continue
             self._known.add(key)
             normals[len(chosen)] = normal
@@ -122,6 +131,24 @@ class Cuts:
             if len(chosen) == _MOST_CUTS:
                 break
         return chosen
+
+    def _dense(self, cut: Cut) -> Floats:
+        vector = np.zeros(self.columns)
+        vector[cut.index] = cut.value
+        return vector
+
+    def _covers(self, x: Floats) -> Iterator[Cut]:
+        """Lifted covers of what is resident at a cut."""
+        for r in self.memory:
+            index = self.index[r]
+            made = lifted_cover([int(a) for a in self.value[r].tolist()], self.most[r], x[index].tolist())
+            if made is None:
+                continue
+            alpha, most = made
+            pairs = sorted((int(index[i]), a) for i, a in alpha.items())
+            columns, weights = (list(each) for each in zip(*pairs, strict=True))
+            flat = [number for pair in pairs for number in pair]
+            yield Cut(("cover", r, flat, most), np.array(columns), np.array(weights, dtype=np.float64), most)
 
     def add(self, cut: Cut) -> int:
         """Take a cut among the rows; its number."""
@@ -195,7 +222,9 @@ class Cuts:
         if not row:
             return None
         index, value = np.array(list(row), np.int64), np.array(list(row.values()), np.float64)
-        return Cut(tuple(sorted(multipliers.items())), divisor, coarser, complemented, index, value, most // coarser)
+        flat = [number for pair in sorted(multipliers.items()) for number in pair]
+        origin = ("round", flat, divisor, coarser, list(complemented))
+        return Cut(origin, index, value, most // coarser)
 
 
 def _whole(m: Floats) -> tuple[NDArray[np.int64], int] | None:

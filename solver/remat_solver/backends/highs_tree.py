@@ -260,6 +260,8 @@ def _tree_of(solver: Any, program: Program, cutoff: float, factor: Floats | None
             ("solver", "simplex"),
             ("simplex_strategy", 1),
             ("dual_feasibility_tolerance", 1e-10),
+            # steepest edge would weigh all rows anew at each node
+            ("simplex_dual_edge_weight_strategy", 1),
         ):
             solver.setOptionValue(name, value)
         held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor))

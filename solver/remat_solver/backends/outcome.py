@@ -39,11 +39,36 @@ class DerivedRow(NamedTuple):
     complemented: tuple[int, ...]
     scale: float
 
-    @classmethod
-    def of(cls, data: list[Any]) -> DerivedRow:
-        """Read what a worker sends."""
-        flat, divisor, coarser, complemented, scale = data
-        return cls(tuple(zip(flat[::2], flat[1::2], strict=True)), divisor, coarser, tuple(complemented), scale)
+
+class CoverRow(NamedTuple):
+    """A cutting plane Σ weight · column ≤ `most` over columns that are 0 or 1: greater weights exceed a row together.
+
+    Attributes:
+        row: the row of the program.
+        weights: columns and their weights.
+        scale: what the whole weights were multiplied by in the linear programs.
+    """
+
+    row: int
+    weights: tuple[tuple[int, int], ...]
+    most: int
+    scale: float
+
+
+Cutting: TypeAlias = DerivedRow | CoverRow
+
+
+def cutting(data: list[Any]) -> Cutting:
+    """Read what a worker sends of a cutting plane."""
+    if data[0] == "cover":
+        _, row, flat, most, scale = data
+        return CoverRow(row, _pairs(flat), most, scale)
+    _, flat, divisor, coarser, complemented, scale = data
+    return DerivedRow(_pairs(flat), divisor, coarser, tuple(complemented), scale)
+
+
+def _pairs(flat: list[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 class Tree(NamedTuple):
@@ -61,7 +86,7 @@ class Tree(NamedTuple):
     leaf_row: NDArray[np.int64]
     leaf_dual: Floats
     leaf_empty: NDArray[np.bool_]
-    cuts: tuple[DerivedRow, ...] = ()
+    cuts: tuple[Cutting, ...] = ()
 
 
 class Outcome(NamedTuple):

@@ -25,7 +25,7 @@ from remat_ir.proof.rounding import KIND, Rounding, summed
 from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
-from ..backends import DerivedRow, Tree
+from ..backends import CoverRow, Cutting, DerivedRow, Tree
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Names, Program
@@ -126,7 +126,7 @@ class Certifier:
         round_: Round,
         scale: Scale,
         nodes: Sequence[int | FloatLeaf],
-        cuts: Sequence[DerivedRow],
+        cuts: Sequence[Cutting],
         bound_ns: float,
         wanted_ns: float,
     ) -> Certified | None:
@@ -206,7 +206,7 @@ class Certifier:
 class _Writer:
     """Writes certificates: rows in the order in which leaves, and rows that are rounded from them, need them."""
 
-    def __init__(self, certifier: Certifier, round_: Round, cuts: Sequence[DerivedRow]) -> None:
+    def __init__(self, certifier: Certifier, round_: Round, cuts: Sequence[Cutting]) -> None:
         self._certifier, self._round, self._cuts = certifier, round_, cuts
         self._on, self._blank = certifier.begin(round_)
         self._place: dict[int, int | None] = {}
@@ -252,10 +252,21 @@ class _Writer:
 
     def _written(self, row: int) -> int:
         cut = row - self._round.program.rows
-        name = self._round.names.of(row) if cut < 0 else self._rounded(self._cuts[cut])
+        name = self._round.names.of(row) if cut < 0 else self._derived(self._cuts[cut])
         self._made.append(inequality(self._on, self._made, name))
         self._rows.append(name)
         return len(self._rows) - 1
+
+    def _derived(self, cut: Cutting) -> Row:
+        return self._cover(cut) if isinstance(cut, CoverRow) else self._rounded(cut)
+
+    def _cover(self, cut: CoverRow) -> Row:
+        """A lifted cover of what is resident at a cut, by values in the place of columns."""
+        kind, *stage = self._round.names.of(cut.row)
+        if kind != "memory":
+            raise InvalidProof("a cover is of the memory at a cut")
+        named = ((self._round.column_names.of(column)[-1], weight) for column, weight in cut.weights)
+        return ("cover", *stage, cut.most, *(number for pair in named for number in pair))
 
     def _rounded(self, cut: DerivedRow) -> Row:
         """A cut as the certificate says it: what is complemented counts among the columns of the sum, in order."""
@@ -314,7 +325,7 @@ def _length(proof: StageProof) -> int:
     return len(zlib.compress(json.dumps(proof.to_json(), separators=(",", ":")).encode()))
 
 
-def multipliers(round_: Round, scale: Scale, cuts: Sequence[DerivedRow] = ()) -> Floats:
+def multipliers(round_: Round, scale: Scale, cuts: Sequence[Cutting] = ()) -> Floats:
     """[rows] what a dual of the balanced program is multiplied by to count ns per unit of the checker's row.
 
     Those of cuts, which are made of rows in whole bytes alone, come last.

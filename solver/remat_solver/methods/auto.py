@@ -12,7 +12,7 @@ from remat_ir.greedy import least_memory
 from remat_ir.proof import StageProof
 
 from ..backends import Engine, check_memory
-from ..beside import Beside
+from ..beside import Beside, give_way
 from ..blocks import plans_by_blocks
 from ..certify.pairs import prove_by_pairs
 from ..certify.windows import prove_by_windows
@@ -143,6 +143,8 @@ def _keep_everything(incumbent: Incumbent) -> bool:
 
 def _search(incumbent: Incumbent, seed: int) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
+    # where there is one core for both, the proof's programs get most of it
+    give_way()
     problem = incumbent.problem
     searching, least = None, plain_plan(problem.graph)
     if incumbent.plan is None and is_compiled():
