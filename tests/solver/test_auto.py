@@ -18,6 +18,7 @@ from drawn import graphs
 from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.greedy import greedy_plans
 from remat_solver import solve
+from remat_solver.beside import give_way
 from remat_solver.search import compiling
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
@@ -100,6 +101,22 @@ def test_the_gap_that_was_asked_for_ends_it() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a thread has a niceness of its own")
+def test_a_thread_that_gives_way_changes_no_other() -> None:
+    seen: list[int] = []
+
+    def work() -> None:
+        give_way()
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert before < seen[0] <= 19
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
 def test_engines_end_with_a_killed_parent() -> None:
     script = (
         "from benchmarks.graphs.instances import instance\n"
