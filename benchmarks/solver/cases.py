@@ -106,6 +106,7 @@ AIMS: dict[str, Aim] = {
             "large", "training graphs of 500 to 1,100 ops: gap 0.1 % in 60 s at 0.75, 0.5 % in 120 s at 0.5", _large_gap
         ),
         Aim("random", "random graphs at 0.75: gap 1.5 % in 120 s", _gap(0.015, 120)),
+        Aim("dense", "random graphs at 0.5 to 0.4: a plan in 20 s", lambda run: run.cost_at(20) is not None),
         Aim("huge", "to 5,000 ops at 0.5: a plan in 1 s, within 1 % of the best known in 5 s", _early(1, 5)),
         Aim("vast", "10,000 ops at 0.5: within 1 % of the best known in 15 s", lambda run: run.off_at(15) <= 0.01),
         Aim(
@@ -142,6 +143,7 @@ CASES: tuple[Case, ...] = (
     *_spread("large", 60, "made-rt500 gpt-24 gpt-36 gpt-36-whole resnet-40", (0.75,)),
     *_spread("large", 120, "made-rt500 gpt-24 gpt-36 gpt-36-whole resnet-40 random-250", (0.5,)),
     *_spread("random", 120, "dag-250 dag-500", (0.75,)),
+    *_spread("dense", 20, "dag-500", (0.5, 0.45, 0.4)),
     *_spread("huge", 8, "gpt-160 resnet-200", (0.5,)),
     *_spread("vast", 20, "gpt-330", (0.5,)),
     *_spread("deep", 30, "gpt-36 gpt-160 gpt-330 gpt-430-whole", (1.05,), True),

@@ -14,7 +14,7 @@ from .backends import Engine
 from .certify.pairs import pair_proof
 from .deadline import Deadline
 from .pairs import pair_need
-from .search import Search, compiling
+from .search import Search, compiling, least_plan
 from .solve import checked, solve
 from .staged.least import LeastProof
 
@@ -111,7 +111,9 @@ class _Look:
                 self.on_progress(Progress(self.deadline.elapsed(), verdict.cost_ns, None, source, plan))
 
     def seek(self, seconds: float) -> None:
-        """Bisect between what has a plan and what has none that the search can find in so many seconds."""
+        """Go down from the plan of the least memory, then bisect: between its peak and what no new start reaches."""
+        watch = self.deadline.within(2 * seconds)
+        self.found(least_plan(self.graph, self.low, self.plan, watch, self.cancelled, self.seed), "search")
         hopeless = self.low - 1
         while not self.over() and self.high - hopeless > max(1, self.high // 1000):
             middle = (hopeless + self.high) // 2

@@ -84,10 +84,13 @@ def _orders(
             yield order
 
 
-def least_memory(graph: Graph, *, stop: Callable[[], bool] = _never, rounds: int = 12) -> Plan:
+def least_memory(
+    graph: Graph, *, stop: Callable[[], bool] = _never, rounds: int = 12, weights: tuple[float, ...] = WEIGHTS
+) -> Plan:
     """A plan with a small peak, at whatever cost: walks inside limits halved towards the working-set bound.
 
-    The plain plan where nothing smaller is found. Where `stop` says so after a round, the best so far.
+    The plain plan where nothing smaller is found. Where `stop` says so after a round, the best so far. `weights` are
+    the rules that are tried in each round.
     """
     low, plan = working_set(graph).least_bytes, plain_plan(graph)
     high = peak_of(graph, plan)
@@ -95,7 +98,7 @@ def least_memory(graph: Graph, *, stop: Callable[[], bool] = _never, rounds: int
         if low >= high or (number and stop()):
             break
         middle = low if number == 0 else (low + high) // 2
-        orders = (walk(graph, middle, weight) for weight in WEIGHTS)
+        orders = (walk(graph, middle, weight) for weight in weights)
         found = next((plan_of(graph, order) for order in orders if order is not None), None)
         if found is None:
             low = middle + 1

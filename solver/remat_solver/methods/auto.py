@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from remat_ir import Chain, Graph, Plan, Problem, plain_peak, plain_plan
-from remat_ir.greedy import least_memory
+from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
 from ..backends import Engine, check_memory
@@ -33,7 +33,11 @@ _DEEP = 500
 """Ops from which the program over blocks comes before greedy plans of ever less memory."""
 _MOVES_BEFORE_BLOCKS = 100_000
 """Moves from a greedy plan before the program over blocks is tried: mostly they need no help from it."""
-_TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 1.0, 10.0, 0.2
+_OTHER_WEIGHTS = ((2.0,), (1.5,), (3.0,))
+"""Rules of further greedy plans of little memory, where the usual ones lead to none: each may lead elsewhere."""
+_GREEDY_SHARE = 0.1
+"""The share of what is left for each of these."""
+_TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 2.0, 10.0, 0.2
 """Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
 _WINDOW_GAP, _WINDOW_MOVES = 0.005, 50_000
 """The gap at which the proof of a window may end, and the moves of the search before it."""
@@ -156,19 +160,31 @@ def _search(incumbent: Incumbent, seed: int) -> None:
     if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
+    if incumbent.plan is None and is_compiled():
+        # before the greedy plans of little memory, each of which takes seconds on a dense graph
+        least = _tightened(incumbent, least, seed, _TIGHTEN_AT_ONCE_S)
     if incumbent.plan is None:
-        least = least_memory(problem.graph, stop=incumbent.deadline.within(0.03 * _spare(incumbent)).passed)
-        if incumbent.offer_or_suffices(least, "least-memory") > problem.budget_bytes and is_compiled():
-            least = _tightened(incumbent, least, seed, _TIGHTEN_AT_ONCE_S)
+        for weights in (WEIGHTS, *_OTHER_WEIGHTS):
+            if incumbent.plan is None and not incumbent.stopped():
+                stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
+                least = _less(incumbent, least, least_memory(problem.graph, stop=stop, weights=weights), seed)
     if not incumbent.stopped() and await_compiled(incumbent):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
         if not structured:
-            searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
+            if incumbent.plan is not None:
+                searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
             if not incumbent.stopped():
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         if incumbent.plan is None:
             _tightened(incumbent, least, seed + 1, _TIGHTEN_S)
         searching.run(incumbent)
+
+
+def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:
+    """The plan of less memory: the known one, or what the search makes of another start."""
+    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes and is_compiled():
+        start = _tightened(incumbent, start, seed, _TIGHTEN_AT_ONCE_S)
+    return min(known, start, key=lambda plan: peak_of(incumbent.problem.graph, plan))
 
 
 def _tightened(incumbent: Incumbent, plan: Plan, seed: int, seconds: float) -> Plan:
