@@ -19,7 +19,7 @@ from benchmarks.graphs.instances import instance
 from benchmarks.harness.machine import machine
 from benchmarks.harness.table import head, row, table
 from remat_ir import Answer, Graph, Problem, Proof, Status, budget_at, verify_answer
-from remat_ir.proof import Leaf, StageProof
+from remat_ir.proof import Leaf, StageProof, WindowProof
 from remat_ir.proof.rounding import KIND
 from remat_solver import solve
 from remat_solver.search import compiling
@@ -86,6 +86,8 @@ def measure(name: str, graph: Graph, fraction: float, limit: float) -> Measured:
 
 def _form(proof: Proof | None) -> str:
     """What a certificate is made of."""
+    if isinstance(proof, WindowProof):
+        return f"{len(proof.parts)} parts, {len(proof.windows)} windows"
     if not isinstance(proof, StageProof):
         return "" if proof is None else "pairs"
     leaves = sum(isinstance(node, Leaf) for node in proof.nodes)

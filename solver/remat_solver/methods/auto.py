@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from remat_ir import Chain, Graph, Plan, Problem, plain_peak, plain_plan
+from remat_ir import Chain, Graph, Plan, Problem, gap_of, plain_peak, plain_plan
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
 from remat_ir.proof import StageProof
 
@@ -39,6 +39,8 @@ _GREEDY_SHARE = 0.1
 """The share of what is left for each of these."""
 _TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 2.0, 10.0, 0.2
 """Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
+_WIDE = 0.03
+"""The gap from which windows are tried, after one linear program."""
 _WINDOW_GAP, _WINDOW_MOVES = 0.005, 50_000
 """The gap at which the proof of a window may end, and the moves of the search before it."""
 
@@ -107,12 +109,11 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
             compiling()
         search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed)) if options.search else None
         try:
-            if engine is not None:
-                prove_by_windows(incumbent, partial(_window_bound, incumbent, engine, options.seed))
-                Proof(incumbent, polish=polished(incumbent, wait=False), memory_bytes=memory).run(integer=engine)
-                if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
-                    # the search looks nowhere else, or would never end
-                    incumbent.close()
+            polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
+            Proof(incumbent, polish=polish, memory_bytes=memory, second=second).run(integer=engine)
+            if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
+                # the search looks nowhere else, or would never end
+                incumbent.close()
         except BaseException:
             incumbent.close()
             raise
@@ -121,8 +122,14 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
                 search.join()
 
 
+def _windows(incumbent: Incumbent, seed: int, engine: Engine) -> None:
+    """The bound by windows, where it may close much of the gap."""
+    if incumbent.cost_ns is None or gap_of(incumbent.cost_ns, incumbent.bound_ns) > _WIDE:
+        prove_by_windows(incumbent, partial(_window_bound, incumbent, seed, engine))
+
+
 def _window_bound(
-    incumbent: Incumbent, engine: Engine, seed: int, problem: Problem, until: Deadline
+    incumbent: Incumbent, seed: int, engine: Engine, problem: Problem, until: Deadline
 ) -> tuple[int, StageProof] | None:
     """What the proof of one window comes to: a small problem, for which a short search has the plan to reach."""
     window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)

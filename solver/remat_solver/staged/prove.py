@@ -61,6 +61,7 @@ class Proof:
 
     `polish` is handed each sequence that a relaxation's solution leads to, whether or not it fits, and may make a
     plan of it; it must return soon. `memory_bytes` is what each engine that is started here may use, as in `Engine`.
+    `second` is called once, after the first linear program, with the engine of linear programs: another way to a bound.
 
     Attributes:
         out_of_memory: whether an engine has ended for want of memory, and the proof with it.
@@ -75,6 +76,7 @@ class Proof:
         polish: Callable[[list[int]], None] | None = None,
         source: str = "staged",
         memory_bytes: int = 0,
+        second: Callable[[Engine], None] | None = None,
     ) -> None:
         self.incumbent = incumbent
         self.switches = switches or Switches()
@@ -85,6 +87,7 @@ class Proof:
         self.out_of_time = False
         self._polish = polish
         self._memory_bytes = memory_bytes
+        self._second = second
         self._far = self.switches.loose
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
@@ -165,6 +168,9 @@ class Proof:
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
                 wanted = wanted_ns(self.incumbent, bound)
                 self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted))
+            if self._second is not None:
+                self._second(engine)
+                self._second = None
             over = excesses(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed():
                 return
