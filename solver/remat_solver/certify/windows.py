@@ -34,7 +34,7 @@ _FIRST_LENGTHS = (1, 2)
 """Segments of the windows that are proved first."""
 _OPS, _MORE_OPS, _MOST_OPS = 250, 1.25, 800
 """Ops of a window at first, the factor by which that grows where all smaller ones are proved, and at most."""
-_SHARE, _KIND_SHARE, _MOST_S = 0.6, 0.15, 120.0
+_SHARE, _KIND_SHARE, _MOST_S = 0.7, 0.15, 180.0
 """The share of the time that is left, of so many seconds at most, for all windows, and of that for each kind."""
 _TOLD_S = 5.0
 """Seconds after which what is proved so far is checked and told."""

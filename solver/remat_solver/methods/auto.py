@@ -41,7 +41,7 @@ _TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 2.0, 10.0, 0.2
 """Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
 _WIDE = 0.03
 """The gap from which windows are tried, after one linear program."""
-_WINDOW_GAP, _WINDOW_MOVES = 0.005, 50_000
+_WINDOW_GAP, _WINDOW_MOVES = 0.01, 20_000
 """The gap at which the proof of a window may end, and the moves of the search before it."""
 
 
