@@ -37,8 +37,8 @@ _OTHER_WEIGHTS = ((2.0,), (1.5,), (3.0,))
 """Rules of further greedy plans of little memory, where the usual ones lead to none: each may lead elsewhere."""
 _GREEDY_SHARE = 0.1
 """The share of what is left for each of these."""
-_TIGHTEN_AT_ONCE_S, _TIGHTEN_S, _TIGHTEN_SHARE = 2.0, 10.0, 0.2
-"""Seconds at first and later, and the share of what is left, for plans of ever less memory where none fits yet."""
+_TIGHTEN_S, _TIGHTEN_SHARE_FIRST, _TIGHTEN_SHARE = 10.0, 0.1, 0.2
+"""Seconds at most, and the share of what is left at first and later, for plans of ever less memory where none fits."""
 _WIDE = 0.03
 """The gap from which windows are tried, after one linear program."""
 _WINDOW_GAP, _WINDOW_MOVES = 0.01, 20_000
@@ -169,7 +169,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if incumbent.plan is None and is_compiled():
         # before the greedy plans of little memory, each of which takes seconds on a dense graph
-        least = _tightened(incumbent, least, seed, _TIGHTEN_AT_ONCE_S)
+        least = _tightened(incumbent, least, seed, _TIGHTEN_SHARE_FIRST)
     if incumbent.plan is None:
         for weights in (WEIGHTS, *_OTHER_WEIGHTS):
             if incumbent.plan is None and not incumbent.stopped():
@@ -183,24 +183,24 @@ def _search(incumbent: Incumbent, seed: int) -> None:
             if not incumbent.stopped():
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         if incumbent.plan is None:
-            _tightened(incumbent, least, seed + 1, _TIGHTEN_S)
+            _tightened(incumbent, least, seed + 1, _TIGHTEN_SHARE)
         searching.run(incumbent)
 
 
 def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:
     """The plan of less memory: the known one, or what the search makes of another start."""
     if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes and is_compiled():
-        start = _tightened(incumbent, start, seed, _TIGHTEN_AT_ONCE_S)
+        start = _tightened(incumbent, start, seed, _TIGHTEN_SHARE_FIRST)
     return min(known, start, key=lambda plan: peak_of(incumbent.problem.graph, plan))
 
 
-def _tightened(incumbent: Incumbent, plan: Plan, seed: int, seconds: float) -> Plan:
+def _tightened(incumbent: Incumbent, plan: Plan, seed: int, share: float) -> Plan:
     """From a plan above the budget to one within it, or of the least memory on the way: what the answer says is enough.
 
     It is left as soon as there is a plan from elsewhere.
     """
     problem = incumbent.problem
-    watch = incumbent.deadline.within(min(seconds, _TIGHTEN_SHARE * _spare(incumbent)))
+    watch = incumbent.deadline.within(min(_TIGHTEN_S, share * _spare(incumbent)))
     found = least_plan(
         problem.graph,
         problem.budget_bytes,
