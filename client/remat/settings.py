@@ -4,6 +4,7 @@ REMAT_BASE_URL     the service, such as http://127.0.0.1:8765; unset means none
 REMAT_API_KEY      its key, if it asks for one
 REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
+REMAT_KEEP_CAPTURES 1: captured steps are kept on this machine, for the next process of the same job
 REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
 """
 
@@ -17,7 +18,14 @@ from urllib.parse import urlsplit
 
 from remat_ir import InvalidData
 
-NAMES = ("REMAT_BASE_URL", "REMAT_API_KEY", "REMAT_CACHE_DIR", "REMAT_OFFLINE", "REMAT_SEND_NAMES")
+NAMES = (
+    "REMAT_BASE_URL",
+    "REMAT_API_KEY",
+    "REMAT_CACHE_DIR",
+    "REMAT_OFFLINE",
+    "REMAT_KEEP_CAPTURES",
+    "REMAT_SEND_NAMES",
+)
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
@@ -37,6 +45,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     offline: bool = False
     send_names: bool = False
+    keep_captures: bool = False
 
     @property
     def service_url(self) -> str | None:
@@ -55,8 +64,7 @@ def settings(
     """The settings in force: each argument that is not None stands over its environment variable.
 
     Raises:
-        InvalidData: a URL that is not http or https, or a REMAT_OFFLINE or REMAT_SEND_NAMES that is neither yes
-            nor no.
+        InvalidData: a URL that is not http or https, or a flag that is neither yes nor no.
     """
     env = os.environ if environ is None else environ
     url = base_url or env.get("REMAT_BASE_URL") or None
@@ -67,6 +75,7 @@ def settings(
         api_key=api_key or env.get("REMAT_API_KEY") or None,
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),
+        keep_captures=_flag(env, "REMAT_KEEP_CAPTURES"),
     )
 
 

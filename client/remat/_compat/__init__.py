@@ -23,7 +23,8 @@ from .autograd import (
     will_accumulate,
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
-from .guards import CallGuards
+from .guards import CallGuards, globals_of
+from .keeping import Unreadable, pack, readings, surroundings, traced_code, unpack
 from .memory import (
     is_batched,
     mark,
@@ -121,6 +122,7 @@ __all__ = [
     "OpaqueBase",
     "SideEffects",
     "TorchDispatchMode",
+    "Unreadable",
     "accumulate_by_hand",
     "active_ddp",
     "aot_backend",
@@ -141,6 +143,7 @@ __all__ = [
     "frame_number",
     "full_name",
     "gives_all_gradients",
+    "globals_of",
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
     "has_merged_inputs",
@@ -159,11 +162,13 @@ __all__ = [
     "only_real_tensors",
     "operator_name",
     "own_checkpoints",
+    "pack",
     "parameter_names",
     "parameters_of",
     "process_group",
     "raised_by_the_code",
     "raw_call",
+    "readings",
     "recording",
     "register_opaque",
     "replaced",
@@ -181,6 +186,9 @@ __all__ = [
     "storage_key",
     "storage_keys",
     "strict_graph",
+    "surroundings",
+    "traced_code",
+    "unpack",
     "unreduced_by_fsdp",
     "updated_inputs",
     "used_up",

@@ -18,7 +18,7 @@ from torch._dynamo.utils import dynamo_timed, get_metrics_context
 
 from .versions import lacking, require
 
-__all__ = ["CallGuards"]
+__all__ = ["CallGuards", "globals_of"]
 
 require(
     lacking(
@@ -28,18 +28,29 @@ require(
 )
 
 
+def globals_of(call: Callable[..., Any]) -> dict[str, Any]:
+    """The globals of the code that a call runs first."""
+    return get_traced_fn(call)[0].__globals__
+
+
 class CallGuards:
     """What the capture of one call read, besides the parameters and buffers that the graph takes.
 
     Args:
-        graph: as `strict_graph` made it; tensors that the traced code reads elsewhere become buffers of it.
         call: what was captured: a module, or a method of one.
+        root: makes the guards of the code that it runs and of the local variables that this begins with.
 
     Attributes:
-        names: of those tensors, as buffers of the graph.
+        names: of the tensors that the traced code reads elsewhere, as buffers of the graph.
     """
 
-    def __init__(self, graph: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        root: Callable[[types.CodeType, dict[str, Any]], Any],
+    ) -> None:
         self._function, owner = get_traced_fn(call)
         self._bound = owner is not None
         self._signature = inspect.signature(self._function, follow_wrapped=False)
@@ -48,15 +59,28 @@ class CallGuards:
         """Whether arguments bind by position and name alone; `inspect` takes its time, before every step."""
         self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._read: dict[int, str] = {}
+        self._inputs: Callable[..., Any] | None = None
+        self.names: tuple[str, ...] = ()
+        local = self.local(call, args, kwargs)
+        assert local is not None
+        with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
+            self._root = root(self._function.__code__, local)
+
+    @classmethod
+    def of_graph(
+        cls, graph: Any, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> CallGuards:
+        """Those of a graph as `strict_graph` made it; tensors that the traced code reads elsewhere become buffers."""
         made = graph._dynamo_bytecode_flatten.out
         captured = made.graph_capture_output
-        with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
-            self._root = captured.build_guards(self._function.__code__).guard_manager.root
+        guards = cls(call, args, kwargs, lambda code, _: captured.build_guards(code).guard_manager.root)
         sources = captured.output_graph.export_metadata.graph_input_idx_to_local_source
-        arguments = list(self._signature.parameters)[self._bound :]
-        self._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)
-        self._inputs = self._up_to_the_graph(made) if self._read else None
-        self.names = tuple(self._read.values())
+        arguments = list(guards._signature.parameters)[guards._bound :]
+        guards._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)
+        guards._inputs = guards._up_to_the_graph(made) if guards._read else None
+        guards.names = tuple(guards._read.values())
+        return guards
 
     def _up_to_the_graph(self, made: Any) -> Callable[..., Any]:
         """The captured frame as a function that raises `_Found` where it calls its graph.
@@ -73,9 +97,7 @@ class CallGuards:
         function.__kwdefaults__ = found.kwdefaults
         return function
 
-    def _locals(
-        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
+    def local(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """The local variables that the call begins with; None where it runs another function now."""
         function, owner = get_traced_fn(call)
         if function is not self._function:
@@ -93,12 +115,12 @@ class CallGuards:
 
     def hold(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether all that tracing read is as it was."""
-        scope = self._locals(call, args, kwargs)
+        scope = self.local(call, args, kwargs)
         return scope is not None and bool(self._root.check(scope))
 
     def broken(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What is no longer as it was, in Python's words; empty where everything is."""
-        scope = self._locals(call, args, kwargs)
+        scope = self.local(call, args, kwargs)
         if scope is None:
             return "the function that a call runs"
         found = self._root.check_verbose(scope)
@@ -106,7 +128,7 @@ class CallGuards:
 
     def number(self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The number among the arguments that is no longer as it was; empty where it is something else."""
-        scope = self._locals(call, args, kwargs)
+        scope = self.local(call, args, kwargs)
         parts = [] if scope is None else self._root.check_verbose(scope).verbose_code_parts[:1]
         arguments = list(self._signature.parameters)[self._bound :]
         for found in filter(None, (re.match(r"L((?:\['\w+'\]|\[\d+\])+) == [-+.\w]+", part) for part in parts)):

@@ -18,6 +18,7 @@ __all__ = [
     "CALL_HOOKS",
     "FORWARD_HOOKS",
     "FORWARD_PRE_HOOKS",
+    "GLOBAL_HOOKS",
     "MODULES",
     "MODULES_OWN",
     "PARAMETERS",
@@ -64,7 +65,7 @@ SHARED = (
 MODULES_OWN = frozenset(nn.Module().__dict__) - {"training"}
 """What nn.Module itself keeps on each module, but for its train mode."""
 
-_GLOBAL_HOOKS = (
+GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
     "_global_backward_pre_hooks",
@@ -73,7 +74,7 @@ _GLOBAL_HOOKS = (
 """The hooks that run around every module's call."""
 
 require([f"nn.Module.{name}" for name in sorted({*CALL_HOOKS, *SHARED}) if name not in nn.Module().__dict__])
-require([name for name in _GLOBAL_HOOKS if not hasattr(_module, name)])
+require([name for name in GLOBAL_HOOKS if not hasattr(_module, name)])
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -108,7 +109,7 @@ def backward_hooks_of_all() -> bool:
 
 def global_hooks() -> tuple[Any, ...]:
     """The hooks that run around every module's call, in order."""
-    return tuple(hook for name in _GLOBAL_HOOKS for hook in getattr(_module, name).values())
+    return tuple(hook for name in GLOBAL_HOOKS for hook in getattr(_module, name).values())
 
 
 HooksAside: TypeAlias = list[dict[Any, Any]]
@@ -118,7 +119,7 @@ HooksAside: TypeAlias = list[dict[Any, Any]]
 @contextlib.contextmanager
 def hooks_set_aside() -> Iterator[HooksAside]:
     """Inside, no hooks run around every module's call; gives them for `hooks_put_back`."""
-    before: HooksAside = [dict(getattr(_module, name)) for name in _GLOBAL_HOOKS]
+    before: HooksAside = [dict(getattr(_module, name)) for name in GLOBAL_HOOKS]
     with hooks_put_back([{} for _ in before]):
         yield before
 
@@ -126,7 +127,7 @@ def hooks_set_aside() -> Iterator[HooksAside]:
 @contextlib.contextmanager
 def hooks_put_back(aside: HooksAside) -> Iterator[None]:
     """Inside, these hooks run around every module's call, and no others."""
-    found = [(getattr(_module, name), dict(getattr(_module, name))) for name in _GLOBAL_HOOKS]
+    found = [(getattr(_module, name), dict(getattr(_module, name))) for name in GLOBAL_HOOKS]
     for (hooks, _), wanted in zip(found, aside, strict=True):
         hooks.clear()
         hooks.update(wanted)

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
 from .call import install_recorders
 from .dataflow import tensors
+from .kept import Captures
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,11 +71,31 @@ def capture(
     _refuse_not_strided(module, args, kwargs)
     _refuse_backward_hooks(module, whole=run is None or run is module)
     install_recorders(module)
+    run = module if run is None else run
+    captures = Captures.here()
+    found = captures and captures.find(module, run, args, kwargs)
+    if found:
+        return _checked(*found, module)
+    graph, guards, descriptor, seconds = _traced(module, args, kwargs, run)
+    captured = _checked(descriptor, guards, module)
+    if captures and seconds >= captures.from_s:
+        captures.keep(graph, guards, descriptor, module, run, args, kwargs)
+    return captured
+
+
+def _traced(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[..., Any]
+) -> tuple[Any, _compat.CallGuards, Any, float]:
+    """The graph, the guards and the descriptor of a call, and the CPU seconds that they took.
+
+    Raises:
+        CaptureError: as for `capture`.
+    """
+    began = time.process_time()
     try:
         with generators.kept(), _no_collections(), contextlib.ExitStack() as stack:
-            run = module if run is None else run
             graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
-            guards = _compat.CallGuards(graph, run, args, kwargs)
+            guards = _compat.CallGuards.of_graph(graph, run, args, kwargs)
             descriptor = _compat.export_joint(stack, graph, args, kwargs)
     except _compat.SideEffects as error:
         raise CaptureError(
@@ -87,6 +109,15 @@ def capture(
             stages_may_do=True,
             raised_by_the_code=_compat.raised_by_the_code(error),
         ) from error
+    return graph, guards, descriptor, time.process_time() - began
+
+
+def _checked(descriptor: Any, guards: _compat.CallGuards, module: nn.Module) -> Capture:
+    """A capture of which the lowering can run everything.
+
+    Raises:
+        CaptureError: there is something that it cannot.
+    """
     joint = _compat.joint_graph(descriptor)
     refuse(joint)
     if _compat.has_merged_inputs(joint.graph):

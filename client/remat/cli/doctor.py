@@ -112,7 +112,8 @@ def _check_cache(here: Settings) -> Check:
     except OSError as error:
         return "memo", None, f"{here.cache_dir} cannot be written ({error.strerror}): nothing is remembered"
     entries = sum(1 for _ in (here.cache_dir / "answers").glob("*/*.json"))
-    return "memo", True, f"{here.cache_dir}: {entries} answers remembered"
+    captures = sum(1 for _ in (here.cache_dir / "captures").glob("*.capture"))
+    return "memo", True, f"{here.cache_dir}: {entries} answers remembered, {captures} captured steps kept"
 
 
 def _version(package: str, before: str = "") -> str:

@@ -1,0 +1,468 @@
+"""A capture as bytes and back: what AOTAutograd made, and the guards of Dynamo, built again on what is there now.
+
+Bytes are read by an unpickler that makes containers, and classes of torch that hold metadata, and calls nothing else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import importlib
+import io
+import operator
+import os
+import pickle
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._dynamo.config
+import torch._dynamo.source as _source
+import torch._functorch._aot_autograd.schemas as _schemas
+import torch.backends.opt_einsum
+from torch import fx
+from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
+from torch._dynamo.output_graph import OutputGraphGuardsState
+from torch._guards import Guard, GuardsSet, Source
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._ordered_set import OrderedSet
+
+from .memory import storage_key
+
+__all__ = ["Unreadable", "pack", "readings", "surroundings", "traced_code", "unpack"]
+
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+_PLAIN = (bool, int, str, type(None))
+_LEFT = frozenset({"stack_trace", "tensor_meta"})
+"""Of a node's notes, those that say nothing of what it does, and are long."""
+
+_CALLABLE: dict[tuple[str, str], Any] = {
+    **{("builtins", kind.__name__): kind for kind in (bool, int, float, complex, str, bytes, slice, range)},
+    **{("builtins", kind.__name__): kind for kind in (tuple, list, dict, set, frozenset)},
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("collections", "defaultdict"): collections.defaultdict,
+    ("torch", "Size"): torch.Size,
+    ("torch", "device"): torch.device,
+    ("torch", "Tensor"): torch.Tensor,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch.utils._pytree", "TreeSpec"): pytree.TreeSpec,
+    ("torch.utils._pytree", "LeafSpec"): pytree.TreeSpec,
+    ("torch._subclasses.functional_tensor", "FunctionalTensor"): importlib.import_module(
+        "torch._subclasses.functional_tensor"
+    ).FunctionalTensor,
+    ("torch._subclasses.fake_tensor", "FakeTensor"): FakeTensor,
+    ("torch.nn.parameter", "Parameter"): torch.nn.Parameter,
+    ("torch.fx.immutable_collections", "immutable_list"): fx.immutable_collections.immutable_list,
+    ("torch.fx.immutable_collections", "immutable_dict"): fx.immutable_collections.immutable_dict,
+}
+_HOLDERS = tuple(
+    importlib.import_module(f"torch._functorch._aot_autograd.{name}")
+    for name in ("runtime_wrappers", "descriptors", "schemas", "subclass_utils")
+)
+
+
+class Unreadable(Exception):
+    """A capture that cannot be written, or bytes that are none; the message says why."""
+
+
+class _Node:
+    """A node of the graph, in the arguments of another."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+_ALIAS = "__remat_module_"
+"""Before the name of a module, where guards find it among the globals of the code that is called."""
+
+_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+
+
+class _Writer(pickle.Pickler):
+    """Notes tensors in a table, and nodes, operators and classes of containers by name."""
+
+    def __init__(self, file: Any, nodes: Mapping[fx.Node, int], aliases: Mapping[str, str]) -> None:
+        super().__init__(file, protocol=5)
+        self._nodes, self._aliases = nodes, aliases
+        self._storages: dict[int, int] = {}
+        self._tensors: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self.storages: list[tuple[int, str]] = []
+        self.tensors: list[tuple[Any, ...]] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, _PLAIN):
+            return None
+        if isinstance(obj, fx.Node):
+            return "node", self._nodes[obj]
+        if isinstance(obj, FakeTensor):
+            return "tensor", self._tensor(obj)
+        if isinstance(obj, torch.Tensor):
+            raise Unreadable("it has the values of a tensor in it")
+        if isinstance(obj, torch._ops.OpOverload):
+            return "operator", str(obj)
+        if obj is operator.getitem:
+            return "operator", "getitem"
+        if type(obj) is _source.GlobalSource and obj.global_name in self._aliases:
+            return "module", self._aliases[obj.global_name]
+        if isinstance(obj, torch.memory_format):
+            return "format", str(obj).removeprefix("torch.")
+        if isinstance(obj, type) and obj in pytree.SUPPORTED_NODES and obj.__module__ != "builtins":
+            return "container", (obj.__module__, obj.__qualname__)
+        return None
+
+    def _tensor(self, tensor: FakeTensor) -> int:
+        number = self._tensors.get(id(tensor))
+        if number is None:
+            if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.constant is not None:
+                raise Unreadable("it has a tensor of another kind")
+            key = storage_key(tensor)
+            if key not in self._storages:
+                self._storages[key] = len(self.storages)
+                self.storages.append((tensor.untyped_storage().nbytes(), str(tensor.device)))
+            place = (self._storages[key], tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+            number = self._tensors[id(tensor)] = len(self.tensors)
+            self.tensors.append((*place, str(tensor.dtype).removeprefix("torch."), tensor.requires_grad))
+            self._alive.append(tensor)
+        return number
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, data: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors = tensors
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _CALLABLE:
+            return _CALLABLE[module, name]
+        if module == "torch":
+            found = getattr(torch, name, None)
+            if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+                return found
+        if module == _source.__name__:
+            found = getattr(_source, name, None)
+            if isinstance(found, type) and issubclass(found, (Source, enum.Enum)):
+                return found
+        for holder in _HOLDERS:
+            found = getattr(holder, name, None) if module == holder.__name__ else None
+            if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)):
+                return found
+        raise Unreadable(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, value = pid
+        if kind == "node":
+            return _Node(value)
+        if kind == "tensor":
+            return self._tensors[value]
+        if kind == "operator":
+            return operator.getitem if value == "getitem" else _operator(value)
+        if kind == "module" and value in sys.modules:
+            return _source.GlobalSource(_ALIAS + value)
+        if kind == "format":
+            return {str(f): f for f in _FORMATS}[f"torch.{value}"]
+        if kind == "container":
+            found: Any = functools.reduce(getattr, value[1].split("."), sys.modules.get(value[0]))
+            if found in pytree.SUPPORTED_NODES:
+                return found
+        raise Unreadable(f"it has a {kind} that is not there: {value}")
+
+
+def _operator(name: str) -> Any:
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise Unreadable(f"{name} is no operator")
+    return found
+
+
+def traced_code(graph: Any) -> list[Any]:
+    """The code objects that Dynamo has run to make a graph."""
+    return list(graph._dynamo_bytecode_flatten.out.graph_capture_output.traced_code)
+
+
+def _aliases(graph: Any) -> dict[str, str]:
+    """The names by which Dynamo finds Python modules among the globals of the code that is called."""
+    captured = graph._dynamo_bytecode_flatten.out.graph_capture_output
+    found = dict(captured.import_sources)
+    builtins_name = captured.output_graph.name_of_builtins_dict_key_in_fglobals
+    if builtins_name is not None:
+        found[builtins_name] = "builtins"
+    for name, value in captured.f_globals.items():
+        if value is torch and re.fullmatch(rf"_{id(torch)}_c.+", name):
+            found[name] = "torch"
+    return found
+
+
+def readings(graph: Any) -> Iterator[tuple[tuple[str, str], ...]]:
+    """What tracing read of Python's state, by its guards: each step from a variable to it, with the name in it."""
+    aliases = _aliases(graph)
+    for guard in graph._dynamo_bytecode_flatten.out.graph_capture_output.output_graph.guards:
+        steps: list[tuple[str, str]] = []
+        source: Any = guard.originating_source
+        while isinstance(source, Source) and source.name:
+            step = next((getattr(source, n) for n in ("member", "index", "global_name") if hasattr(source, n)), "")
+            step = os.fsdecode(step) if isinstance(step, bytes) else step
+            steps.append((source.name, step if isinstance(step, str) and step not in aliases else ""))
+            source = getattr(source, "base", None)
+        yield tuple(reversed(steps))
+
+
+def pack(graph: Any, descriptor: Any) -> bytes:
+    """A capture as bytes.
+
+    Args:
+        graph: as Dynamo made it.
+
+    Raises:
+        Unreadable: it has something that another process could not read.
+    """
+    for node in graph.graph.nodes:
+        root = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+        if node.op == "call_module" or (node.op == "call_function" and root not in _ROOTS):
+            raise Unreadable(f"{node.target} is left to autograd as it is, and its code was not traced")
+    capture, state = descriptor._aot_graph_capture, descriptor._aot_state
+    if capture.maybe_subclass_meta is not None:
+        raise Unreadable("it has tensors of classes of their own")
+    nodes = {node: index for index, node in enumerate(capture.graph_module.graph.nodes)}
+    found = graph._dynamo_bytecode_flatten.out.graph_capture_output
+    body = {
+        "nodes": [_node(node) for node in nodes],
+        "state": (state.needs_autograd, state.flat_args, state.flat_args_descs, state.fw_metadata, state.aot_config),
+        "capture": (capture.wrappers, capture.updated_flat_args, capture.updated_flat_args_descs),
+        "specs": (descriptor.params_spec, descriptor.buffers_spec, descriptor.in_spec, descriptor.out_spec),
+        "guards": _guards(found),
+        "modules": sorted(set(_aliases(graph).values())),
+    }
+    file = io.BytesIO()
+    aliases = _aliases(graph)
+    writer = _Writer(file, nodes, aliases)
+    try:
+        writer.dump(body)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise Unreadable(f"it cannot be written: {error}") from error
+    return pickle.dumps((writer.storages, writer.tensors, file.getvalue()), protocol=5)
+
+
+def _node(node: fx.Node) -> tuple[Any, ...]:
+    if node.op not in ("placeholder", "call_function", "output"):
+        raise Unreadable(f"its graph has a {node.op}")
+    known = isinstance(node.target, (str, torch._ops.OpOverload)) or node.target is operator.getitem
+    if not known or (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _NAMESPACES):
+        raise Unreadable(f"its graph calls {node.target}, which is not torch's")
+    notes = {k: v for k, v in node.meta.items() if isinstance(v, _PLAIN) and k not in _LEFT}
+    notes |= {key: node.meta[key] for key in ("val", "desc") if key in node.meta}
+    stacks = {key: sys.intern(list(node.meta[key].values())[-1][0]) for key in _STACKS if node.meta.get(key)}
+    return node.op, node.name, node.target, node.args, node.kwargs, notes, stacks
+
+
+_ROOTS = frozenset({"torch", "_operator", "operator", "builtins", "math"})
+"""Packages whose functions Dynamo leaves in a graph: a version stands for them."""
+
+_NAMESPACES = frozenset({"aten", "prims", "prim"})
+
+
+def _guards(found: Any) -> dict[str, Any]:
+    """The guards of a capture, without what they were built on.
+
+    Raises:
+        Unreadable: they hold for this process only.
+    """
+    graph = found.output_graph
+    odd = graph.torch_function_mode_stack or graph.functorch_layers or graph.aotautograd_guards or graph.export
+    if odd or graph.dual_level != -1 or graph.export_constraints:
+        raise Unreadable("it was traced under modes of torch")
+    guards: list[Any] = []
+    for guard in graph.guards:
+        made, name = guard.create_fn, guard.create_fn_name()
+        if name == "SHAPE_ENV":
+            if guard.code_list:
+                raise Unreadable("a guard holds for sizes")
+            continue
+        given = dict(made.keywords) if isinstance(made, functools.partial) else {}
+        if name == "TENSOR_MATCH":
+            given.pop("value", None)
+        if isinstance(made, functools.partial) and made.args:
+            raise Unreadable(f"a guard is {name} with arguments")
+        guards.append((guard.originating_source, name, given))
+    sizes = {source: dict(info) for source, info in graph.input_source_to_sizes_strides.items()}
+    return {
+        "guards": guards,
+        "order": list(graph.guard_on_key_order),
+        "sizes": sizes,
+        "device": graph.current_device,
+    }
+
+
+@contextlib.contextmanager
+def _unreadable() -> Iterator[None]:
+    """Whatever goes wrong inside is the bytes' fault."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except Exception as error:
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def unpack(data: bytes, mode: FakeTensorMode | None, scope: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
+    """A capture from its bytes: its descriptor, and what makes the root of its guards from local variables and code.
+
+    Args:
+        mode: of the call's fake tensors, if it has some.
+        scope: the globals of the code that is called, to which the guards' own names are added.
+
+    Raises:
+        Unreadable: these are no bytes of a capture, or one of something that is not there.
+    """
+    with _unreadable():
+        storages, tensors, inner = _Reader(data).load()
+        if mode is None:
+            mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        body = _Reader(inner, _fake_tensors(mode, storages, tensors)).load()
+        for name in body["modules"]:
+            module = sys.modules[name]
+            scope[_ALIAS + name] = vars(module) if module is builtins else module
+        needs_autograd, flat_args, flat_descs, metadata, config = body["state"]
+        wrappers, updated, updated_descs = body["capture"]
+        graph = _graph(body["nodes"])
+        graph.shape_env = mode.shape_env  # as AOTAutograd leaves it
+        state = _schemas.AOTState(needs_autograd, flat_args, flat_descs, metadata, config, contextlib.ExitStack(), mode)
+        made = _schemas.AOTGraphCapture(wrappers, graph, updated, updated_descs, None)
+        params, buffers, in_spec, out_spec = body["specs"]
+        descriptor = _schemas.JointWithDescriptors(state, made, params, buffers, in_spec, out_spec)
+        return descriptor, functools.partial(_root, body["guards"], scope)
+
+
+def _fake_tensors(mode: FakeTensorMode, storages: Sequence[Any], rows: Sequence[Any]) -> list[torch.Tensor]:
+    memory_of: Any = torch.UntypedStorage
+    held = [(memory_of(size, device="meta"), torch.device(device)) for size, device in storages]
+    made: list[torch.Tensor] = []
+    with torch.no_grad():
+        for storage, offset, shape, strides, dtype, requires_grad in rows:
+            memory, device = held[storage]
+            found = torch.empty(0, dtype=getattr(torch, dtype), device="meta").set_(memory, offset, shape, strides)
+            made.append(FakeTensor(mode, found, device).requires_grad_(requires_grad))
+    return made
+
+
+def _graph(rows: Sequence[Any]) -> fx.GraphModule:
+    graph = fx.Graph()
+    nodes: list[fx.Node] = []
+
+    def there(value: Any) -> Any:
+        return nodes[value.index] if type(value) is _Node else value
+
+    for op, name, target, args, kwargs, notes, stacks in rows:
+        made = graph.create_node(op, target, _with_nodes(args, there), _with_nodes(kwargs, there), name)
+        made.meta.update(notes)
+        made.meta.update({key: {"": (path,)} for key, path in stacks.items()})
+        nodes.append(made)
+        if made.name != name:
+            raise Unreadable(f"two nodes are called {name}")
+    graph.lint()
+    return _LazyGraphModule(torch.nn.Module(), graph)
+
+
+def _with_nodes(value: Any, there: Callable[[Any], Any]) -> Any:
+    if type(value) is _Node:
+        return there(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_with_nodes(each, there) for each in value)
+    if isinstance(value, dict):
+        return {key: _with_nodes(each, there) for key, each in value.items()}
+    return value
+
+
+def _root(found: dict[str, Any], scope: dict[str, Any], code: Any, local: dict[str, Any]) -> Any:
+    """Guards that hold for what is there now."""
+    with _unreadable():
+        guards = {
+            Guard(
+                source,
+                functools.partial(getattr(GuardBuilder, name), **given) if given else getattr(GuardBuilder, name),
+            )
+            for source, name, given in found["guards"]
+        }
+        state: Any = OutputGraphGuardsState(
+            local_scope=local,
+            global_scope=scope,
+            torch_function_mode_stack=[],
+            guard_on_key_order=set(found["order"]),
+            input_source_to_sizes_strides=found["sizes"],
+            dual_level=-1,
+            functorch_layers=[],
+            current_device=found["device"],
+            global_state_guard=torch._C._dynamo.guards.GlobalStateGuard(),
+            _guards=GuardsSet(OrderedSet(guards)),
+            _aotautograd_guards=[],
+            name_of_builtins_dict_key_in_fglobals=_ALIAS + "builtins",
+        )
+        return CheckFunctionManager(code, state).guard_manager.root
+
+
+_TORCHS_OWN = frozenset({"aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"})
+
+
+def surroundings(own: frozenset[str]) -> tuple[Any, ...]:
+    """Settings of torch and of this process that tracing depends on.
+
+    Args:
+        own: the kernels that are put in place of torch's by whoever asks, as "aten/OPERATOR/KEY".
+
+    Raises:
+        Unreadable: there is something that no setting tells: modes that are on, other kernels in place of torch's.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    if modes or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unreadable("modes of torch are on")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise Unreadable("saved tensors have hooks")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise Unreadable("the process is one of several ranks")
+    kernels = frozenset(k for k in torch.library._impls if k.startswith(("aten/", "prim")))
+    placed = sorted(k for k in kernels if k.startswith("aten/") and not k.endswith("/Meta") and k not in _TORCHS_OWN)
+    if not own.issuperset(placed):
+        raise Unreadable(f"{placed[0]} is not torch's")
+    backends: Any = torch.backends
+    flags: tuple[Any, ...] = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.is_anomaly_enabled(),
+        torch.is_autocast_cache_enabled(),
+    )
+    numerics: tuple[Any, ...] = (
+        *(str(getattr(backends.cudnn, n)) for n in ("enabled", "deterministic", "benchmark")),
+        backends.cudnn.conv.fp32_precision,
+        backends.cuda.matmul.fp32_precision,
+        str(backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
+        str(backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
+        *(getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")),
+        backends.mkldnn.enabled,
+        (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
+        torch._C._get_nnpack_enabled() if hasattr(torch._C, "_get_nnpack_enabled") else None,
+    )
+    configs = (torch._dynamo.config, torch._functorch.config, torch.fx.experimental._config)
+    chosen = [
+        (name, sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value).partition(" at 0x")[0])
+        for config in configs
+        for name, value in sorted(config.get_serializable_config_copy().items())
+    ]
+    versions = (torch.__version__, torch.version.git_version, sys.version, platform.machine())
+    more = (torch.backends.cpu.get_cpu_capability(), torch.cuda.is_available(), sorted(kernels))
+    return versions, flags, numerics, chosen, more

@@ -1,0 +1,266 @@
+"""Captures kept on this machine, for the next process of the same job: files that only their owner could write.
+
+A file is found by the call's classes, metadata and surroundings, and is used where the digest of all that the capture
+depends on is the one that it was kept with (`remat.capture.fingerprint`). Guards are built again on what is there. A
+file that is damaged, of another version, or that somebody else could have written, is a miss, as is whatever is not
+as it was; the call is then captured, and what is kept replaces it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from remat_ir import InvalidData
+from remat_ir.read import members, parse
+
+from .. import _compat
+from ..device import AUTOCAST_KINDS
+from ..planning.memo import write_whole
+from ..settings import settings
+from .dataflow import tensors
+from .fingerprint import ATOMS, NotKept, Walk, code_digest
+
+FORMAT = "remat-capture/1"
+
+KEPT_FROM_S = 2.0
+"""Captures that took less CPU time are made again: that is soon done."""
+
+REPLACED_ATTENTION = frozenset(
+    {"aten/scaled_dot_product_attention/CUDA", "aten/scaled_dot_product_attention/AutogradCUDA"}
+)
+"""What `remat.target.attention` puts in place of torch's."""
+
+log = logging.getLogger("remat")
+
+
+class Captures:
+    """The captures under one folder.
+
+    Args:
+        from_s: captures that took less CPU time are not kept.
+    """
+
+    def __init__(self, folder: Path, from_s: float) -> None:
+        self.folder, self.from_s = folder, from_s
+
+    @classmethod
+    def here(cls) -> Captures | None:
+        """Those of this machine; None unless REMAT_KEEP_CAPTURES=1 says that they are kept."""
+        found = settings()
+        return cls(found.cache_dir / "captures", KEPT_FROM_S) if found.keep_captures else None
+
+    def find(
+        self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, _compat.CallGuards] | None:
+        """The descriptor and the guards of a capture of this very call, or None."""
+        try:
+            path = self._path(module, run, args, kwargs)
+            found = _read(path)
+            if found is None:
+                return None
+            head, data = found
+            if Walk(_roots(run, args, kwargs), frozenset(head["code"])).digest() != head["digest"]:
+                log.debug("the capture that is kept is of other code, or of another configuration: %s", path)
+                return None
+            restored = _restored(data, run, args, kwargs)
+            log.info("%s was captured before: %s", type(module).__name__, path.name)
+            return restored
+        except (NotKept, _compat.Unreadable) as error:
+            log.debug("no capture that is kept can be used: %s", error)
+            return None
+
+    def keep(
+        self,
+        graph: Any,
+        guards: _compat.CallGuards,
+        descriptor: Any,
+        module: nn.Module,
+        run: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> bool:
+        """Keep a capture, if another process can know that it holds there; returns whether it is kept.
+
+        Args:
+            graph: as Dynamo made it.
+            guards: of that graph.
+        """
+        try:
+            if guards.names:
+                raise NotKept(f"the code reads a tensor that is neither parameter nor buffer: {guards.names[0]}")
+            path = self._path(module, run, args, kwargs)
+            codes = {code_digest(code): code for code in _compat.traced_code(graph)}
+            walk = Walk(_roots(run, args, kwargs), frozenset(codes))
+            _check_code(walk, codes)
+            _check_readings(walk, graph, _compat.globals_of(run), guards.local(run, args, kwargs))
+            data = _compat.pack(graph, descriptor)
+            _check_same(descriptor, _restored(data, run, args, kwargs)[0])
+        except (NotKept, _compat.Unreadable) as error:
+            log.info("the capture is not kept: %s", error)
+            return False
+        head: dict[str, Any] = {"format": FORMAT, "digest": walk.digest(), "code": sorted(codes)}
+        head["sha256"] = _sum(head, data)
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return write_whole(path, json.dumps(head).encode() + b"\n" + data)
+        return False
+
+    def _path(self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:
+        """Where a capture of such a call is kept."""
+        parts = [(name, type(part).__module__, type(part).__qualname__) for name, part in module.named_modules()]
+        given = [(str(t.dtype), str(t.device), tuple(t.shape)) for t in tensors((args, kwargs, *module.parameters()))]
+        autocast = [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in AUTOCAST_KINDS]
+        around = (_own_code(), _compat.surroundings(REPLACED_ATTENTION), autocast)
+        what = (FORMAT, getattr(run, "__qualname__", ""), parts, given, around)
+        return self.folder / f"{hashlib.sha256(repr(what).encode()).hexdigest()}.capture"
+
+
+def _roots(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return run, tuple(args), dict(kwargs)
+
+
+def _restored(
+    data: bytes, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, _compat.CallGuards]:
+    """A capture from its bytes, with guards that hold for this call."""
+    mode = _compat.detect_fake_mode([*tensors((args, kwargs))])
+    descriptor, root = _compat.unpack(data, mode, _compat.globals_of(run))
+    return descriptor, _compat.CallGuards(run, args, kwargs, root)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes] | None:
+    """The two parts of a file, if it is what was written, and nobody else could write it."""
+    try:
+        for place in (path.parent, path):
+            there = place.stat()
+            if there.st_uid != os.geteuid() or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                log.warning("captures in %s are ignored: others may write %s", path.parent, place)
+                return None
+        line, _, data = path.read_bytes().partition(b"\n")
+        head = dict(members(parse(line), "capture", ("digest", "code", "sha256"), (), FORMAT))
+        said = head.pop("sha256")
+    except OSError:
+        return None
+    except InvalidData as error:
+        log.warning("captures: %s is ignored: %s", path, error)
+        return None
+    if said != _sum({**head, "format": FORMAT}, data):
+        log.warning("captures: %s is ignored: it is not what was written", path)
+        return None
+    return head, data
+
+
+def _sum(head: Mapping[str, Any], data: bytes) -> str:
+    return hashlib.sha256(json.dumps(head, sort_keys=True).encode() + data).hexdigest()
+
+
+@cache
+def _own_code() -> str:
+    """The code of this package, which is as much a part of a capture as the model's."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _check_code(walk: Walk, codes: Mapping[str, Any]) -> None:
+    """See that the digest covers all code that was traced, by way of the function that it is the code of.
+
+    Raises:
+        NotKept: it does not.
+    """
+    for digest, code in codes.items():
+        if digest not in walk.codes and f"{os.sep}torch{os.sep}_dynamo{os.sep}" not in code.co_filename:
+            raise NotKept(f"the code of {code.co_qualname} was traced, and nothing says how it was found")
+
+
+_OF_A_MODULE = re.compile(r"L\['self'\](\._modules\['[^']+'\])*(\._?\w+)?\Z")
+"""Modules and their own attributes, all of which are covered."""
+
+
+_MADE = (tuple, types.CellType, types.CodeType, types.MethodType, types.BuiltinFunctionType, types.MappingProxyType)
+"""What Python makes anew of what it is part of."""
+
+_DERIVED = re.compile(r"(dict|list|set)\(|L\['\w+'\]\Z")
+"""What Dynamo makes of what it reads, and the variables that a call begins with."""
+
+
+def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[str, Any] | None) -> None:
+    """See that the digest covers all that the traced code read.
+
+    Raises:
+        NotKept: it does not.
+    """
+    there = {"L": local, "G": scope}
+    found: dict[str, Any] = {}
+
+    def value(expression: str) -> Any:
+        if expression not in found:
+            found[expression] = eval(expression, dict(there))  # Dynamo's own words for what it read
+        return found[expression]
+
+    for steps in _compat.readings(graph):
+        if steps and _OF_A_MODULE.match(steps[-1][0]):
+            continue
+        owner: Any = scope if steps and steps[0][0].startswith("G['") else None
+        for expression, name in steps:
+            special = name.startswith("__") and name.endswith("__")
+            if owner is not None and name and not special and not walk.covers(owner, name):
+                raise NotKept(f"tracing read {expression}, which nothing tells apart")
+            try:
+                thing = value(expression)
+            except Exception as error:
+                raise NotKept(f"tracing read {expression}, which cannot be read again: {error}") from error
+            if thing is vars(builtins) or (isinstance(thing, type) and vars(builtins).get(thing.__name__) is thing):
+                owner = None  # what is Python's own; of what somebody puts there, what the code names is covered
+            elif isinstance(thing, types.ModuleType) and thing.__name__.startswith("torch._dynamo."):
+                break  # Dynamo's own code in place of Python's
+            elif walk.reached(thing) or isinstance(thing, types.ModuleType):
+                owner = thing
+            elif type(thing) not in (*ATOMS, *_MADE) and not _DERIVED.match(expression):
+                raise NotKept(f"tracing read {expression}, which nothing leads to")
+            elif name:
+                owner = None
+
+
+def _check_same(made: Any, restored: Any) -> None:
+    """See that what comes out of the bytes is the graph that went in: kernels, their arguments, metadata and storages.
+
+    Raises:
+        NotKept: it is not.
+    """
+    pairs = zip(_said(_compat.joint_graph(made)), _said(_compat.joint_graph(restored)), strict=True)
+    for one, other in pairs:
+        if one != other:
+            raise NotKept(f"{one[0]} does not come out as it went in")
+
+
+def _said(joint: fx.GraphModule) -> Iterator[tuple[Any, ...]]:
+    """Each node of a graph: what it does, and the metadata of its tensors, storages numbered as they come."""
+    storages: dict[int, int] = {}
+    for node in joint.graph.nodes:
+        like = [
+            (t.dtype, t.device, t.shape, t.stride(), t.storage_offset(), t.requires_grad)
+            for t in tensors(node.meta.get("val"))
+        ]
+        held = [
+            (storages.setdefault(_compat.storage_key(t), len(storages)), t.untyped_storage().nbytes())
+            for t in tensors(node.meta.get("val"))
+        ]
+        described = repr(node.meta.get("desc"))
+        yield node.name, node.op, node.target, repr(node.args), repr(node.kwargs), like, held, described
