@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -264,27 +263,23 @@ def test_damaged_files_are_misses(captures: Captures) -> None:
     assert not hit(captures, model, args)
 
 
-class Touch:
-    """What makes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_bytes_run_no_code(captures: Captures, tmp_path: Path) -> None:
+def test_bytes_name_nothing_but_metadata(captures: Captures) -> None:
     (path,) = captures.folder.glob("*.capture")
-    head = json.loads(path.read_bytes().partition(b"\n")[0])
+    line, _, data = path.read_bytes().partition(b"\n")
+    head = json.loads(line)
     del head["sha256"]
-    inner = pickle.dumps(Touch(tmp_path / "inner"))
-    for data in (pickle.dumps(Touch(tmp_path / "outer")), pickle.dumps(([], [], inner))):
-        sealed = {**head, "sha256": hashlib.sha256(json.dumps(head, sort_keys=True).encode() + data).hexdigest()}
-        path.write_bytes(json.dumps(sealed).encode() + b"\n" + data)
-        assert not hit(captures, module_of(SOURCE).Model(), example())
-    assert not (tmp_path / "inner").exists()
-    assert not (tmp_path / "outer").exists()
+
+    def sealed(parts: dict[str, Any]) -> bool:
+        body = json.dumps(parts).encode()
+        said = {**head, "sha256": hashlib.sha256(json.dumps(head, sort_keys=True).encode() + body).hexdigest()}
+        path.write_bytes(json.dumps(said).encode() + b"\n" + body)
+        return hit(captures, module_of(SOURCE).Model(), example())
+
+    parts = json.loads(data)
+    assert sealed(parts)
+    assert not sealed({**parts, "objects": [["os", "_Environ", {}], *parts["objects"]]})
+    assert not sealed({**parts, "objects": [["subprocess", "Popen", {"args": "true"}], *parts["objects"]]})
+    assert not sealed({**parts, "body": ["type", "subprocess", "Popen"]})
 
 
 def test_writers_at_once(captures: Captures) -> None:

@@ -1,6 +1,6 @@
 """A capture as bytes and back: what AOTAutograd made, and the guards of Dynamo, built again on what is there now.
 
-Bytes are read by an unpickler that makes containers, and classes of torch that hold metadata, and calls nothing else.
+Bytes are JSON: containers, and the objects of torch that hold metadata, by the names of their classes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import importlib
-import io
+import json
 import operator
 import os
-import pickle
 import platform
 import re
 import sys
@@ -46,29 +44,12 @@ _PLAIN = (bool, int, str, type(None))
 _LEFT = frozenset({"stack_trace", "tensor_meta"})
 """Of a node's notes, those that say nothing of what it does, and are long."""
 
-_CALLABLE: dict[tuple[str, str], Any] = {
-    **{("builtins", kind.__name__): kind for kind in (bool, int, float, complex, str, bytes, slice, range)},
-    **{("builtins", kind.__name__): kind for kind in (tuple, list, dict, set, frozenset)},
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    ("collections", "defaultdict"): collections.defaultdict,
-    ("torch", "Size"): torch.Size,
-    ("torch", "device"): torch.device,
-    ("torch", "Tensor"): torch.Tensor,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    ("torch.utils._pytree", "TreeSpec"): pytree.TreeSpec,
-    ("torch.utils._pytree", "LeafSpec"): pytree.TreeSpec,
-    ("torch._subclasses.functional_tensor", "FunctionalTensor"): importlib.import_module(
-        "torch._subclasses.functional_tensor"
-    ).FunctionalTensor,
-    ("torch._subclasses.fake_tensor", "FakeTensor"): FakeTensor,
-    ("torch.nn.parameter", "Parameter"): torch.nn.Parameter,
-    ("torch.fx.immutable_collections", "immutable_list"): fx.immutable_collections.immutable_list,
-    ("torch.fx.immutable_collections", "immutable_dict"): fx.immutable_collections.immutable_dict,
-}
-_HOLDERS = tuple(
-    importlib.import_module(f"torch._functorch._aot_autograd.{name}")
-    for name in ("runtime_wrappers", "descriptors", "schemas", "subclass_utils")
+_HOLDERS = frozenset(
+    {"torch._dynamo.source", "torch._guards", "torch.utils._pytree"}
+    | {f"torch._functorch._aot_autograd.{name}" for name in ("runtime_wrappers", "descriptors", "schemas")}
+    | {"torch._functorch._aot_autograd.subclass_utils"}
 )
+"""The modules whose data classes a capture may have."""
 
 
 class Unreadable(Exception):
@@ -85,45 +66,72 @@ class _Node:
 _ALIAS = "__remat_module_"
 """Before the name of a module, where guards find it among the globals of the code that is called."""
 
-_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
 
+class _Writer:
+    """Things as JSON: tensors in a table, nodes, operators and classes by name, objects of metadata once each."""
 
-class _Writer(pickle.Pickler):
-    """Notes tensors in a table, and nodes, operators and classes of containers by name."""
-
-    def __init__(self, file: Any, nodes: Mapping[fx.Node, int], aliases: Mapping[str, str]) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self, nodes: Mapping[fx.Node, int], aliases: Mapping[str, str]) -> None:
         self._nodes, self._aliases = nodes, aliases
         self._storages: dict[int, int] = {}
-        self._tensors: dict[int, int] = {}
+        self._number: dict[int, int] = {}
         self._alive: list[Any] = []
-        self.storages: list[tuple[int, str]] = []
-        self.tensors: list[tuple[Any, ...]] = []
+        self.storages: list[Any] = []
+        self.tensors: list[Any] = []
+        self.objects: list[Any] = []
 
-    def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, _PLAIN):
-            return None
-        if isinstance(obj, fx.Node):
-            return "node", self._nodes[obj]
-        if isinstance(obj, FakeTensor):
-            return "tensor", self._tensor(obj)
-        if isinstance(obj, torch.Tensor):
-            raise Unreadable("it has the values of a tensor in it")
-        if isinstance(obj, torch._ops.OpOverload):
-            return "operator", str(obj)
-        if obj is operator.getitem:
-            return "operator", "getitem"
-        if type(obj) is _source.GlobalSource and obj.global_name in self._aliases:
-            return "module", self._aliases[obj.global_name]
-        if isinstance(obj, torch.memory_format):
-            return "format", str(obj).removeprefix("torch.")
-        if isinstance(obj, type) and obj in pytree.SUPPORTED_NODES and obj.__module__ != "builtins":
-            return "container", (obj.__module__, obj.__qualname__)
-        return None
+    def write(self, thing: Any) -> Any:
+        """A thing as JSON.
+
+        Raises:
+            Unreadable: it has no such form.
+        """
+        kind = type(thing)
+        if kind in _PLAIN:
+            return thing
+        if kind in _NESTED:
+            return [_NESTED[kind], *map(self.write, thing)]
+        if isinstance(thing, (dict, collections.OrderedDict)):
+            return ["dict", kind.__name__, *([self.write(k), self.write(v)] for k, v in thing.items())]
+        if kind in (float, complex):
+            return [kind.__name__, repr(thing)]
+        if kind is slice:
+            return ["slice", *map(self.write, (thing.start, thing.stop, thing.step))]
+        if isinstance(thing, fx.Node):
+            return ["node", self._nodes[thing]]
+        if isinstance(thing, FakeTensor):
+            return ["tensor", self._tensor(thing)]
+        if isinstance(thing, (torch.dtype, torch.layout, torch.memory_format)):
+            return ["torch", str(thing).removeprefix("torch.")]
+        if isinstance(thing, torch.device):
+            return ["device", str(thing)]
+        if isinstance(thing, torch._ops.OpOverload) or thing is operator.getitem:
+            return ["operator", "getitem" if thing is operator.getitem else str(thing)]
+        if isinstance(thing, type):
+            return ["type", thing.__module__, thing.__qualname__]
+        if isinstance(thing, enum.Enum):
+            return ["enum", kind.__module__, kind.__qualname__, thing.name]
+        if type(thing) is _source.GlobalSource and thing.global_name in self._aliases:
+            return ["module", self._aliases[thing.global_name]]
+        if dataclasses.is_dataclass(thing):
+            return ["object", self._object(thing)]
+        raise Unreadable(f"it has a {kind.__module__}.{kind.__qualname__}")
+
+    def _object(self, thing: Any) -> int:
+        if id(thing) not in self._number:
+            self._alive.append(thing)
+            fields = dataclasses.fields(thing)
+            own = {f.name: getattr(thing, f.name) for f in fields if hasattr(thing, f.name)}
+            if isinstance(thing, Source):  # which keeps its names, too, and they are of this process
+                own = {f.name: own[f.name] for f in fields if f.init}
+            else:
+                own |= getattr(thing, "__dict__", {})
+            written = [type(thing).__module__, type(thing).__name__, {k: self.write(v) for k, v in own.items()}]
+            self._number[id(thing)] = len(self.objects)  # after those that it holds
+            self.objects.append(written)
+        return self._number[id(thing)]
 
     def _tensor(self, tensor: FakeTensor) -> int:
-        number = self._tensors.get(id(tensor))
-        if number is None:
+        if id(tensor) not in self._number:
             if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg() or tensor.constant is not None:
                 raise Unreadable("it has a tensor of another kind")
             key = storage_key(tensor)
@@ -131,51 +139,88 @@ class _Writer(pickle.Pickler):
                 self._storages[key] = len(self.storages)
                 self.storages.append((tensor.untyped_storage().nbytes(), str(tensor.device)))
             place = (self._storages[key], tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-            number = self._tensors[id(tensor)] = len(self.tensors)
+            self._number[id(tensor)] = len(self.tensors)
             self.tensors.append((*place, str(tensor.dtype).removeprefix("torch."), tensor.requires_grad))
             self._alive.append(tensor)
-        return number
+        return self._number[id(tensor)]
 
 
-class _Reader(pickle.Unpickler):
-    def __init__(self, data: bytes, tensors: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__(io.BytesIO(data))
-        self._tensors = tensors
+_NESTED: dict[Any, str] = {
+    tuple: "tuple",
+    list: "list",
+    fx.immutable_collections.immutable_list: "list",
+    set: "set",
+    frozenset: "frozenset",
+    torch.Size: "size",
+    OrderedSet: "list",
+}
+_MADE: dict[str, Any] = {"tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "size": torch.Size}
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _CALLABLE:
-            return _CALLABLE[module, name]
-        if module == "torch":
-            found = getattr(torch, name, None)
-            if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-                return found
-        if module == _source.__name__:
-            found = getattr(_source, name, None)
-            if isinstance(found, type) and issubclass(found, (Source, enum.Enum)):
-                return found
-        for holder in _HOLDERS:
-            found = getattr(holder, name, None) if module == holder.__name__ else None
-            if isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum)):
-                return found
-        raise Unreadable(f"it names {module}.{name}")
 
-    def persistent_load(self, pid: Any) -> Any:
-        kind, value = pid
+class _Reader:
+    """What `_Writer` has written: it makes containers and objects that hold metadata, and calls nothing else."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], objects: Sequence[Any]) -> None:
+        self._tensors, self._objects = tensors, list[Any]()
+        for module, name, own in objects:
+            kind = _class(module, name, holds=True)
+            read = {key: self.read(value) for key, value in own.items()}
+            made = kind(**read) if issubclass(kind, Source) else object.__new__(kind)
+            for key, value in () if issubclass(kind, Source) else read.items():
+                object.__setattr__(made, key, value)
+            self._objects.append(made)
+
+    def read(self, written: Any) -> Any:
+        """The thing."""
+        if not isinstance(written, list):
+            return written
+        kind, *rest = written
+        if kind in _MADE:
+            return _MADE[kind](map(self.read, rest))
+        if kind == "dict":
+            made: Any = collections.OrderedDict() if rest[0] == "OrderedDict" else {}
+            made.update((self.read(key), self.read(value)) for key, value in rest[1:])
+            return collections.defaultdict(list, made) if rest[0] == "defaultdict" else made
+        if kind == "slice":
+            return slice(*map(self.read, rest))
+        if kind == "type":
+            return _class(*rest)
+        if kind == "enum":
+            return _class(rest[0], rest[1], holds=True)[rest[2]]
+        return self._leaf(kind, rest[0])
+
+    def _leaf(self, kind: str, value: Any) -> Any:
+        if kind in ("float", "complex"):
+            return {"float": float, "complex": complex}[kind](value)
         if kind == "node":
             return _Node(value)
         if kind == "tensor":
             return self._tensors[value]
+        if kind == "object":
+            return self._objects[value]
+        if kind == "device":
+            return torch.device(value)
         if kind == "operator":
             return operator.getitem if value == "getitem" else _operator(value)
+        found = getattr(torch, value) if kind == "torch" else None
+        if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+            return found
         if kind == "module" and value in sys.modules:
             return _source.GlobalSource(_ALIAS + value)
-        if kind == "format":
-            return {str(f): f for f in _FORMATS}[f"torch.{value}"]
-        if kind == "container":
-            found: Any = functools.reduce(getattr, value[1].split("."), sys.modules.get(value[0]))
-            if found in pytree.SUPPORTED_NODES:
-                return found
         raise Unreadable(f"it has a {kind} that is not there: {value}")
+
+
+def _class(module: str, name: str, holds: bool = False) -> Any:
+    """A class that is there: one that `holds` metadata, or one that may be mentioned."""
+    found: Any = functools.reduce(getattr, name.split("."), sys.modules[module])
+    metadata = isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, enum.Enum))
+    if module in _HOLDERS and metadata:
+        return found
+    if not holds and (found in pytree.SUPPORTED_NODES or (module.startswith("torch") and isinstance(found, type))):
+        return found
+    if not holds and isinstance(found, type) and module == "builtins":
+        return found
+    raise Unreadable(f"it names {module}.{name}")
 
 
 def _operator(name: str) -> Any:
@@ -204,16 +249,16 @@ def _aliases(graph: Any) -> dict[str, str]:
     return found
 
 
-def readings(graph: Any) -> Iterator[tuple[tuple[str, str], ...]]:
+def readings(graph: Any) -> Iterator[tuple[tuple[Any, str], ...]]:
     """What tracing read of Python's state, by its guards: each step from a variable to it, with the name in it."""
     aliases = _aliases(graph)
     for guard in graph._dynamo_bytecode_flatten.out.graph_capture_output.output_graph.guards:
-        steps: list[tuple[str, str]] = []
+        steps: list[tuple[Any, str]] = []
         source: Any = guard.originating_source
         while isinstance(source, Source) and source.name:
             step = next((getattr(source, n) for n in ("member", "index", "global_name") if hasattr(source, n)), "")
             step = os.fsdecode(step) if isinstance(step, bytes) else step
-            steps.append((source.name, step if isinstance(step, str) and step not in aliases else ""))
+            steps.append((source, step if isinstance(step, str) and step not in aliases else ""))
             source = getattr(source, "base", None)
         yield tuple(reversed(steps))
 
@@ -244,14 +289,10 @@ def pack(graph: Any, descriptor: Any) -> bytes:
         "guards": _guards(found),
         "modules": sorted(set(_aliases(graph).values())),
     }
-    file = io.BytesIO()
-    aliases = _aliases(graph)
-    writer = _Writer(file, nodes, aliases)
-    try:
-        writer.dump(body)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise Unreadable(f"it cannot be written: {error}") from error
-    return pickle.dumps((writer.storages, writer.tensors, file.getvalue()), protocol=5)
+    writer = _Writer(nodes, _aliases(graph))
+    written = writer.write(body)
+    parts = {"storages": writer.storages, "tensors": writer.tensors, "objects": writer.objects, "body": written}
+    return json.dumps(parts, separators=(",", ":")).encode()
 
 
 def _node(node: fx.Node) -> tuple[Any, ...]:
@@ -326,10 +367,11 @@ def unpack(data: bytes, mode: FakeTensorMode | None, scope: dict[str, Any]) -> t
         Unreadable: these are no bytes of a capture, or one of something that is not there.
     """
     with _unreadable():
-        storages, tensors, inner = _Reader(data).load()
+        parts = json.loads(data)
         if mode is None:
             mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        body = _Reader(inner, _fake_tensors(mode, storages, tensors)).load()
+        tensors = _fake_tensors(mode, parts["storages"], parts["tensors"])
+        body = _Reader(tensors, parts["objects"]).read(parts["body"])
         for name in body["modules"]:
             module = sys.modules[name]
             scope[_ALIAS + name] = vars(module) if module is builtins else module

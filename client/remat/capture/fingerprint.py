@@ -270,8 +270,9 @@ class Walk:
     def _environment(self, thing: Any) -> None:
         """The variables by name: in two processes of a job others may differ."""
         self._say("environment", self._ref(type(thing)))
-        self._ref(thing._data)
-        self._queue.remove(thing._data)
+        if id(thing._data) not in self._number:
+            self._ref(thing._data)
+            self._queue.pop()  # what was appended just now: its variables are members
         for name, value in vars(thing).items():
             if value is not thing._data:
                 self._say("attribute", name, self._ref(value))

@@ -83,6 +83,9 @@ class Captures:
         except (NotKept, _compat.Unreadable) as error:
             log.debug("no capture that is kept can be used: %s", error)
             return None
+        except Exception as error:  # whatever objects do when they are looked at, the step can be traced
+            log.warning("no capture that is kept can be used: %s: %s", type(error).__name__, error)
+            return None
 
     def keep(
         self,
@@ -112,6 +115,9 @@ class Captures:
             _check_same(descriptor, _restored(data, run, args, kwargs)[0])
         except (NotKept, _compat.Unreadable) as error:
             log.info("the capture is not kept: %s", error)
+            return False
+        except Exception as error:
+            log.warning("the capture is not kept: %s: %s", type(error).__name__, error)
             return False
         head: dict[str, Any] = {"format": FORMAT, "digest": walk.digest(), "code": sorted(codes)}
         head["sha256"] = _sum(head, data)
@@ -196,7 +202,7 @@ _OF_A_MODULE = re.compile(r"L\['self'\](\._modules\['[^']+'\])*(\._?\w+)?\Z")
 _MADE = (tuple, types.CellType, types.CodeType, types.MethodType, types.BuiltinFunctionType, types.MappingProxyType)
 """What Python makes anew of what it is part of."""
 
-_DERIVED = re.compile(r"(dict|list|set)\(|L\['\w+'\]\Z")
+_DERIVED = re.compile(r"(dict|list|set)\(|L\['\w+'\]\Z|.*\.__dict__\Z")
 """What Dynamo makes of what it reads, and the variables that a call begins with."""
 
 
@@ -206,24 +212,18 @@ def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[s
     Raises:
         NotKept: it does not.
     """
-    there = {"L": local, "G": scope}
-    found: dict[str, Any] = {}
-
-    def value(expression: str) -> Any:
-        if expression not in found:
-            found[expression] = eval(expression, dict(there))  # Dynamo's own words for what it read
-        return found[expression]
-
+    found: dict[Any, Any] = {}
     for steps in _compat.readings(graph):
-        if steps and _OF_A_MODULE.match(steps[-1][0]):
+        if steps and _OF_A_MODULE.match(steps[-1][0].name):
             continue
-        owner: Any = scope if steps and steps[0][0].startswith("G['") else None
-        for expression, name in steps:
+        owner: Any = scope if steps and steps[0][0].name.startswith("G['") else None
+        for source, name in steps:
+            expression = source.name
             special = name.startswith("__") and name.endswith("__")
             if owner is not None and name and not special and not walk.covers(owner, name):
                 raise NotKept(f"tracing read {expression}, which nothing tells apart")
             try:
-                thing = value(expression)
+                thing = source.get_value({"G": scope, "L": local}, {}, found)
             except Exception as error:
                 raise NotKept(f"tracing read {expression}, which cannot be read again: {error}") from error
             if thing is vars(builtins) or (isinstance(thing, type) and vars(builtins).get(thing.__name__) is thing):
@@ -234,7 +234,7 @@ def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[s
                 owner = thing
             elif type(thing) not in (*ATOMS, *_MADE) and not _DERIVED.match(expression):
                 raise NotKept(f"tracing read {expression}, which nothing leads to")
-            elif name:
+            elif name and not special:
                 owner = None
 
 
