@@ -29,6 +29,15 @@ def flags() -> str:
     return " ".join(f"{name} {value}" for name, value in names.items())
 
 
+def choices() -> tuple[object, ...]:
+    """All that a trace may depend on of an accelerator's settings."""
+    backends: Any = torch.backends
+    matmul = backends.cuda.matmul
+    reduced = (matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction)
+    attention = [getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")]
+    return flags(), backends.cudnn.enabled, str(reduced), attention, torch.cuda.is_available()
+
+
 BENCHMARK = (
     "torch.backends.cudnn.benchmark is on: each thread tries convolutions out by itself, in the middle of a step and "
     "with the largest workspaces, and one that is computed again may use another algorithm; set it to False for exact "

@@ -489,12 +489,6 @@ def surroundings(own: frozenset[str]) -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
     )
     numerics: tuple[Any, ...] = (
-        *(str(getattr(backends.cudnn, n)) for n in ("enabled", "deterministic", "benchmark")),
-        backends.cudnn.conv.fp32_precision,
-        backends.cuda.matmul.fp32_precision,
-        str(backends.cuda.matmul.allow_fp16_reduced_precision_reduction),
-        str(backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
-        *(getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")),
         backends.mkldnn.enabled,
         (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
         torch._C._get_nnpack_enabled() if hasattr(torch._C, "_get_nnpack_enabled") else None,
@@ -506,5 +500,5 @@ def surroundings(own: frozenset[str]) -> tuple[Any, ...]:
         for name, value in sorted(config.get_serializable_config_copy().items())
     ]
     versions = (torch.__version__, torch.version.git_version, sys.version, platform.machine())
-    more = (torch.backends.cpu.get_cpu_capability(), torch.cuda.is_available(), sorted(kernels))
+    more = (torch.backends.cpu.get_cpu_capability(), sorted(kernels))
     return versions, flags, numerics, chosen, more

@@ -30,6 +30,7 @@ from remat_ir.read import members, parse
 
 from .. import _compat
 from ..device import AUTOCAST_KINDS
+from ..device_flags import choices
 from ..planning.memo import write_whole
 from ..settings import settings
 from .dataflow import tensors
@@ -131,7 +132,7 @@ class Captures:
         parts = [(name, type(part).__module__, type(part).__qualname__) for name, part in module.named_modules()]
         given = [(str(t.dtype), str(t.device), tuple(t.shape)) for t in tensors((args, kwargs, *module.parameters()))]
         autocast = [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in AUTOCAST_KINDS]
-        around = (_own_code(), _compat.surroundings(REPLACED_ATTENTION), autocast)
+        around = (_own_code(), _compat.surroundings(REPLACED_ATTENTION), choices(), autocast)
         what = (FORMAT, getattr(run, "__qualname__", ""), parts, given, around)
         return self.folder / f"{hashlib.sha256(repr(what).encode()).hexdigest()}.capture"
 
