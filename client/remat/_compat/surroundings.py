@@ -1,0 +1,65 @@
+"""Settings of torch and of this process that tracing depends on."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+import torch
+import torch._dynamo.config
+import torch.backends.opt_einsum
+
+from .keeping import Unreadable
+
+__all__ = ["surroundings"]
+
+_TORCHS_OWN = frozenset({"aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"})
+
+
+def surroundings(own: frozenset[str]) -> tuple[Any, ...]:
+    """Settings of torch and of this process that tracing depends on.
+
+    Args:
+        own: the kernels that are put in place of torch's by whoever asks, as "aten/OPERATOR/KEY".
+
+    Raises:
+        Unreadable: there is something that no setting tells: modes that are on, other kernels in place of torch's.
+    """
+    modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    if modes or torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unreadable("modes of torch are on")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise Unreadable("saved tensors have hooks")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise Unreadable("the process is one of several ranks")
+    kernels = frozenset(k for k in torch.library._impls if k.startswith(("aten/", "prim")))
+    placed = sorted(k for k in kernels if k.startswith("aten/") and not k.endswith("/Meta") and k not in _TORCHS_OWN)
+    if not own.issuperset(placed):
+        raise Unreadable(f"{placed[0]} is not torch's")
+    backends: Any = torch.backends
+    flags: tuple[Any, ...] = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        str(torch.get_default_dtype()),
+        str(torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.is_anomaly_enabled(),
+        torch.is_autocast_cache_enabled(),
+    )
+    numerics: tuple[Any, ...] = (
+        backends.mkldnn.enabled,
+        (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
+        torch._C._get_nnpack_enabled() if hasattr(torch._C, "_get_nnpack_enabled") else None,
+    )
+    configs = (torch._dynamo.config, torch._functorch.config, torch.fx.experimental._config)
+    chosen = [
+        (name, sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value).partition(" at 0x")[0])
+        for config in configs
+        for name, value in sorted(config.get_serializable_config_copy().items())
+    ]
+    versions = (torch.__version__, torch.version.git_version, sys.version, platform.machine())
+    more = (torch.backends.cpu.get_cpu_capability(), sorted(kernels))
+    return versions, flags, numerics, chosen, more
