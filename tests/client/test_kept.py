@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import os
 import random
-import subprocess
 import sys
 import threading
 import types
@@ -19,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-import remat
 from remat.capture import kept, trace
 from remat.capture.kept import Captures
 from remat.settings import settings
@@ -369,92 +365,6 @@ class Composes(Draws):
 @pytest.mark.parametrize("model", [ReadsAnotherTensor, Draws, LeavesToAutograd, CallsForAConstant, Composes])
 def test_what_a_graph_alone_does_not_say_is_not_kept(tmp_path: Path, model: type[nn.Module]) -> None:
     assert not keep(Captures(tmp_path, 0.0), model(), (torch.ones(2, 4),))
-
-
-def gradients(model: nn.Module, run: Callable[..., torch.Tensor], args: Any) -> list[torch.Tensor]:
-    for p in model.parameters():
-        p.grad = None
-    run(*args).backward()
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
-class Deep(nn.Module):
-    """Dropout, normalization with statistics, a tied weight, and a result that is a view."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-        self.norm, self.dropout = nn.BatchNorm1d(16), nn.Dropout(0.3)
-        self.layers[3].weight = self.layers[0].weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = self.dropout(torch.tanh(self.norm(layer(x))))
-        return x.view(-1)[:7].sum()
-
-
-def test_gradients_and_buffers_of_a_kept_capture_are_those_of_plain_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("REMAT_KEEP_CAPTURES", "1")
-    monkeypatch.setattr(kept, "KEPT_FROM_S", 0.0)
-    x, found = torch.randn(8, 16), []
-    for again in (False, True, None):
-        torch.manual_seed(1)
-        model = Deep()
-        run = model if again is None else remat.optimize(model, x, budget="95%", planner="greedy")
-        with caplog.at_level("INFO", logger="remat"):
-            caplog.clear()
-            torch.manual_seed(2)
-            steps = [gradients(model, run, (x,)) for _ in range(3)]
-        found.append(([g for step in steps for g in step], dict(model.state_dict())))
-        model.norm.momentum = 0.5  # a guard of the kept capture: the next step is of another kind
-        torch.manual_seed(3)
-        found[-1][0].extend(gradients(model, run, (x,)))
-    for (grads, state), (others, other) in itertools.pairwise(found):
-        assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
-        assert all(torch.equal(state[name], other[name]) for name in state)
-
-
-PROCESS = """
-import logging, os, sys
-import torch
-import remat
-from remat.capture import kept
-kept.KEPT_FROM_S = 0.0
-logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-sys.path.insert(0, sys.argv[1])
-import kept_source
-torch.manual_seed(0)
-model = kept_source.Model()
-x, z = torch.randn(4, 8), torch.randn(4, 8)
-planned = remat.optimize(model, (x, z), budget="100%", planner="greedy")
-planned(x, z).backward()
-mine = [p.grad.clone() for p in model.parameters()]
-for p in model.parameters():
-    p.grad = None
-kept_source.Model.forward(model, x, z).backward()
-print("equal", all(torch.equal(a, p.grad) for a, p in zip(mine, model.parameters())))
-"""
-
-
-@pytest.mark.slow
-def test_another_process_of_the_job(tmp_path: Path) -> None:
-    def run(source: str) -> str:
-        (tmp_path / "kept_source.py").write_text(source)
-        environment = {**os.environ, "REMAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["REMAT_KEEP_CAPTURES"] = "1"
-        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert "equal True" in done.stdout
-        return done.stdout
-
-    assert "was captured before" not in run(SOURCE)
-    assert "was captured before" in run(SOURCE)
-    edited = SOURCE.replace("x * SCALE + plus", "x * SCALE - plus")
-    assert "was captured before" not in run(edited)
-    assert "was captured before" in run(edited)
 
 
 def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
