@@ -40,6 +40,7 @@ from .module_state import (
     active_ddp,
     buffers_of,
     flattened_by_fsdp,
+    has_tensor_hooks,
     modules_of,
     parameters_of,
     sharded_by_fsdp,
@@ -72,7 +73,7 @@ from .operators import (
     written_arguments,
 )
 from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
-from .surroundings import surroundings
+from .surroundings import surroundings, variables_of
 from .tracing import (
     CHECKS,
     FakeTensor,
@@ -80,6 +81,7 @@ from .tracing import (
     SideEffects,
     aot_backend,
     compile_joint,
+    description_of,
     descriptors,
     detect_fake_mode,
     export_joint,
@@ -134,6 +136,7 @@ __all__ = [
     "buffers_of",
     "chooses_foreach",
     "compile_joint",
+    "description_of",
     "descriptors",
     "detect_fake_mode",
     "export_joint",
@@ -148,6 +151,7 @@ __all__ = [
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
     "has_merged_inputs",
+    "has_tensor_hooks",
     "is_batched",
     "is_collective",
     "is_known",
@@ -193,6 +197,7 @@ __all__ = [
     "unreduced_by_fsdp",
     "updated_inputs",
     "used_up",
+    "variables_of",
     "version_counter",
     "will_accumulate",
     "written_arguments",

@@ -31,6 +31,7 @@ __all__ = [
     "global_hooks",
     "has_backward_hooks",
     "has_hooks",
+    "has_tensor_hooks",
     "hooks_put_back",
     "hooks_set_aside",
     "modules_of",
@@ -95,6 +96,11 @@ def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
 def has_hooks(module: nn.Module) -> bool:
     """Whether hooks of a module's own run around its call."""
     return any(module.__dict__[name] for name in CALL_HOOKS)
+
+
+def has_tensor_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks see a tensor's gradient."""
+    return bool(tensor._backward_hooks)
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

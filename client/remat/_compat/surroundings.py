@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.backends.opt_einsum
 
 from .keeping import Unreadable
 
-__all__ = ["surroundings"]
+__all__ = ["surroundings", "variables_of"]
 
 _TORCHS_OWN = frozenset({"aten/_foreach_mm/CUDA", "aten/linalg_lu_solve.out/MPS"})
 
@@ -63,3 +64,9 @@ def surroundings(own: frozenset[str]) -> tuple[Any, ...]:
     versions = (torch.__version__, torch.version.git_version, sys.version, platform.machine())
     more = (torch.backends.cpu.get_cpu_capability(), sorted(kernels))
     return versions, flags, numerics, chosen, more
+
+
+def variables_of(environment: Any) -> Mapping[Any, Any]:
+    """What an environment such as `os.environ` keeps its variables in, and tracing reads them from."""
+    found: Mapping[Any, Any] = environment._data
+    return found

@@ -40,6 +40,7 @@ __all__ = [
     "SideEffects",
     "aot_backend",
     "compile_joint",
+    "description_of",
     "descriptors",
     "detect_fake_mode",
     "export_joint",
@@ -297,6 +298,11 @@ def is_tangent(placeholder: fx.Node) -> bool:
 def descriptors(graph: fx.Graph) -> list[Any]:
     """What AOTAutograd says of each result of a graph; empty where it says nothing."""
     return list(graph.output_node().meta.get("desc") or ())
+
+
+def description_of(node: fx.Node) -> str:
+    """What AOTAutograd says of an input, or of all results, in words; "None" where it says nothing."""
+    return repr(node.meta.get("desc"))
 
 
 def set_descriptors(graph: fx.Graph, described: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ import typing
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -126,11 +126,11 @@ class Walk:
         return f"#{number}"
 
     def _visit(self, thing: Any) -> None:
-        exactly = _EXACTLY.get(type(thing))
+        exactly = self._EXACTLY.get(type(thing))
         if exactly is not None:
             exactly(self, thing)
             return
-        for kinds, visit in _VISITS:
+        for kinds, visit in self._VISITS:
             if isinstance(thing, kinds):
                 visit(self, thing)
                 return
@@ -233,7 +233,7 @@ class Walk:
         like = (type(tensor).__name__, isinstance(tensor, nn.Parameter), tuple(tensor.shape), tensor.stride())
         place = (str(tensor.dtype), str(tensor.device), storage, tensor.storage_offset())
         flags = (tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
-        self._say("tensor", like, place, tensor.untyped_storage().nbytes(), flags, bool(tensor._backward_hooks))
+        self._say("tensor", like, place, tensor.untyped_storage().nbytes(), flags, _compat.has_tensor_hooks(tensor))
         own = {} if isinstance(tensor, _compat.FakeTensor) else dict(vars(tensor))
         if own.get("_dynamo_static_input_type") == "unguarded":
             del own["_dynamo_static_input_type"]  # by Dynamo itself, when it first met the parameter
@@ -270,14 +270,15 @@ class Walk:
     def _environment(self, thing: Any) -> None:
         """The variables by name: in two processes of a job others may differ."""
         self._say("environment", self._ref(type(thing)))
-        if id(thing._data) not in self._number:
-            self._ref(thing._data)
+        variables = _compat.variables_of(thing)
+        if id(variables) not in self._number:
+            self._ref(variables)
             self._queue.pop()  # what was appended just now: its variables are members
         for name, value in vars(thing).items():
-            if value is not thing._data:
+            if value is not variables:
                 self._say("attribute", name, self._ref(value))
-        for key, value in list(thing._data.items()):
-            self._offer(thing._data, os.fsdecode(key), value)
+        for key, value in list(variables.items()):
+            self._offer(variables, os.fsdecode(key), value)
 
     def _enum(self, member: enum.Enum) -> None:
         self._say("enum", self._ref(type(member)), member.name, self._ref(member.value))
@@ -297,31 +298,30 @@ class Walk:
     def _logger(self, thing: Any) -> None:
         self._say("logger", thing.name, thing.level, thing.disabled)
 
-
-_VISITS: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
-    (types.FunctionType, Walk._function),
-    (nn.Module, Walk._torch_module),
-    (torch.Tensor, Walk._tensor),
-    (_TYPING, Walk._by_words),
-    (type, Walk._class),
-    (types.ModuleType, Walk._module),
-    (enum.Enum, Walk._enum),
-    (type(os.environ), Walk._environment),
-    (types.MethodType, Walk._bound),
-    ((types.BuiltinFunctionType, types.MethodWrapperType), Walk._builtin),
-    (functools.partial, Walk._partial),
-    (_WRAPPERS, Walk._wrapper),
-    (_DESCRIPTORS, Walk._by_name),
-    (weakref.ref, Walk._weak),
-    (contextvars.ContextVar, Walk._variable),
-    (logging.Logger, Walk._logger),
-    ((re.Pattern, _compat.OpOverload), Walk._by_words),
-)
-_EXACTLY: dict[type, Callable[[Walk, Any], None]] = {
-    **dict.fromkeys((list, tuple, deque), Walk._list),
-    **dict.fromkeys((dict, OrderedDict, defaultdict, Counter, types.MappingProxyType), Walk._dict),
-    **dict.fromkeys((set, frozenset), Walk._set),
-}
+    _VISITS: ClassVar[tuple[tuple[Any, Callable[[Walk, Any], None]], ...]] = (
+        (types.FunctionType, _function),
+        (nn.Module, _torch_module),
+        (torch.Tensor, _tensor),
+        (_TYPING, _by_words),
+        (type, _class),
+        (types.ModuleType, _module),
+        (enum.Enum, _enum),
+        (type(os.environ), _environment),
+        (types.MethodType, _bound),
+        ((types.BuiltinFunctionType, types.MethodWrapperType), _builtin),
+        (functools.partial, _partial),
+        (_WRAPPERS, _wrapper),
+        (_DESCRIPTORS, _by_name),
+        (weakref.ref, _weak),
+        (contextvars.ContextVar, _variable),
+        (logging.Logger, _logger),
+        ((re.Pattern, _compat.OpOverload), _by_words),
+    )
+    _EXACTLY: ClassVar[dict[type, Callable[[Walk, Any], None]]] = {
+        **dict.fromkeys((list, tuple, deque), _list),
+        **dict.fromkeys((dict, OrderedDict, defaultdict, Counter, types.MappingProxyType), _dict),
+        **dict.fromkeys((set, frozenset), _set),
+    }
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -263,5 +263,5 @@ def _said(joint: fx.GraphModule) -> Iterator[tuple[Any, ...]]:
             (storages.setdefault(_compat.storage_key(t), len(storages)), t.untyped_storage().nbytes())
             for t in tensors(node.meta.get("val"))
         ]
-        described = repr(node.meta.get("desc"))
+        described = _compat.description_of(node)
         yield node.name, node.op, node.target, repr(node.args), repr(node.kwargs), like, held, described
