@@ -174,7 +174,7 @@ class BatchSearches:
                 except (RateLimited, Unavailable) as error:
                     await asyncio.sleep(min(30.0, error.retry_after_s or _LOOK_S))
                 except ServiceError as error:
-                    await _save(context, group_id, row.about | {"ended": str(error)})
+                    await _save(context, group_id, ended=str(error))
                 context.notifier.notify(group_id)
         except Exception:
             log.exception("a search for the largest batch broke off; the next poll takes it up", group=group_id)
@@ -207,7 +207,10 @@ class _Step:
         self.about["state"] = _state(self.search)
         if [self.batch, request_id] not in self.about["tried"]:
             self.about["tried"].append([self.batch, request_id])
-        await _save(self.context, self.group_id, self.about)
+        tried = self.about["tried"]
+        if await _save(self.context, self.group_id, state=self.about["state"], tried=tried) is None:
+            await cancel(self.context, self.caller, request_id)  # somebody has given the search up meanwhile
+            return None
         return request_id
 
     async def run(self) -> None:
@@ -216,15 +219,14 @@ class _Step:
         if request_id is None or self.batch is None:
             proved = self.search.floor == self.search.ceiling
             ended = "proved" if proved else "time" if self.search.again or self.batch is not None else "unclear"
-            await _save(self.context, self.group_id, self.about | {"ended": ended})
+            await _save(self.context, self.group_id, ended=ended)
             return
         row = await self._decided(request_id)
         if row is None:
             return
         await self._conclude(row)
-        row = await _row(self.context, self.caller, self.group_id)
-        if row is not None and row.about["ended"] is None:  # nobody has given it up meanwhile
-            await _save(self.context, self.group_id, self.about | {"state": _state(self.search)})
+        best = self.about["best_solve"]
+        await _save(self.context, self.group_id, state=_state(self.search), best_solve=best)
 
     async def _decided(self, request_id: str) -> Any:
         """The row of the request, ended: by itself, or because its plan is cheap enough or its bound too high."""
@@ -279,11 +281,18 @@ async def _row(context: Context, caller: Caller, group_id: str) -> Any:
         return (await connection.execute(query)).first()
 
 
-async def _save(context: Context, group_id: str, about: dict[str, Any]) -> None:
-    if about["ended"] is not None:
-        about = about | {"problem": None}  # nothing more is scaled
+async def _save(context: Context, group_id: str, **changes: Any) -> dict[str, Any] | None:
+    """Write down what is new of a search; returns all that is written of it, or None where it has ended before."""
+    if "ended" in changes:
+        changes["problem"] = None  # nothing more is scaled
+    this = groups.c.id == group_id
     async with context.database.write() as connection:
-        await connection.execute(update(groups).where(groups.c.id == group_id).values(about=about))
+        row = (await connection.execute(select(groups.c.about).where(this).with_for_update())).first()
+        if row is None or row.about["ended"] is not None:
+            return None
+        about: dict[str, Any] = row.about | changes
+        await connection.execute(update(groups).where(this).values(about=about))
+    return about
 
 
 async def status(
@@ -345,8 +354,7 @@ async def give_up(context: Context, caller: Caller, group_id: str) -> None:
     row = await _row(context, caller, group_id)
     if row is None or "state" not in row.about:
         raise NotFound(f"there is no {KIND} with this id")
-    if row.about["ended"] is None:
-        await _save(context, group_id, row.about | {"ended": "cancelled"})
-        for _, request_id in row.about["tried"]:
-            await cancel(context, caller, request_id)
+    about = await _save(context, group_id, ended="cancelled")
+    for _, request_id in about["tried"] if about is not None else ():
+        await cancel(context, caller, request_id)
     context.notifier.notify(group_id)
