@@ -162,7 +162,7 @@ class Stalled:
         if self.asked == 1:
             return remat.GreedyPlanner().plan(problem)
         assert self.go.wait(60)
-        return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=5.0))
+        return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=60.0))
 
 
 def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture) -> None:
