@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from remat_ir import Graph, Problem, plain_peak
-from remat_service.context import build_context
-from remat_service.identity import Retry
+from remat_service.context import Context, build_context
+from remat_service.identity import Caller, Retry
 from remat_service.lru import Lru
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
@@ -181,26 +181,43 @@ def test_lru_is_bounded() -> None:
     assert (len(held), held.get("huge")) == (1, 9)
 
 
-async def test_a_key_that_came_twice_at_once_loses_no_row(tmp_path: Path) -> None:
-    """Two rows with one idempotency key, one of them still on its way: both can be read by their ids."""
-    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/twice.sqlite")))
+@pytest.fixture
+async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str, Any]]]:
+    """A context of its own, a caller, and a row of a request with an idempotency key that is in its database."""
+    context = build_context(Settings(database_url=SecretStr(f"sqlite:///{tmp_path}/rows.sqlite")))
     try:
         await migrate(context.database)
         async with context.database.write() as connection:
             caller = await default_caller(connection)
-        retry = Retry("same key", "0" * 64)
         ask = Ask(Problem(training_graph(4, fixed=10), 5))  # hopeless, and so answered without a solver
-        first = await Submission(context, caller, ask, retry).submit()
-        row = dict((await find_request(context, caller, first))._mapping)
+        request_id = await Submission(context, caller, ask, Retry("same key", "0" * 64)).submit()
+        found = dict((await find_request(context, caller, request_id))._mapping)
         columns = {column.name for column in requests.columns}
-        second = {name: value for name, value in row.items() if name in columns} | {"id": "f" * 32}
-        await context.write_behind.add(second)
-        assert context.write_behind.holds("f" * 32)
-        assert context.write_behind.holds_key(caller.tenant_id, "same key")
-        assert (await find_request(context, caller, "f" * 32)).ended
-        assert (await find_request(context, caller, first)).idempotency_key == "same key"
-        assert not context.write_behind.holds("f" * 32)
+        yield context, caller, {name: value for name, value in found.items() if name in columns}
     finally:
         await context.write_behind.close()
         context.snapshots.close()
         await context.database.close()
+
+
+async def test_a_key_that_came_twice_at_once_loses_no_row(asked: tuple[Context, Caller, dict[str, Any]]) -> None:
+    """Two rows with one idempotency key, one of them still on its way: both can be read by their ids."""
+    context, caller, row = asked
+    await context.write_behind.add(row | {"id": "f" * 32})
+    assert context.write_behind.holds("f" * 32)
+    assert context.write_behind.holds_key(caller.tenant_id, "same key")
+    assert (await find_request(context, caller, "f" * 32)).ended
+    assert (await find_request(context, caller, row["id"])).idempotency_key == "same key"
+    assert not context.write_behind.holds("f" * 32)
+
+
+async def test_a_row_that_is_there_already_holds_no_other_up(asked: tuple[Context, Caller, dict[str, Any]]) -> None:
+    """Its commit was not heard of, or its tenant is gone: the rows that came after it are written, with their keys."""
+    context, caller, row = asked
+    gone = row | {"id": "d" * 32, "tenant_id": "0" * 32, "idempotency_key": "of nobody"}
+    for one in (row, gone, row | {"id": "e" * 32, "idempotency_key": "another key"}):
+        await context.write_behind.add(one)
+    await context.write_behind.flush()
+    assert not any(map(context.write_behind.holds, (row["id"], "d" * 32, "e" * 32)))
+    assert (await find_request(context, caller, row["id"])).idempotency_key == "same key"
+    assert (await find_request(context, caller, "e" * 32)).idempotency_key == "another key"

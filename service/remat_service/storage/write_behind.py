@@ -11,11 +11,13 @@ import asyncio
 from typing import Any
 
 import structlog
+from sqlalchemy import Column, select
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .database import Database
 from .store import Store
-from .tables import requests
+from .tables import requests, tenants
 
 log = structlog.get_logger("remat_service.storage.write_behind")
 
@@ -55,17 +57,35 @@ class WriteBehind:
             if not rows:
                 return
             try:
-                await self._write(rows)
-            except IntegrityError:  # a retry came in twice at once, and the other one has the key
-                await self._write([row | {"idempotency_key": None, "body_hash": None} for row in rows])
+                async with self._database.write() as connection:
+                    await connection.execute(requests.insert(), rows)
+                    await self._touch(connection, rows)
+            except IntegrityError:
+                async with self._database.write() as connection:
+                    await self._insert_what_can_be(connection, rows)
+                    await self._touch(connection, rows)
             for row in rows:
                 self._rows.pop(row["id"], None)
 
-    async def _write(self, rows: list[dict[str, Any]]) -> None:
-        async with self._database.write() as connection:
-            await connection.execute(requests.insert(), rows)
-            for graph_key, plan_id in sorted({(row["graph_key"], row["plan_id"] or "") for row in rows}):
-                await self._store.touch(connection, graph_key, plan_id or None)
+    async def _insert_what_can_be(self, connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+        """Write what is not there yet: an attempt before may have been committed and not heard of.
+
+        A row whose idempotency key another one has, since a retry came in twice at once, is written without it; one of
+        a tenant that is gone is left out.
+        """
+        tenants_there = await _among(connection, tenants.c.id, {row["tenant_id"] for row in rows})
+        rows = [row for row in rows if row["tenant_id"] in tenants_there]
+        if not rows:
+            return
+        await connection.execute(self._database.insert(requests).on_conflict_do_nothing(), rows)
+        there = await _among(connection, requests.c.id, {row["id"] for row in rows})
+        others = [row | {"idempotency_key": None, "body_hash": None} for row in rows if row["id"] not in there]
+        if others:
+            await connection.execute(requests.insert(), others)
+
+    async def _touch(self, connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+        for graph_key, plan_id in sorted({(row["graph_key"], row["plan_id"] or "") for row in rows}):
+            await self._store.touch(connection, graph_key, plan_id or None)
 
     async def _soon(self) -> None:
         while self._rows:
@@ -81,3 +101,8 @@ class WriteBehind:
         if self._task is not None:
             self._task.cancel()
         await self.flush()
+
+
+async def _among(connection: AsyncConnection, column: Column[str], values: set[str]) -> set[str]:
+    """Those of the values that a table has."""
+    return set(await connection.scalars(select(column).where(column.in_(values))))
