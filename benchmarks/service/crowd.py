@@ -49,6 +49,10 @@ def step(ops: int, seed: int) -> Graph:
     return graph_of(costs, sizes, inputs, backward_from=layers)
 
 
+_STARTS = 10
+"""How often a process is started that ends before it is ready."""
+
+
 class Processes:
     """What a scenario has started, ended with the block that it is used in."""
 
@@ -80,15 +84,23 @@ class Processes:
         self.log.close()
 
     def start(self, *arguments: str, ready: str = "ready") -> subprocess.Popen[str]:
-        """A `remat-service` process, once it says that it is ready."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "remat_service.cli", *arguments],
-            env=self.environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
-        )  # fmt: skip
-        self.running.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if ready not in line:
+        """A `remat-service` process, once it says that it is ready.
+
+        While its database is away it ends with a sentence; then it is started again, as whatever supervises it would.
+        """
+        for _ in range(_STARTS):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "remat_service.cli", *arguments],
+                env=self.environment, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            )  # fmt: skip
+            self.running.append(process)
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if ready in line:
+                break
+            self.end(process)
+            time.sleep(1.0)
+        else:
             raise SystemExit(f"{arguments} did not start; see {self.folder}/log")
         found = re.search(r"http://[^:]+:(\d+)", line)
         if found:
