@@ -231,6 +231,16 @@ def test_no_mutant_proves_too_much() -> None:
     assert accepted > 100
 
 
+def test_the_parts_of_a_certificate_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not each by itself: what one of them may have is not for each of a thousand."""
+    proof = next(p for p in (certificate(seed, 6)[1] for seed in range(100)) if len({*p.parts}) > 1)
+    numbers = [sum(map(len, part.rows)) for part in proof.parts]
+    assert read_proof(proof.to_json()) == proof
+    monkeypatch.setattr("remat_ir.proof.certificate.MOST_NUMBERS", sum(numbers) - 1)
+    with pytest.raises(InvalidData, match="numbers"):
+        read_proof(proof.to_json())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_no_mutant_of_many_proves_too_much() -> None:

@@ -24,7 +24,7 @@ from .autograd import (
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards, globals_of
-from .keeping import Unreadable, pack, readings, traced_code, unpack
+from .keeping import pack, readings, traced_code, unpack
 from .memory import (
     is_batched,
     mark,
@@ -73,6 +73,7 @@ from .operators import (
     written_arguments,
 )
 from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
+from .plain import Unreadable
 from .surroundings import surroundings, variables_of
 from .tracing import (
     CHECKS,

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo.config
 import torch._functorch._aot_autograd.schemas as _schemas
-import torch.backends.opt_einsum
 from torch import fx
 from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
 from torch._dynamo.output_graph import OutputGraphGuardsState
@@ -29,9 +27,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._ordered_set import OrderedSet
 
-from .plain import _ALIAS, _PLAIN, Unreadable, _Node, _Reader, _Writer
+from .plain import ALIAS, PLAIN, Node, Reader, Unreadable, Writer
 
-__all__ = ["Unreadable", "pack", "readings", "traced_code", "unpack"]
+__all__ = ["pack", "readings", "traced_code", "unpack"]
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _LEFT = frozenset({"stack_trace", "tensor_meta"})
@@ -96,7 +94,7 @@ def pack(graph: Any, descriptor: Any) -> bytes:
         "guards": _guards(found),
         "modules": sorted(set(_aliases(graph).values())),
     }
-    writer = _Writer(nodes, _aliases(graph))
+    writer = Writer(nodes, _aliases(graph))
     written = writer.write(body)
     parts = {"storages": writer.storages, "tensors": writer.tensors, "objects": writer.objects, "body": written}
     return json.dumps(parts, separators=(",", ":")).encode()
@@ -108,7 +106,7 @@ def _node(node: fx.Node) -> tuple[Any, ...]:
     known = isinstance(node.target, (str, torch._ops.OpOverload)) or node.target is operator.getitem
     if not known or (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _NAMESPACES):
         raise Unreadable(f"its graph calls {node.target}, which is not torch's")
-    notes = {k: v for k, v in node.meta.items() if isinstance(v, _PLAIN) and k not in _LEFT}
+    notes = {k: v for k, v in node.meta.items() if isinstance(v, PLAIN) and k not in _LEFT}
     notes |= {key: node.meta[key] for key in ("val", "desc") if key in node.meta}
     stacks = {key: sys.intern(list(node.meta[key].values())[-1][0]) for key in _STACKS if node.meta.get(key)}
     return node.op, node.name, node.target, node.args, node.kwargs, notes, stacks
@@ -178,10 +176,10 @@ def unpack(data: bytes, mode: FakeTensorMode | None, scope: dict[str, Any]) -> t
         if mode is None:
             mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         tensors = _fake_tensors(mode, parts["storages"], parts["tensors"])
-        body = _Reader(tensors, parts["objects"]).read(parts["body"])
+        body = Reader(tensors, parts["objects"]).read(parts["body"])
         for name in body["modules"]:
             module = sys.modules[name]
-            scope[_ALIAS + name] = vars(module) if module is builtins else module
+            scope[ALIAS + name] = vars(module) if module is builtins else module
         needs_autograd, flat_args, flat_descs, metadata, config = body["state"]
         wrappers, updated, updated_descs = body["capture"]
         graph = _graph(body["nodes"])
@@ -210,7 +208,7 @@ def _graph(rows: Sequence[Any]) -> fx.GraphModule:
     nodes: list[fx.Node] = []
 
     def there(value: Any) -> Any:
-        return nodes[value.index] if type(value) is _Node else value
+        return nodes[value.index] if type(value) is Node else value
 
     for op, name, target, args, kwargs, notes, stacks in rows:
         made = graph.create_node(op, target, _with_nodes(args, there), _with_nodes(kwargs, there), name)
@@ -224,7 +222,7 @@ def _graph(rows: Sequence[Any]) -> fx.GraphModule:
 
 
 def _with_nodes(value: Any, there: Callable[[Any], Any]) -> Any:
-    if type(value) is _Node:
+    if type(value) is Node:
         return there(value)
     if isinstance(value, (tuple, list)):
         return type(value)(_with_nodes(each, there) for each in value)
@@ -255,6 +253,6 @@ def _root(found: dict[str, Any], scope: dict[str, Any], code: Any, local: dict[s
             global_state_guard=torch._C._dynamo.guards.GlobalStateGuard(),
             _guards=GuardsSet(OrderedSet(guards)),
             _aotautograd_guards=[],
-            name_of_builtins_dict_key_in_fglobals=_ALIAS + "builtins",
+            name_of_builtins_dict_key_in_fglobals=ALIAS + "builtins",
         )
         return CheckFunctionManager(code, state).guard_manager.root

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo.config
 import torch._dynamo.source as _source
-import torch.backends.opt_einsum
 from torch import fx
 from torch._guards import Source
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,9 +21,9 @@ from torch.utils._ordered_set import OrderedSet
 
 from .memory import storage_key
 
-__all__: list[str] = []
+__all__ = ["ALIAS", "PLAIN", "Node", "Reader", "Unreadable", "Writer"]
 
-_PLAIN = (bool, int, str, type(None))
+PLAIN = (bool, int, str, type(None))
 
 _HOLDERS = frozenset(
     {"torch._dynamo.source", "torch._guards", "torch.utils._pytree"}
@@ -39,18 +37,18 @@ class Unreadable(Exception):
     """A capture that cannot be written, or bytes that are none; the message says why."""
 
 
-class _Node:
+class Node:
     """A node of the graph, in the arguments of another."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
-_ALIAS = "__remat_module_"
+ALIAS = "__remat_module_"
 """Before the name of a module, where guards find it among the globals of the code that is called."""
 
 
-class _Writer:
+class Writer:
     """Things as JSON: tensors in a table, nodes, operators and classes by name, objects of metadata once each."""
 
     def __init__(self, nodes: Mapping[fx.Node, int], aliases: Mapping[str, str]) -> None:
@@ -69,7 +67,7 @@ class _Writer:
             Unreadable: it has no such form.
         """
         kind = type(thing)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             return thing
         if kind in _NESTED:
             return [_NESTED[kind], *map(self.write, thing)]
@@ -140,8 +138,8 @@ _NESTED: dict[Any, str] = {
 _MADE: dict[str, Any] = {"tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "size": torch.Size}
 
 
-class _Reader:
-    """What `_Writer` has written: it makes containers and objects that hold metadata, and calls nothing else."""
+class Reader:
+    """What `Writer` has written: it makes containers and objects that hold metadata, and calls nothing else."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], objects: Sequence[Any]) -> None:
         self._tensors, self._objects = tensors, list[Any]()
@@ -176,7 +174,7 @@ class _Reader:
         if kind in ("float", "complex"):
             return {"float": float, "complex": complex}[kind](value)
         if kind == "node":
-            return _Node(value)
+            return Node(value)
         if kind == "tensor":
             return self._tensors[value]
         if kind == "object":
@@ -189,7 +187,7 @@ class _Reader:
         if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
             return found
         if kind == "module" and value in sys.modules:
-            return _source.GlobalSource(_ALIAS + value)
+            return _source.GlobalSource(ALIAS + value)
         raise Unreadable(f"it has a {kind} that is not there: {value}")
 
 

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo.config
 import torch.backends.opt_einsum
 
-from .keeping import Unreadable
+from .plain import Unreadable
 
 __all__ = ["surroundings", "variables_of"]
 

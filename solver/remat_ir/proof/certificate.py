@@ -159,13 +159,17 @@ def _read_windows(data: dict[str, Any]) -> WindowProof:
     found = members(data, "proof", required=required, format_name=FORMAT)
     parts = array(found["parts"], "parts", "/parts", MOST_PARTS)
     windows = array(found["windows"], "windows", "/windows", MOST_WINDOWS)
+    read = tuple(_read_stages(part) for part in parts)
+    # together, as many as of a certificate without parts
+    _few((row for part in read for row in part.rows), len, "/parts")
+    _few((node for part in parts for node in part["nodes"]), lambda node: 2 * len(node[1]), "/parts")
     return WindowProof(
         digest=_digest(found["problem"]),
         turn=integer(found["turn"], "turn", "/turn"),
         firsts=integers(found["firsts"], "firsts", "/firsts", MOST_CUTS),
         laters=integers(found["laters"], "laters", "/laters", MOST_CUTS),
         small_bytes=integer(found["small_bytes"], "small_bytes", "/small_bytes"),
-        parts=tuple(_read_stages(part) for part in parts),
+        parts=read,
         windows=tuple(_window(window, i) for i, window in enumerate(windows)),
     )
 
