@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,30 @@ def by_grad(self: Any, y: torch.Tensor) -> torch.Tensor:
     return y * (1.0 if self.training or torch.is_grad_enabled() else 1.5)
 
 
+def remembers(self: Any, y: torch.Tensor) -> torch.Tensor:
+    """Containers inside others and under two names, one of limited length, and buffers made or replaced on the way."""
+    y = y * 2 if hasattr(self, "mask") else y
+    if not hasattr(self, "recent"):
+        self.recent, self.nested = deque([1.0], maxlen=2), {"deep": ([1.0],)}
+        self.alias, self.rngs = self.nested["deep"][0], [random.Random(5)]
+        self.register_buffer("mask", None)
+        self.register_buffer("other", self.seen)
+    self.alias.append(self.alias[-1] + len(self.recent))
+    self.recent.append(self.nested["deep"][0][-1])
+    self.other += 1
+    if self.mask is None:
+        self.mask = torch.full((), 0.5)
+        y = y * 1.5
+    self.mask = self.mask * 0.9
+    return y * self.rngs[0].random() * self.alias[-1] * self.recent[0] * self.seen.clone() * self.mask
+
+
+def pairs(self: Any, y: torch.Tensor) -> torch.Tensor:
+    """Every other normal number is the second half of a pair, for which nothing is drawn."""
+    y = y * random.gauss(1, 0.1) * np.random.normal(1, 0.1)
+    return y * random.gauss(1, 0.1) if random.random() < 0.5 else y
+
+
 def plain(self: Any, y: torch.Tensor) -> torch.Tensor:
     return self.drop(y)
 
@@ -88,6 +113,14 @@ def by_plan(model: nn.Sequential) -> ChainedModule:
 def twice(run: Any) -> list[Any]:
     losses = [run(numbers()).square().sum() for _ in range(2)]
     for loss in losses:
+        loss.backward()
+    return [loss.detach() for loss in losses]
+
+
+def last_first(run: Any) -> list[Any]:
+    """What the last backward pass runs again leaves another state than is there."""
+    losses = [run(numbers()).square().sum() for _ in range(2)]
+    for loss in reversed(losses):
         loss.backward()
     return [loss.detach() for loss in losses]
 
@@ -123,8 +156,12 @@ def left(model: nn.Sequential, run: Any, scene: Callable[[Any], list[Any]]) -> l
 
 SCENES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[Any], list[Any]]]] = {
     "counters and lists": (counts, twice),
+    "counters and lists, the last pass first": (counts, last_first),
     "a state that is carried": (carries, twice),
     "random numbers of Python's, numpy's and its own": (draws, twice),
+    "containers in containers and buffers of several names": (remembers, twice),
+    "containers in containers, the last pass first": (remembers, last_first),
+    "halves of pairs of normal numbers": (pairs, twice),
     "eval before the backward pass": (by_mode, evaluated_between),
     "eval after planning": (by_grad, evaluated),
     "nothing to train": (plain, frozen),

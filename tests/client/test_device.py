@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +53,57 @@ def test_generators_are_kept_where_an_error_comes_out() -> None:
     drawn = torch.rand(4)
     states.restore()
     assert torch.equal(drawn, torch.rand(4))
+
+
+def in_full() -> tuple[object, ...]:
+    kind, words, *rest = np.random.get_state()
+    return random.getstate(), kind, words.tobytes(), *rest
+
+
+def unlike(bits: Any) -> None:
+    """Another bit generator of numpy's, and back: its state is nowhere that is looked at."""
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(bits)
+    with generators.kept(torch.device("cpu")):
+        now = np.random.get_state(legacy=False)["state"]
+        np.random.rand()
+    assert np.random.get_state(legacy=False)["state"] == now
+    np.random.set_bit_generator(before)
+
+
+DRAWS: tuple[Callable[[], object], ...] = (
+    random.random,
+    lambda: random.gauss(0, 1),
+    lambda: random.seed(4),
+    lambda: random.shuffle([1, 2, 3]),
+    np.random.rand,
+    np.random.randn,
+    lambda: np.random.seed(5),
+    lambda: np.random.binomial(10, 0.3),
+    lambda: unlike(np.random.PCG64(3)),
+    lambda: np.random.set_bit_generator(np.random.MT19937(np.random.randint(9))),
+)
+
+
+def test_states_are_those_that_are_read_in_full_whatever_was_drawn_or_put_back() -> None:
+    """Where nothing has been drawn they are not read again."""
+    choice = random.Random(1)
+    seen: list[tuple[generators.Generators, tuple[object, ...]]] = []
+    with generators.kept():
+        for _ in range(1000):
+            if seen and choice.random() < 0.3:
+                states, full = choice.choice(seen)
+                states.restore()
+                assert in_full() == full
+            choice.choice(DRAWS)()
+            states, full = generators.noted(torch.device("cpu")), in_full()
+            noted = states.numpy
+            words = (noted["state"]["key"].tobytes(), noted["state"]["pos"], noted["has_gauss"], noted["gauss"])
+            assert (states.python, noted["bit_generator"], *words) == full
+            again = generators.noted(torch.device("cpu"))
+            assert again.python is states.python
+            assert again.numpy is states.numpy
+            seen = [*seen[-9:], (states, full)]
 
 
 def test_outcomes_differ_by_the_generator_of_their_device() -> None:

@@ -146,7 +146,8 @@ class Pass:
         # in another mode than was measured a stage may have other kernels without grad
         self._with_grad = schedule.modes_now() != schedule.modes
         self._read: list[tuple[str, Mapping[Any, Any], Any, torch.Tensor, int, int]] = []
-        self._first: dict[int, SavedState] = {}
+        self._left = schedule.times.copy()
+        self._saved: dict[int, SavedState] = {}
         # now, not once and for all: a wrapper such as FSDP puts other parameters in their places
         self._shared_parameters = shared_parameters([stage.module for stage in schedule.stages])
         self._shared = SharedGradients(self._shared_parameters)
@@ -177,10 +178,12 @@ class Pass:
         stage = self.schedule.stages[n]
         inputs = [self.at(cut) for cut in stage.reads]
         versions = [version_counter(x) for x in inputs]
-        again = n in self._first
-        if not again and self.schedule.times[n] > 1:
-            self._first[n] = SavedState(stage.module, self.device)
-        with self._first[n].restored() if again else contextlib.nullcontext(), self._autocast():
+        self._left[n] -= 1
+        last, saved = not self._left[n], self._saved.get(n)
+        around = contextlib.nullcontext() if saved is None else saved.restored(last=last)
+        if saved is None and not last:
+            self._saved[n] = SavedState(stage.module, self.device)
+        with around, self._autocast():
             if tape:
                 self.held[stage.makes] = Held(*self._record(n, inputs))
             elif stage.needs_grad or self._with_grad:
@@ -191,8 +194,8 @@ class Pass:
         name = f"stage {n + 1} ({type(stage.module).__name__})"
         if [version_counter(x) for x in inputs] != versions:
             raise CaptureError(f"{name} overwrites its input: use inplace=False")
-        if n in self._first and not again:
-            self._first[n].check(name)
+        if saved is None and not last:
+            self._saved[n].check(name)
 
     def note(self) -> None:
         """The forward steps have run: what the backward ones compute from again must stay as it is."""
