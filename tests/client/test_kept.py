@@ -273,9 +273,16 @@ def test_bytes_name_nothing_but_metadata(captures: Captures) -> None:
 
     parts = json.loads(data)
     assert sealed(parts)
-    assert not sealed({**parts, "objects": [["os", "_Environ", {}], *parts["objects"]]})
-    assert not sealed({**parts, "objects": [["subprocess", "Popen", {"args": "true"}], *parts["objects"]]})
+    values, shapes = parts["values"], parts["shapes"]
+    assert not sealed({**parts, "shapes": [*shapes, ["os", "_Environ", []]]})
+    popen = {"shapes": [*shapes, ["subprocess", "Popen", ["args"]]]}
+    assert not sealed({**parts, **popen, "values": [*values, ["object", len(shapes), "true"]]})
+    assert not sealed({**parts, "values": [*values, ["type", "subprocess", "Popen"]]})
+    assert not sealed({**parts, "values": [*values, ["operator", "os.system.default"]]})
+    assert not sealed({**parts, "values": [*values, [len(values) + 1, 0]]})
+    assert not sealed({**parts, "values": [*values, ["partial", "print"]]})
     assert not sealed({**parts, "body": ["type", "subprocess", "Popen"]})
+    assert sealed({**parts, "values": [*values, ["type", "builtins", "int"]]})
 
 
 def test_writers_at_once(captures: Captures) -> None:

@@ -23,7 +23,7 @@ from .autograd import (
     will_accumulate,
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
-from .guards import CallGuards, globals_of
+from .guards import CallGuards, Values, globals_of
 from .keeping import pack, readings, traced_code, unpack
 from .memory import (
     is_batched,
@@ -127,6 +127,7 @@ __all__ = [
     "SideEffects",
     "TorchDispatchMode",
     "Unreadable",
+    "Values",
     "accumulate_by_hand",
     "active_ddp",
     "aot_backend",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import inspect
 import re
@@ -12,18 +14,27 @@ from typing import Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
-from torch._dynamo.convert_frame import GraphCaptureOutput, get_traced_fn
-from torch._dynamo.guards import CheckFunctionManager
+import torch._dynamo.guards as _dynamo_guards
+from torch._C._dynamo.guards import DictGuardManager
+from torch._dynamo.convert_frame import get_traced_fn
+from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, GuardManagerType
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._guards import ChainedSource, Source
 
 from .versions import lacking, require
 
-__all__ = ["CallGuards", "globals_of"]
+__all__ = ["CallGuards", "Guards", "Values", "globals_of"]
 
 require(
     lacking(
-        ((GraphCaptureOutput.build_guards, ("code",)), (get_traced_fn, ("mod",))),
-        ((CheckFunctionManager, "build_guards"), (_dynamo_config, "skip_nnmodule_hook_guards")),
+        ((get_traced_fn, ("mod",)),),
+        (
+            (CheckFunctionManager, "build_guards"),
+            (GuardBuilder, "requires_key_order_guarding"),
+            (GuardBuilder, "_set_guard_export_info"),
+            (ChainedSource, "_name_template"),
+            (_dynamo_config, "skip_nnmodule_hook_guards"),
+        ),
     )
 )
 
@@ -31,6 +42,116 @@ require(
 def globals_of(call: Callable[..., Any]) -> dict[str, Any]:
     """The globals of the code that a call runs first."""
     return get_traced_fn(call)[0].__globals__
+
+
+class Values:
+    """What sources stand for now, each read once.
+
+    Args:
+        scope: the local variables as "L", the globals as "G".
+        variables: what else sources may name.
+    """
+
+    def __init__(self, scope: dict[str, Any], variables: Mapping[str, Any]) -> None:
+        self._scope, self._variables = scope, dict(variables)
+        self._held: dict[int, tuple[Source, Any]] = {}
+        """By the identity of a source, which is kept alive for it."""
+        self._equal: dict[Source, Any] = {}
+
+    def of(self, source: Any) -> Any:
+        """What a source stands for; raises what reading it does."""
+        held = self._held.get(id(source))
+        if held is None:
+            if source not in self._equal:
+                self._equal[source] = self._read(source)
+            held = self._held[id(source)] = source, self._equal[source]
+        return held[1]
+
+    def _read(self, source: Any) -> Any:
+        if type(source).get_value is not ChainedSource.get_value:
+            return source.get_value(self._scope, self._variables, self._equal)
+        base = self.of(source.base)
+        self._variables["base"] = base
+        return eval(_compiled(source._name_template.format("base")), self._scope, self._variables)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _compiled(expression: str) -> types.CodeType:
+    return compile(expression, "<source>", "eval")
+
+
+class _Builder(GuardBuilder):
+    """Builds the guards that Dynamo's builder does, and does not read again, for each guard, what it has read."""
+
+    _values: Values | None = None
+
+    def get(self, guard_or_source: Any, closure_vars: dict[str, Any] | None = None) -> Any:
+        if closure_vars is not None:
+            return super().get(guard_or_source, closure_vars)
+        if self._values is None:
+            self._values = Values(self.scope, _dynamo_guards._get_closure_vars())
+        return self._values.of(
+            guard_or_source if isinstance(guard_or_source, Source) else guard_or_source.originating_source
+        )
+
+    def requires_key_order_guarding(self, source: Source) -> bool:
+        return bool(self.key_order_guarded_dict_ids) and super().requires_key_order_guarding(source)
+
+    def getattr_on_nn_module(
+        self,
+        source: Any,
+        base_guard_manager: Any,
+        base_example_value: Any,
+        example_value: Any,
+        base_source_name: str,
+        source_name: str,
+        guard_manager_enum: Any,
+    ) -> Any:
+        held = vars(base_example_value)
+        given = (source, base_guard_manager, base_example_value, example_value, base_source_name, source_name)
+        if source.member not in held:
+            return super().getattr_on_nn_module(*given, guard_manager_enum)
+        own = base_guard_manager.get_generic_dict_manager(
+            source=f"{base_source_name}.__dict__",
+            example_value=self._get_generic_dict_manager_example_value(held),
+            guard_manager_enum=GuardManagerType.GUARD_MANAGER,
+        )
+        if isinstance(own, DictGuardManager):
+            return super().getattr_on_nn_module(*given, guard_manager_enum)
+        return own.dict_getitem_manager(
+            key=source.member,
+            source=source_name,
+            example_value=example_value,
+            guard_manager_enum=self.get_guard_manager_type(source, example_value),
+        )
+
+    def _set_guard_export_info(self, guard: Any, code_list: list[str], *_: Any, **__: Any) -> None:
+        guard.code_list = [*(guard.code_list or ()), *code_list]
+
+
+class Guards(CheckFunctionManager):
+    """Dynamo's guards of a frame, by `_Builder`.
+
+    Args:
+        code: of the frame.
+        state: what Dynamo has noted of it.
+
+    Raises:
+        AssertionError: they do not hold for the local variables that the state has.
+    """
+
+    def __init__(self, code: types.CodeType, state: Any) -> None:
+        unchecked = copy.copy(state)
+        unchecked.skip_guards_check = True  # with it goes a measurement of how long they take, of 0.1 s
+        super().__init__(code, unchecked)
+        if not (state.skip_guards_check or self.guard_manager.check(state.local_scope)):
+            raise AssertionError("guards do not hold for what they were built on")
+
+    build_guards = types.FunctionType(
+        CheckFunctionManager.build_guards.__code__,
+        {**vars(_dynamo_guards), "GuardBuilder": _Builder},
+        argdefs=CheckFunctionManager.build_guards.__defaults__,
+    )
 
 
 class CallGuards:
@@ -74,7 +195,7 @@ class CallGuards:
         """Those of a graph as `strict_graph` made it; tensors that the traced code reads elsewhere become buffers."""
         made = graph._dynamo_bytecode_flatten.out
         captured = made.graph_capture_output
-        guards = cls(call, args, kwargs, lambda code, _: captured.build_guards(code).guard_manager.root)
+        guards = cls(call, args, kwargs, lambda code, _: Guards(code, captured.output_graph).guard_manager.root)
         sources = captured.output_graph.export_metadata.graph_input_idx_to_local_source
         arguments = list(guards._signature.parameters)[guards._bound :]
         guards._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)

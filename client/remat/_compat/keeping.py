@@ -19,15 +19,15 @@ from typing import Any
 import torch
 import torch._functorch._aot_autograd.schemas as _schemas
 from torch import fx
-from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.output_graph import OutputGraphGuardsState
-from torch._guards import Guard, GuardsSet, Source
+from torch._guards import Guard, Source
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._ordered_set import OrderedSet
 
-from .plain import ALIAS, PLAIN, Node, Reader, Unreadable, Writer
+from .guards import Guards
+from .plain import ALIAS, PLAIN, Reader, Unreadable, Writer
 
 __all__ = ["pack", "readings", "traced_code", "unpack"]
 
@@ -54,18 +54,25 @@ def _aliases(graph: Any) -> dict[str, str]:
     return found
 
 
-def readings(graph: Any) -> Iterator[tuple[tuple[Any, str], ...]]:
-    """What tracing read of Python's state, by its guards: each step from a variable to it, with the name in it."""
+def readings(graph: Any) -> tuple[Sequence[Any], Callable[[Any], tuple[Any, str]]]:
+    """What tracing read of Python's state, by its guards, as sources.
+
+    With them comes what tells of a source the one that it is a step from, or None, and the name in this step.
+    """
     aliases = _aliases(graph)
-    for guard in graph._dynamo_bytecode_flatten.out.graph_capture_output.output_graph.guards:
-        steps: list[tuple[Any, str]] = []
-        source: Any = guard.originating_source
-        while isinstance(source, Source) and source.name:
-            step = next((getattr(source, n) for n in ("member", "index", "global_name") if hasattr(source, n)), "")
-            step = os.fsdecode(step) if isinstance(step, bytes) else step
-            steps.append((source, step if isinstance(step, str) and step not in aliases else ""))
-            source = getattr(source, "base", None)
-        yield tuple(reversed(steps))
+
+    def is_one(source: Any) -> bool:
+        return isinstance(source, Source) and bool(source.name)
+
+    def step(source: Any) -> tuple[Any, str]:
+        base = getattr(source, "base", None)
+        name = next((getattr(source, n) for n in ("member", "index", "global_name") if hasattr(source, n)), "")
+        name = os.fsdecode(name) if isinstance(name, bytes) else name
+        known = isinstance(name, str) and name not in aliases
+        return base if is_one(base) else None, name if known else ""
+
+    guards = graph._dynamo_bytecode_flatten.out.graph_capture_output.output_graph.guards
+    return list(filter(is_one, dict.fromkeys(guard.originating_source for guard in guards))), step
 
 
 def pack(graph: Any, descriptor: Any) -> bytes:
@@ -87,7 +94,6 @@ def pack(graph: Any, descriptor: Any) -> bytes:
     nodes = {node: index for index, node in enumerate(capture.graph_module.graph.nodes)}
     found = graph._dynamo_bytecode_flatten.out.graph_capture_output
     body = {
-        "nodes": [_node(node) for node in nodes],
         "state": (state.needs_autograd, state.flat_args, state.flat_args_descs, state.fw_metadata, state.aot_config),
         "capture": (capture.wrappers, capture.updated_flat_args, capture.updated_flat_args_descs),
         "specs": (descriptor.params_spec, descriptor.buffers_spec, descriptor.in_spec, descriptor.out_spec),
@@ -95,8 +101,14 @@ def pack(graph: Any, descriptor: Any) -> bytes:
         "modules": sorted(set(_aliases(graph).values())),
     }
     writer = Writer(nodes, _aliases(graph))
-    written = writer.write(body)
-    parts = {"storages": writer.storages, "tensors": writer.tensors, "objects": writer.objects, "body": written}
+    parts = {
+        "body": writer.write(body),
+        "nodes": [[*map(writer.write, _node(node))] for node in nodes],
+        "storages": writer.storages,
+        "tensors": writer.tensors,
+        "shapes": writer.shapes,
+        "values": writer.values,
+    }
     return json.dumps(parts, separators=(",", ":")).encode()
 
 
@@ -140,7 +152,7 @@ def _guards(found: Any) -> dict[str, Any]:
             given.pop("value", None)
         if isinstance(made, functools.partial) and made.args:
             raise Unreadable(f"a guard is {name} with arguments")
-        guards.append((guard.originating_source, name, given))
+        guards.append((guard.originating_source, name, given or None))
     sizes = {source: dict(info) for source, info in graph.input_source_to_sizes_strides.items()}
     return {
         "guards": guards,
@@ -176,13 +188,15 @@ def unpack(data: bytes, mode: FakeTensorMode | None, scope: dict[str, Any]) -> t
         if mode is None:
             mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         tensors = _fake_tensors(mode, parts["storages"], parts["tensors"])
-        body = Reader(tensors, parts["objects"]).read(parts["body"])
+        nodes: list[fx.Node] = []
+        reader = Reader(tensors, nodes, parts["shapes"], parts["values"])
+        body = reader.read(parts["body"])
         for name in body["modules"]:
             module = sys.modules[name]
             scope[ALIAS + name] = vars(module) if module is builtins else module
         needs_autograd, flat_args, flat_descs, metadata, config = body["state"]
         wrappers, updated, updated_descs = body["capture"]
-        graph = _graph(body["nodes"])
+        graph = _graph(parts["nodes"], nodes, reader)
         graph.shape_env = mode.shape_env  # as AOTAutograd leaves it
         state = _schemas.AOTState(needs_autograd, flat_args, flat_descs, metadata, config, contextlib.ExitStack(), mode)
         made = _schemas.AOTGraphCapture(wrappers, graph, updated, updated_descs, None)
@@ -203,17 +217,15 @@ def _fake_tensors(mode: FakeTensorMode, storages: Sequence[Any], rows: Sequence[
     return made
 
 
-def _graph(rows: Sequence[Any]) -> fx.GraphModule:
+def _graph(rows: Sequence[Any], nodes: list[fx.Node], reader: Reader) -> fx.GraphModule:
+    """The graph; its nodes are added to those that the reader knows."""
     graph = fx.Graph()
-    nodes: list[fx.Node] = []
-
-    def there(value: Any) -> Any:
-        return nodes[value.index] if type(value) is Node else value
-
-    for op, name, target, args, kwargs, notes, stacks in rows:
-        made = graph.create_node(op, target, _with_nodes(args, there), _with_nodes(kwargs, there), name)
+    for row in rows:
+        op, name, target, args, kwargs, notes, stacks = map(reader.read, row)
+        made = graph.create_node(op, target, args, kwargs, name)
         made.meta.update(notes)
-        made.meta.update({key: {"": (path,)} for key, path in stacks.items()})
+        for key, path in stacks.items():
+            made.meta[key] = {"": (path,)}
         nodes.append(made)
         if made.name != name:
             raise Unreadable(f"two nodes are called {name}")
@@ -221,26 +233,16 @@ def _graph(rows: Sequence[Any]) -> fx.GraphModule:
     return _LazyGraphModule(torch.nn.Module(), graph)
 
 
-def _with_nodes(value: Any, there: Callable[[Any], Any]) -> Any:
-    if type(value) is Node:
-        return there(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_with_nodes(each, there) for each in value)
-    if isinstance(value, dict):
-        return {key: _with_nodes(each, there) for key, each in value.items()}
-    return value
-
-
 def _root(found: dict[str, Any], scope: dict[str, Any], code: Any, local: dict[str, Any]) -> Any:
     """Guards that hold for what is there now."""
     with _unreadable():
-        guards = {
+        guards: Any = [
             Guard(
                 source,
                 functools.partial(getattr(GuardBuilder, name), **given) if given else getattr(GuardBuilder, name),
             )
             for source, name, given in found["guards"]
-        }
+        ]
         state: Any = OutputGraphGuardsState(
             local_scope=local,
             global_scope=scope,
@@ -251,8 +253,8 @@ def _root(found: dict[str, Any], scope: dict[str, Any], code: Any, local: dict[s
             functorch_layers=[],
             current_device=found["device"],
             global_state_guard=torch._C._dynamo.guards.GlobalStateGuard(),
-            _guards=GuardsSet(OrderedSet(guards)),
+            _guards=guards,
             _aotautograd_guards=[],
             name_of_builtins_dict_key_in_fglobals=ALIAS + "builtins",
         )
-        return CheckFunctionManager(code, state).guard_manager.root
+        return Guards(code, state).guard_manager.root

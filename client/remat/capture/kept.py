@@ -36,7 +36,7 @@ from ..settings import settings
 from .dataflow import tensors
 from .fingerprint import ATOMS, NotKept, Walk, code_digest
 
-FORMAT = "remat-capture/1"
+FORMAT = "remat-capture/2"
 
 KEPT_FROM_S = 2.0
 """Captures that took less CPU time are made again: that is soon done."""
@@ -213,30 +213,52 @@ def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[s
     Raises:
         NotKept: it does not.
     """
-    found: dict[Any, Any] = {}
-    for steps in _compat.readings(graph):
-        if steps and _OF_A_MODULE.match(steps[-1][0].name):
-            continue
-        owner: Any = scope if steps and steps[0][0].name.startswith("G['") else None
-        for source, name in steps:
-            expression = source.name
-            special = name.startswith("__") and name.endswith("__")
-            if owner is not None and name and not special and not walk.covers(owner, name):
-                raise NotKept(f"tracing read {expression}, which nothing tells apart")
-            try:
-                thing = source.get_value({"G": scope, "L": local}, {}, found)
-            except Exception as error:
-                raise NotKept(f"tracing read {expression}, which cannot be read again: {error}") from error
-            if thing is vars(builtins) or (isinstance(thing, type) and vars(builtins).get(thing.__name__) is thing):
-                owner = None  # what is Python's own; of what somebody puts there, what the code names is covered
-            elif isinstance(thing, types.ModuleType) and thing.__name__.startswith("torch._dynamo."):
-                break  # Dynamo's own code in place of Python's
-            elif walk.reached(thing) or isinstance(thing, types.ModuleType):
-                owner = thing
-            elif type(thing) not in (*ATOMS, *_MADE) and not _DERIVED.match(expression):
-                raise NotKept(f"tracing read {expression}, which nothing leads to")
-            elif name and not special:
-                owner = None
+    sources, step = _compat.readings(graph)
+    values = _compat.Values({"G": scope, "L": local}, {})
+    owners: dict[Any, Any] = {}
+    """By the steps that were seen: what the next one's name is a member of, `_NOBODY` or `_DYNAMO`."""
+
+    def see(source: Any) -> Any:
+        if source not in owners:
+            base, name = step(source)
+            owner: Any = see(base) if base else scope if source.name.startswith("G['") else _NOBODY
+            owners[source] = owner if owner is _DYNAMO else _owner(walk, values, owner, source, name)
+        return owners[source]
+
+    for source in sources:
+        if not _OF_A_MODULE.match(source.name):
+            see(source)
+
+
+_NOBODY, _DYNAMO = object(), object()
+
+
+def _owner(walk: Walk, values: _compat.Values, owner: Any, source: Any, name: str) -> Any:
+    """What the name in a step after a source is a member of.
+
+    Args:
+        owner: what the source's own name is a member of.
+
+    Raises:
+        NotKept: the digest does not cover what it stands for.
+    """
+    expression = source.name
+    special = name.startswith("__") and name.endswith("__")
+    if owner is not _NOBODY and name and not special and not walk.covers(owner, name):
+        raise NotKept(f"tracing read {expression}, which nothing tells apart")
+    try:
+        thing = values.of(source)
+    except Exception as error:
+        raise NotKept(f"tracing read {expression}, which cannot be read again: {error}") from error
+    if thing is vars(builtins) or (isinstance(thing, type) and vars(builtins).get(thing.__name__) is thing):
+        return _NOBODY  # what is Python's own; of what somebody puts there, what the code names is covered
+    if isinstance(thing, types.ModuleType) and thing.__name__.startswith("torch._dynamo."):
+        return _DYNAMO  # Dynamo's own code in place of Python's
+    if walk.reached(thing) or isinstance(thing, types.ModuleType):
+        return thing
+    if type(thing) not in (*ATOMS, *_MADE) and not _DERIVED.match(expression):
+        raise NotKept(f"tracing read {expression}, which nothing leads to")
+    return _NOBODY if name and not special else owner
 
 
 def _check_same(made: Any, restored: Any) -> None:

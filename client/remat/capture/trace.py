@@ -73,13 +73,14 @@ def capture(
     install_recorders(module)
     run = module if run is None else run
     captures = Captures.here()
-    found = captures and captures.find(module, run, args, kwargs)
-    if found:
-        return _checked(*found, module)
-    graph, guards, descriptor, seconds = _traced(module, args, kwargs, run)
-    captured = _checked(descriptor, guards, module)
-    if captures and seconds >= captures.from_s:
-        captures.keep(graph, guards, descriptor, module, run, args, kwargs)
+    with _no_collections():
+        found = captures and captures.find(module, run, args, kwargs)
+        if found:
+            return _checked(*found, module)
+        graph, guards, descriptor, seconds = _traced(module, args, kwargs, run)
+        captured = _checked(descriptor, guards, module)
+        if captures and seconds >= captures.from_s:
+            captures.keep(graph, guards, descriptor, module, run, args, kwargs)
     return captured
 
 
@@ -93,7 +94,7 @@ def _traced(
     """
     began = time.process_time()
     try:
-        with generators.kept(), _no_collections(), contextlib.ExitStack() as stack:
+        with generators.kept(), contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
             guards = _compat.CallGuards.of_graph(graph, run, args, kwargs)
             descriptor = _compat.export_joint(stack, graph, args, kwargs)
@@ -141,7 +142,7 @@ def _checked(descriptor: Any, guards: _compat.CallGuards, module: nn.Module) -> 
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Python's collector of cycles rests: what a trace makes is alive until it ends, and walking it again took time."""
+    """Python's collector of cycles rests: what a capture makes stays alive, and walking it again took time."""
     if not gc.isenabled():
         yield
         return
