@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import inspect
 import re
@@ -18,8 +17,9 @@ import torch._dynamo.guards as _dynamo_guards
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, GuardManagerType
+from torch._dynamo.source import AttrSource
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
-from torch._guards import ChainedSource, Source
+from torch._guards import Source
 
 from .versions import lacking, require
 
@@ -32,7 +32,7 @@ require(
             (CheckFunctionManager, "build_guards"),
             (GuardBuilder, "requires_key_order_guarding"),
             (GuardBuilder, "_set_guard_export_info"),
-            (ChainedSource, "_name_template"),
+            (AttrSource, "_name_template"),
             (_dynamo_config, "skip_nnmodule_hook_guards"),
         ),
     )
@@ -68,16 +68,12 @@ class Values:
         return held[1]
 
     def _read(self, source: Any) -> Any:
-        if type(source).get_value is not ChainedSource.get_value:
-            return source.get_value(self._scope, self._variables, self._equal)
-        base = self.of(source.base)
-        self._variables["base"] = base
-        return eval(_compiled(source._name_template.format("base")), self._scope, self._variables)
+        if type(source)._name_template is _ATTRIBUTE:  # what most sources are: reading the expression takes longer
+            return getattr(self.of(source.base), source.member)
+        return source.get_value(self._scope, self._variables, self._equal)
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def _compiled(expression: str) -> types.CodeType:
-    return compile(expression, "<source>", "eval")
+_ATTRIBUTE = AttrSource._name_template
 
 
 class _Builder(GuardBuilder):
