@@ -20,7 +20,7 @@ from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
-from ..search import Search, await_compiled, compiling, is_compiled, least_plan
+from ..search import Search, Starts, await_compiled, compiling, is_compiled, least_plan
 from ..staged.prove import Proof
 from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
@@ -107,10 +107,12 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
-        search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed)) if options.search else None
+        starts = Starts(incumbent, options.seed)
+        search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed, starts)) if options.search else None
         try:
             polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
-            Proof(incumbent, polish=polish, memory_bytes=memory, second=second).run(integer=engine)
+            proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
+            proof.run(integer=engine)
             if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
                 # the search looks nowhere else, or would never end
                 incumbent.close()
@@ -152,7 +154,7 @@ def _keep_everything(incumbent: Incumbent) -> bool:
     return True
 
 
-def _search(incumbent: Incumbent, seed: int) -> None:
+def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     # where there is one core for both, the proof's programs get most of it
     give_way()
@@ -184,7 +186,7 @@ def _search(incumbent: Incumbent, seed: int) -> None:
                 plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
         if incumbent.plan is None:
             _tightened(incumbent, least, seed + 1, _TIGHTEN_SHARE)
-        searching.run(incumbent)
+        searching.run(incumbent, between=starts.run)
 
 
 def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:

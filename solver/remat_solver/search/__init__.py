@@ -3,5 +3,6 @@
 from .compiler import await_compiled, compiling, is_compiled
 from .downwards import least_plan
 from .local import Search, polish
+from .starts import Starts
 
-__all__ = ["Search", "await_compiled", "compiling", "is_compiled", "least_plan", "polish"]
+__all__ = ["Search", "Starts", "await_compiled", "compiling", "is_compiled", "least_plan", "polish"]

@@ -94,6 +94,11 @@ class Search:
                 return True
         return False
 
+    def cool(self, moves: int, hot: float, each: Callable[[], bool]) -> bool:
+        """Anneal once at the usual price of memory, whatever it has risen to; whether `each` ended it."""
+        self._weight = self._usual_weight
+        return self.cycle(moves, hot, each)
+
     def seek(self, each: Callable[[], bool], moves: int | None = None) -> bool:
         """Look for a first schedule within the budget, at a high price of memory; whether there is one.
 
@@ -121,14 +126,26 @@ class Search:
         self._weight = self._usual_weight
         return self.plan()
 
-    def run(self, incumbent: Incumbent, iterations: int | None = None, source: str = "search") -> None:
+    def run(
+        self,
+        incumbent: Incumbent,
+        iterations: int | None = None,
+        source: str = "search",
+        between: Callable[[int], object] = lambda moves: None,
+    ) -> None:
         """Search until the incumbent says stop, or for so many moves; offers what is better.
 
-        Between cycles it goes on from the incumbent's plan where that is cheaper. The result for a given number of
-        moves depends on the seed alone, as long as nobody else offers plans.
+        Between cycles it goes on from the incumbent's plan where that is cheaper. `between` is called after every slice
+        with the number of moves made. The result for a given number of moves depends on the seed alone, as long as
+        nobody else offers plans.
         """
         delivery = Delivery(self, incumbent, source)
-        if incumbent.plan is None and not self.seek(delivery.check, iterations):
+
+        def check() -> bool:
+            between(self.moves)
+            return delivery.check()
+
+        if incumbent.plan is None and not self.seek(check, iterations):
             return
         delivery.deliver()
         for number, length in enumerate(cycles()):
@@ -139,11 +156,11 @@ class Search:
                 self.adopt(theirs.computes)
             if self.cost_ns is None and number % 2:
                 # the plan that is known has no equal among schedules
-                self.seek(delivery.check, moves)
+                self.seek(check, moves)
             else:
                 hot = start_of(number, moves, self.graph.ops)
                 self.perturb(hot)
-                self.cycle(moves, hot, delivery.check)
+                self.cycle(moves, hot, check)
             delivery.deliver()
 
     def perturb(self, hot: float) -> None:

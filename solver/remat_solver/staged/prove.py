@@ -60,7 +60,8 @@ class Proof:
     """Raises the bound of an incumbent, and offers the plans that its relaxations lead to.
 
     `polish` is handed each sequence that a relaxation's solution leads to, whether or not it fits, and may make a
-    plan of it; it must return soon. `memory_bytes` is what each engine that is started here may use, as in `Engine`.
+    plan of it; it must return soon. `exceeding` is handed those that do not fit, and those of points on the way.
+    `memory_bytes` is what each engine that is started here may use, as in `Engine`.
     `second` is called once, after the first linear program, with the engine of linear programs: another way to a bound.
 
     Attributes:
@@ -74,6 +75,7 @@ class Proof:
         switches: Switches | None = None,
         *,
         polish: Callable[[list[int]], None] | None = None,
+        exceeding: Callable[[list[int]], None] | None = None,
         source: str = "staged",
         memory_bytes: int = 0,
         second: Callable[[Engine], None] | None = None,
@@ -85,7 +87,7 @@ class Proof:
         self.apart = Apart(self.view, self.switches)
         self.out_of_memory = False
         self.out_of_time = False
-        self._polish = polish
+        self._polish, self._exceeding = polish, exceeding
         self._memory_bytes = memory_bytes
         self._second = second
         self._far = self.switches.loose
@@ -383,4 +385,6 @@ class Proof:
         fits, known = run.peak <= self.view.capacity, self.incumbent.cost_ns
         if known is None or (fits and int(self.view.cost[run.order].sum()) < known):
             self.incumbent.offer_or_suffices(plan_of(self.view.graph, run.order.tolist()), self.source)
+        if not fits and self._exceeding is not None:
+            self._exceeding(run.order.tolist())
         return fits
