@@ -83,12 +83,12 @@ def _rewritten(graph: Graph, capacity: int, proof: StageProof, *, anew: bool) ->
             rows.append(inequality(on, rows, row))
             kept.append(row)
             place[r] = len(rows) - 1
-    boxes = iter(_boxes(proof))
+    each = iter(boxes(proof))
     nodes: list[Branch | Leaf] = []
     for node in proof.nodes:
         if isinstance(node, Leaf):
             left = node._replace(duals=tuple((place[r], y) for r, y in node.duals if r in place))
-            node = _best(on, rows, left, next(boxes), proof.denominator)
+            node = _best(on, rows, left, next(each), proof.denominator)
         nodes.append(node)
     return replace(proof, rows=tuple(kept), nodes=tuple(nodes))
 
@@ -111,7 +111,7 @@ def _here(on: Relaxation, rows: Sequence[Inequality], row: Row, place: dict[int,
     return rounding._replace(most=most).row()
 
 
-def _boxes(proof: StageProof) -> list[dict[Column, int]]:
+def boxes(proof: StageProof) -> list[dict[Column, int]]:
     """What each leaf fixes, in the order of the leaves."""
     pending: list[dict[Column, int]] = [{}]
     found: list[dict[Column, int]] = []

@@ -27,11 +27,11 @@ from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
 _FRACTIONAL = 1e-6
-_CANDIDATES = 12
+_CANDIDATES = 7
 """Columns of a node that strong branching may try."""
 _RELIABLE = 1
 """Trials of a column in one direction after which its average gain is believed."""
-_TRIAL_ITERATIONS = 40
+_TRIAL_ITERATIONS = 70
 _SPARE_S = 0.15
 """Seconds before the limit that are left for handing the tree over."""
 _CUT_SHARE = 0.3

@@ -30,6 +30,7 @@ from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Names, Program
 from ..staged.scale import Scale, balance_of, row_factors
+from .shorten import Solve, shortened
 
 _IN_BYTES = ("memory", "rerun")
 """Kinds of rows that are divided by the unit of memory."""
@@ -41,8 +42,8 @@ _SHORT_DENOMINATORS = (10**2, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8)
 _GRAINS = (3e-5, 1e-5, 3e-6, 1e-6, 3e-7)
 """What the multipliers of rows without weights are rounded to, as shares of the cost of all ops once, when a
 certificate is shortened: few digits compress well, and small multipliers vanish with their rows."""
-_MOST_SHORTENED, _SHORTENED_S = 60, 0.3
-"""Nodes of a tree up to which that is tried, and for how many seconds."""
+_SHORTENED_S = 0.3
+"""For how many seconds that is tried."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
 LOSS = 1e-6
@@ -107,8 +108,19 @@ class Certifier:
         rows = np.flatnonzero(row_dual)
         return self._certificate(round_, scale, (FloatLeaf(rows.tolist(), row_dual[rows]),), (), bound_ns, wanted_ns)
 
-    def of_tree(self, round_: Round, scale: Scale, tree: Tree, bound_ns: float, wanted_ns: float) -> Certified | None:
-        """The certificate of a tree of linear programs; None where rounding lost it."""
+    def of_tree(
+        self,
+        round_: Round,
+        scale: Scale,
+        tree: Tree,
+        bound_ns: float,
+        wanted_ns: float,
+        shorter: tuple[Solve, Deadline] | None = None,
+    ) -> Certified | None:
+        """The certificate of a tree of linear programs; None where rounding lost it.
+
+        `shorter` are what solves the linear programs that shorten it, and for how long they may.
+        """
         nodes: list[int | FloatLeaf] = []
         leaves = 0
         for column in tree.column.tolist():
@@ -119,7 +131,10 @@ class Certifier:
             empty = bool(tree.leaf_empty[leaves])
             nodes.append(FloatLeaf(tree.leaf_row[start:end].tolist(), tree.leaf_dual[start:end], empty))
             leaves += 1
-        return self._certificate(round_, scale, nodes, tree.cuts, bound_ns, wanted_ns)
+        found = self._certificate(round_, scale, nodes, tree.cuts, bound_ns, wanted_ns)
+        if shorter is None or found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
+            return found
+        return self._with_less(found, wanted_ns, *shorter)
 
     def _certificate(
         self,
@@ -152,7 +167,7 @@ class Certifier:
                 break
         if best is None or len(best.proof.rows) > MOST_ROWS:
             return None
-        if len(nodes) > _MOST_SHORTENED or proved < wanted_ns:
+        if len(nodes) > 1 or proved < wanted_ns:
             return best
         return self._shortest(best, written, nodes, weights, largest, wanted_ns)
 
@@ -182,6 +197,15 @@ class Certifier:
                     best, length = found, shorter
                 break
         return best
+
+    def _with_less(self, found: Certified, wanted_ns: float, solve: Solve, watch: Deadline) -> Certified:
+        """A certificate of the same tree whose leaves prove no more than is wanted, where that is shorter."""
+        proof, total = found.proof, self._graph.total_cost_ns
+        on = relaxation_of(self._graph, self._capacity, proof.cuts, proof.spans)
+        less = self.check(_pruned(shortened(on, proof, math.ceil(wanted_ns), total, solve, watch)))
+        if less is None or less.bound_ns is None or less.bound_ns < wanted_ns:
+            return found
+        return less if _length(less.proof) < _length(proof) else found
 
     def _weights(self, leaf: FloatLeaf, multiply: Floats) -> Floats:
         """The multipliers of a leaf; those that show that there is no point have no unit: only their ratios count."""

@@ -107,8 +107,8 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
         if options.search:
             compiling()
-        starts = Starts(incumbent, options.seed)
-        search = Beside(incumbent, "search", lambda: _search(incumbent, options.seed, starts)) if options.search else None
+        seed, starts = options.seed, Starts(incumbent, options.seed)
+        search = Beside(incumbent, "search", lambda: _search(incumbent, seed, starts)) if options.search else None
         try:
             polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
             proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)

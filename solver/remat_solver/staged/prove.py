@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from ..backends import Engine, Improvement, Outcome
 from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..program import Floats
+from ..program import Floats, Program
 from .apart import Apart, Switches
 from .interior import excesses
 from .realize import point, realize
@@ -44,7 +45,7 @@ _FAR = 0.1
 _AHEAD, _AHEAD_GAIN = 8, 0.02
 """How many ops after the first cut, where memory is short the longest, linear programs try a cut at, and what share of
 the gap it must gain: of U-Nets, where a point breaks no memory yet, one of these closes a fifth of it."""
-_TURN_S, _TREE_TURN = 1.5e-4, 2.5
+_TURN_S, _TREE_TURN = 4e-5, 10.0
 """CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
 is that follows it."""
 _WORTH = 0.1
@@ -54,6 +55,8 @@ _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 until then is certified: what they prove later no certificate would have the time for."""
 _WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
 """The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
+_LEAST_SHORTENED_S, _SHORTENED_SHARE = 0.6, 0.2
+"""The seconds at least, and the share of the time so far, for making the certificate of a tree shorter."""
 
 
 class Proof:
@@ -232,7 +235,9 @@ class Proof:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
             if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, wanted_ns(incumbent, bound)))
+                shorter = partial(self._point, engine), self._shortening()
+                needed = wanted_ns(incumbent, bound)
+                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, needed, shorter))
         if incumbent.stopped():
             return False
         if outcome.x is None:
@@ -244,6 +249,17 @@ class Proof:
         if self._polish is not None:
             self._polish(run.order.tolist())
         return self.apart.refine(round_, outcome.x, run, whole=True)
+
+    def _point(self, engine: Engine, program: Program) -> Floats | None:
+        """Where a linear program that shortens a certificate has its optimum."""
+        outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
+        return outcome.x if outcome.status == "optimal" else None
+
+    def _shortening(self) -> Deadline:
+        """How long a certificate may be shortened, besides a program that has begun."""
+        deadline = self.incumbent.deadline
+        share = max(_LEAST_SHORTENED_S, _SHORTENED_SHARE * deadline.elapsed())
+        return deadline.within(min(share, 0.5 * deadline.remaining()))
 
     def _writing_s(self) -> float:
         """Seconds that are left for writing the certificate of a tree."""
