@@ -48,6 +48,13 @@ _FINEST = 12
 _SPARED = 0.01
 """The share of what shows a leaf to be empty that is left, and how many ns a bound is above what it must be."""
 _ERROR = 1e-9
+_LEAST_S, _SHARE = 0.6, 0.2
+"""The seconds at least, and the share of the time so far, for making a certificate shorter."""
+
+
+def shortening(deadline: Deadline) -> Deadline:
+    """How long a certificate may be shortened, besides a program that has begun."""
+    return deadline.within(min(max(_LEAST_S, _SHARE * deadline.elapsed()), 0.5 * deadline.remaining()))
 
 
 def shortened(

@@ -21,6 +21,7 @@ from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
+from ..certify.shorten import shortening
 from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
@@ -55,8 +56,6 @@ _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 until then is certified: what they prove later no certificate would have the time for."""
 _WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
 """The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
-_LEAST_SHORTENED_S, _SHORTENED_SHARE = 0.6, 0.2
-"""The seconds at least, and the share of the time so far, for making the certificate of a tree shorter."""
 
 
 class Proof:
@@ -235,7 +234,7 @@ class Proof:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
             if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                shorter = partial(self._point, engine), self._shortening()
+                shorter = partial(self._point, engine), shortening(incumbent.deadline)
                 needed = wanted_ns(incumbent, bound)
                 self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, needed, shorter))
         if incumbent.stopped():
@@ -254,12 +253,6 @@ class Proof:
         """Where a linear program that shortens a certificate has its optimum."""
         outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
         return outcome.x if outcome.status == "optimal" else None
-
-    def _shortening(self) -> Deadline:
-        """How long a certificate may be shortened, besides a program that has begun."""
-        deadline = self.incumbent.deadline
-        share = max(_LEAST_SHORTENED_S, _SHORTENED_SHARE * deadline.elapsed())
-        return deadline.within(min(share, 0.5 * deadline.remaining()))
 
     def _writing_s(self) -> float:
         """Seconds that are left for writing the certificate of a tree."""
