@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 from remat_ir import Compute, Drop, Free, Graph, InvalidPlan, Link, Offload, Plan, Prefetch, Step, Wait
 from remat_ir.working_set import pinned_ops
@@ -219,6 +218,8 @@ class Layers:
             row[2::3] = bytes_of
             rows.append(row)
             limits.append(self.link.host_bytes)
+        from scipy.optimize import linprog  # three hundred modules, which every start of the service would read
+
         cost = np.tile([0.0, time, 0.0], count)
         scale = max(1.0, float(max(bytes_of)))
         found = linprog(
