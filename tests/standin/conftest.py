@@ -1,4 +1,4 @@
-"""These tests run in the process of the stand-in only, by `make test-standin`."""
+"""These tests run in processes with the stand-in only, by `make test-standin`."""
 
 from __future__ import annotations
 
