@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 
 from .machine import simulate
 
 
 def main() -> int:
-    """Run the seeds; the first that fails ends the run with its steps, and exit code 1."""
+    """Run the seeds; the first that fails ends the run with its traceback and how to replay it, and exit code 1."""
     parser = argparse.ArgumentParser(prog="python -m service.simulation", description=__doc__)
     parser.add_argument("seeds", help="a seed, or FIRST:LAST+1")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other seed after so long")
@@ -24,8 +25,9 @@ def main() -> int:
         try:
             simulate(number)
         except Exception:
-            print(f"seed {number} fails: python -m service.simulation {number}", file=sys.stderr)
-            raise
+            traceback.print_exc()
+            print(f"{done} seeds hold, seed {number} fails: make simulate SEED={number}", file=sys.stderr)
+            return 1
         done += 1
         if done % 100 == 0:
             print(f"{done} seeds hold, up to {number}", flush=True)
