@@ -46,7 +46,7 @@ _FAR = 0.1
 _AHEAD, _AHEAD_GAIN = 8, 0.02
 """How many ops after the first cut, where memory is short the longest, linear programs try a cut at, and what share of
 the gap it must gain: of U-Nets, where a point breaks no memory yet, one of these closes a fifth of it."""
-_TURN_S, _TREE_TURN = 4e-5, 10.0
+_TURN_S, _TREE_TURN = 1e-4, 4.0
 """CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
 is that follows it."""
 _WORTH = 0.1
