@@ -63,6 +63,11 @@ def replay_join(join: Join, plan: JoinPlan) -> Iterator[Moment]:
         yield Moment(i, None, max(before, filled) * join.slot_bytes, filled * join.slot_bytes, cost)
     if not turned:
         raise InvalidPlan("the turn is never computed")
+    _check_end(join, forward, gradient, filled)
+
+
+def _check_end(join: Join, forward: Counter[tuple[int, int]], gradient: dict[int, int], filled: int) -> None:
+    """Nothing is left but the x̄ 0 that stay."""
     for j in range(len(join.lengths)):
         if gradient[j] > 0:
             raise InvalidPlan(f"x̄ 0 of branch {j} is never computed")

@@ -108,23 +108,10 @@ def max_batch(
     if asking.link is not None:
         raise InvalidData("max_batch looks for plans that move nothing to the host: leave link= out")
     asked = planner_for(planner)
-    if not callable(make_model) or isinstance(make_model, nn.Module):
-        said = type(make_model).__name__
-        raise InvalidData(f"make_model must be a function that returns the model, not a {said}: write lambda: model")
-    model = make_model()
+    model = _made(make_model)
     asking = with_name(asking, type(model).__name__)
-    search = BatchSearch(
-        model,
-        make_batch,
-        budget,
-        max_overhead,
-        asked,
-        asking,
-        job=Job(None if make_optimizer is None else make_optimizer(model)),
-        loss=loss,
-        multiple_of=multiple_of,
-        precision=precision,
-    )
+    job = Job(None if make_optimizer is None else make_optimizer(model))
+    search = BatchSearch(model, make_batch, budget, max_overhead, asked, asking, job, loss, multiple_of, precision)
     search.profile_two()
     tries, best = _tried(search, limit // multiple_of + 1, most_tries, on_try)
     if best is None:
@@ -145,6 +132,13 @@ def _check(
         raise InvalidData(f"precision must be at least 0 and below 1, not {precision}")
     if most_tries < 1:
         raise InvalidData(f"most_tries must be at least 1, not {most_tries}")
+
+
+def _made(make_model: Callable[[], nn.Module]) -> nn.Module:
+    if not callable(make_model) or isinstance(make_model, nn.Module):
+        said = type(make_model).__name__
+        raise InvalidData(f"make_model must be a function that returns the model, not a {said}: write lambda: model")
+    return make_model()
 
 
 def _tried(

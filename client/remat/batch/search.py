@@ -80,7 +80,6 @@ class BatchSearch:
         max_overhead: float,
         planner: CoordinatedPlanner,
         asking: SolveOptions,
-        *,
         job: Job,
         loss: Callable[[Any], torch.Tensor] | None,
         multiple_of: int,

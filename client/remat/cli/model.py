@@ -198,16 +198,21 @@ def plan(
     if as_json:
         print(json.dumps(_data(found, answer), allow_nan=False))
         return code_of(answer)
+    _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size)
+    return code_of(answer)
+
+
+def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int) -> None:
+    """Print what was captured, what the plan costs, how sure that is, and the memory over the step."""
     console = Console()
     told(found, console)
-    line = headline(graph, answer, peak_bytes=found.peak_bytes(answer.plan), url=page_of(planner, answer))
+    line = headline(found.graph, answer, peak_bytes=found.peak_bytes(plan), url=url)
     console.print(line, highlight=False, style="bold", soft_wrap=True)
     if found.target is not None:
-        size_there = readable(found.reserved_bytes(answer.plan))
+        size_there = readable(found.reserved_bytes(plan))
         console.print(f"{size_there} reserved by torch's allocator, the optimizer's step included", highlight=False)
-    console.print(sure(found, answer.plan), highlight=False)
-    console.print(memory_chart(curves[1], size, width=min(console.width, 110)), highlight=False)
-    return code_of(answer)
+    console.print(sure(found, plan), highlight=False)
+    console.print(memory_chart(curve, size, width=min(console.width, 110)), highlight=False)
 
 
 def sure(found: Any, plan: Plan) -> str:

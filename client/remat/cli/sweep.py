@@ -95,17 +95,11 @@ def sweep(
         ask = planner.sweep if isinstance(planner, ServicePlanner) else partial(_one_by_one, planner)
         answers = reversed(ask(subject, budgets_bytes, asking, on_answer=tell))
     found = [checked(Problem(subject, answer.budget_bytes), answer) for answer in answers]
-    plain = plain_peak(subject)
     if png is not None:
-        curve_picture(png, found, plain)
+        curve_picture(png, found, plain_peak(subject))
     if csv_file is not None:
         _write_csv(csv_file, found)
-    if as_json:
-        print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in found]}))
-    else:
-        console = Console()
-        console.print(_curve_table(found, subject))
-        console.print(curve_chart(found, plain, width=min(console.width, 100)), highlight=False)
+    _print_curve(found, subject, as_json)
     return 0 if any(answer.plan is not None for answer in found) else NOTHING_FOUND
 
 
@@ -134,14 +128,8 @@ def max_batch(
     quiet: QuietOption = False,
 ) -> int:
     """Find the largest batch whose plan costs at most one more forward pass (Checkmate, equations 9 and 10)."""
-    subject = read_subject(file)
-    if not isinstance(subject, Graph):
-        raise InvalidData(f"{file}: a batch is searched for graphs only")
-    if at_batch < 1:
-        raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
+    family = _family(file, budget, at_batch, input_bytes, all_grow)
     asking = solve_options_of(method, time_limit, 0.0, name=name)
-    values = tuple(range(subject.values)) if all_grow else None
-    family = BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
     planner = asked_planner(base_url, local, options_of(option))
 
     def tell(found: LargestBatch) -> None:
@@ -152,10 +140,10 @@ def max_batch(
         found = largest_batch(planner, family, asking, total_s=total, on_step=tell)
     else:
         found = solver_door("max_batch")(
-            subject,
+            family.graph,
             family.budget_bytes,
             batch=at_batch,
-            values=values,
+            values=family.values,
             batch_bytes=family.batch_bytes,
             method=method,
             time_limit_s=time_limit,
@@ -169,13 +157,27 @@ def max_batch(
         told = {"batch": found.batch, "bound": found.bound, "budget_bytes": family.budget_bytes}
         said = {"proved": found.proved, "claimed_by": found.claimed_by}
         print(json.dumps(told | said | {"most_cost_ns": found.most_cost_ns, "seconds": found.seconds}))
-    elif found.batch or found.bound:
-        proved = "and no larger one does" if found.proved else f"and none above {found.bound} does"
-        proved += ", certified" if found.claimed_by is None else f", claimed by {found.claimed_by}"
-        print(f"a batch of {found.batch} trains within {budget} at the cost of one more forward pass, {proved}")
     else:
-        print(f"no batch trains within {budget} at the cost of one more forward pass")
+        print(_in_words(found, budget))
     return 0 if found.batch else NOTHING_FOUND
+
+
+def _family(file: Path, budget: str, at_batch: int, input_bytes: str, all_grow: bool) -> BatchFamily:
+    subject = read_subject(file)
+    if not isinstance(subject, Graph):
+        raise InvalidData(f"{file}: a batch is searched for graphs only")
+    if at_batch < 1:
+        raise InvalidData(f"--at-batch must be at least 1, not {at_batch}")
+    values = tuple(range(subject.values)) if all_grow else None
+    return BatchFamily(subject, bytes_of(budget), at_batch, values, bytes_of(input_bytes))
+
+
+def _in_words(found: LargestBatch, budget: str) -> str:
+    if not found.batch and not found.bound:
+        return f"no batch trains within {budget} at the cost of one more forward pass"
+    proved = "and no larger one does" if found.proved else f"and none above {found.bound} does"
+    proved += ", certified" if found.claimed_by is None else f", claimed by {found.claimed_by}"
+    return f"a batch of {found.batch} trains within {budget} at the cost of one more forward pass, {proved}"
 
 
 def budgets_of(subject: Subject, text: str) -> list[int]:
@@ -213,6 +215,16 @@ def _outcome(answer: Answer) -> str:
     if answer.overhead is None:
         return answer.status.value
     return f"{percent(answer.overhead)} over, {answer.ending}, gap {percent(answer.gap or 0.0)}"
+
+
+def _print_curve(answers: Sequence[Answer], subject: Subject, as_json: bool) -> None:
+    plain = plain_peak(subject)
+    if as_json:
+        print(json.dumps({"plain_peak_bytes": plain, "answers": [answer.to_json() for answer in answers]}))
+        return
+    console = Console()
+    console.print(_curve_table(answers, subject))
+    console.print(curve_chart(answers, plain, width=min(console.width, 100)), highlight=False)
 
 
 def _curve_table(answers: Sequence[Answer], subject: Subject) -> Table:

@@ -101,16 +101,12 @@ def profile_kernels(
     """
     start = time.perf_counter()
     kernels = list(kernels)
+    signature_of = {node: signature(node) for node in kernels}
     by_signature: dict[str, fx.Node] = {}
-    signature_of: dict[fx.Node, str] = {}
-    for node in kernels:
-        signature_of[node] = signature(node)
-        by_signature.setdefault(signature_of[node], node)
+    for node, text in signature_of.items():
+        by_signature.setdefault(text, node)
     device = device_kind(by_signature.values())
-    if device.startswith("meta "):
-        log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
-    if isinstance(device_of_values(by_signature.values()), Accelerator) and BENCHMARK in risks():
-        log.warning(BENCHMARK)
+    _warn_of(device, isinstance(device_of_values(by_signature.values()), Accelerator))
     collectives = [n for n in kernels if _compat.is_collective(n.target)]
     known = {signature_of[n]: m for n, m in collective_costs(collectives, table, device).items()}
     by_signature = {s: n for s, n in by_signature.items() if s not in known}
@@ -118,17 +114,15 @@ def profile_kernels(
         found = _as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
         known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
     shared = sum(s in known for s in by_signature)
-    fitted = _fitted(kernels, {s: n for s, n in by_signature.items() if s not in known}, sizes)
     unknown = {s: n for s, n in by_signature.items() if s not in known}
+    fitted = _fitted(kernels, unknown, sizes)
     apart = {s for s, n in unknown.items() if is_unknown(n) and custom_name(n) not in functional}
     fresh = _measure({s: n for s, n in unknown.items() if s not in apart}, fitted, given or {})
     refused = {s: n for s, n in unknown.items() if s not in fresh}
     measured = {by_signature[s]: m for s, m in (known | fresh).items() if s in by_signature}
     fresh |= {s: _nearest(n, measured) for s, n in refused.items()}
     if table is not None and unknown:  # the same calls in all processes, whatever each of them could measure
-        derived = {s: m for s, m in fresh.items() if s in refused or s in fitted}
-        stands = {**table.derived(derived), **table.put(device, {s: m for s, m in fresh.items() if s not in derived})}
-        fresh |= _as_measured({s: m for s, m in stands.items() if s in fresh})
+        fresh |= _shared(table, device, fresh, {*refused, *fitted})
     known |= fresh
     return Profiled(
         {n: known[s] for n, s in signature_of.items()},
@@ -138,6 +132,22 @@ def profile_kernels(
         frozenset(n for n, s in signature_of.items() if s in fitted),
         frozenset(n for n, s in signature_of.items() if s in refused),
     )
+
+
+def _warn_of(device: str, accelerator: bool) -> None:
+    if device.startswith("meta "):
+        log.warning("on the meta device no kernel can be timed: bytes are right, and all that depends on times is not")
+    if accelerator and BENCHMARK in risks():
+        log.warning(BENCHMARK)
+
+
+def _shared(
+    table: Table, device: str, fresh: Mapping[str, Measured], unmeasured: Collection[str]
+) -> dict[str, Measured]:
+    """The costs that stand in the table once these are put there; those that are not measured are not put."""
+    derived = {s: m for s, m in fresh.items() if s in unmeasured}
+    stands = {**table.derived(derived), **table.put(device, {s: m for s, m in fresh.items() if s not in derived})}
+    return _as_measured({s: m for s, m in stands.items() if s in fresh})
 
 
 def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node]]) -> dict[str, Measured]:

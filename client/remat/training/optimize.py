@@ -67,7 +67,7 @@ def optimize(
     Eager PyTorch may differ from both by rounding: see `docs/exactness.md`.
 
     The training step is captured for the example inputs without running it, its kernels are profiled one by one, and
-    the plan is asked for now. Parameters and buffers are shared with `model`.
+    the plan is asked for now. The module that is made has the `state_dict`, parameters and buffers of `model`.
 
     Args:
         example_args, example_kwargs: one call of the model. The first is a tuple or list of positional arguments, one
@@ -88,9 +88,6 @@ def optimize(
     A call of another size gets a plan of its own. It starts on the plan of a size that is known, verified on the new
     one, or else on a quick plan, and the planner's takes over as with `wait=False`. Kernels of a size between two known
     ones, or little below, are not timed: their times follow from those two.
-
-    Returns:
-        A module with the state_dict of `model`.
 
     Raises:
         CaptureError: the training step cannot be captured; the message says why.
@@ -173,17 +170,9 @@ def planning(
         return made
 
     def chain(call: Call, known: Sequence[Planned | ChainedModule]) -> ChainedModule:
-        if not _is_chain(call):
-            raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(call.module).__name__}")
         asking = with_name(options, name_of(call.module, call.args, call.kwargs))
-        chains = [made for made in known if isinstance(made, ChainedModule)]
-        return plan_chain(
-            list(call.module),  # type: ignore[call-overload]
-            call.args[0],
-            ChainAsked(stages_budget(budget, asking.slack), given.here(), asking, job.optimizer, job.ema),  # type: ignore[arg-type]
-            known=chains,
-            on_progress=on_progress,
-        )
+        asked = ChainAsked(stages_budget(budget, asking.slack), given.here(), asking, job.optimizer, job.ema)  # type: ignore[arg-type]
+        return _plan_stages(call, asked, known, on_progress)
 
     def make_plan(call: Call, known: Sequence[Planned | ChainedModule]) -> Planned | ChainedModule:
         if options.mode == "chain":
@@ -197,6 +186,16 @@ def planning(
             return chain(call, known)
 
     return make_plan
+
+
+def _plan_stages(
+    call: Call, asked: ChainAsked, known: Sequence[Planned | ChainedModule], on_progress: OnProgress | None
+) -> ChainedModule:
+    if not _is_chain(call):
+        raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(call.module).__name__}")
+    chains = [made for made in known if isinstance(made, ChainedModule)]
+    stages = list(call.module)  # type: ignore[call-overload]
+    return plan_chain(stages, call.args[0], asked, known=chains, on_progress=on_progress)
 
 
 def _is_chain(call: Call) -> bool:

@@ -19,7 +19,7 @@ from ..capture.call import check_module, example_call
 from ..capture.dataflow import is_random, tensors
 from ..capture.operations import check_functional
 from ..errors import CaptureError
-from ..planning.budget import Fraction, UnitBytes, bounded, bytes_of, read_budget
+from ..planning.budget import Budget, Fraction, UnitBytes, bounded, bytes_of, read_budget
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import Planner, plan_or_raise, planner_for
 from .report import resident_at_boundary
@@ -138,16 +138,21 @@ def checkpoint_contexts(
             f"{type(module).__name__} updates buffers ({names}), and a checkpoint would update them again in the "
             "backward pass: use remat.optimize, or leave batch normalization out of the checkpoint"
         )
+    problem = _held_problem(step, share)
+    answer = plan_or_raise(asked.plan(problem, asking), step.graph)
+    assert isinstance(answer.plan, Plan)
+    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
+    return _contexts(step, answer, answer.plan)
+
+
+def _held_problem(step: TrainingStep, share: Budget) -> Problem:
+    """The step with no budget but for what is held between the passes."""
     graph, peak = step.graph, plain_peak(step.graph) - step.graph.fixed_bytes
     if isinstance(share, Fraction):
         most = int(share.fraction * _bytes(step, resident_at_boundary(graph, plain_plan(graph))))
     else:
         most = bytes_of(share)  # type: ignore[arg-type]
-    problem = Problem(bounded(graph, UnitBytes(peak, min(most, peak))), graph.fixed_bytes + peak)
-    answer = plan_or_raise(asked.plan(problem, asking), graph)
-    assert isinstance(answer.plan, Plan)
-    verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    return _contexts(step, answer, answer.plan)
+    return Problem(bounded(graph, UnitBytes(peak, min(most, peak))), graph.fixed_bytes + peak)
 
 
 def _contexts(step: TrainingStep, answer: Answer, plan: Plan) -> CheckpointContexts:

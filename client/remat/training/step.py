@@ -231,13 +231,7 @@ def training_step(
     names = captured.guards.names
     split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
-        if split and not release.together:
-            name = (*captured.params, *captured.buffers)[min(split)]
-            raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
-        named = list(zip(flow.given, state, strict=False))[: len(captured.params)]
-        sizes_of = {p: size for p, t in named if (size := release.workspace(t)) is not None}
-        if not release.together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
-            ops = with_updates(ops, sizes_of, release.together)
+        ops = _released(ops, captured, state, split, release)
     if halves is not None:
         ops = in_halves(ops, range(len(state), len(flow.backward_results)))
     given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
@@ -248,6 +242,28 @@ def training_step(
     fixed = {**resident(module, (args, kwargs), read), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
     return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves, split)
+
+
+def _released(
+    ops: Operations,
+    captured: Capture,
+    state: Sequence[torch.Tensor],
+    split: Collection[int],
+    release: Release | Delivery,
+) -> Operations:
+    """The operations with the updates that take the gradients of parameters inside the backward pass.
+
+    Raises:
+        CaptureError: a parameter is split over ranks and steps by itself.
+    """
+    if split and not release.together:
+        name = (*captured.params, *captured.buffers)[min(split)]
+        raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
+    named = list(zip(ops.flow.given, state, strict=False))[: len(captured.params)]
+    sizes_of = {p: size for p, t in named if (size := release.workspace(t)) is not None}
+    if not release.together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
+        return with_updates(ops, sizes_of, release.together)
+    return ops
 
 
 def _real_inputs(flow: Dataflow, found: Sequence[torch.Tensor]) -> dict[fx.Node, torch.Tensor]:

@@ -108,37 +108,8 @@ def _snapshot() -> Select[Any]:
         .limit(1)
         .scalar_subquery()
     )
-    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER)
-    claim = _first(
-        select(*CLAIM_COLUMNS)
-        .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
-        .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
-    )
-    restricted = _first(
-        select(*CLAIM_COLUMNS)
-        .where(
-            of_graph,
-            bounds.c.budget_bytes == budget,
-            bounds.c.method_key == method,
-            bounds.c.restricted_to != WHOLE,
-        )
-        .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
-    )
-    proof = _first(
-        select(*PROOF_COLUMNS)
-        .where(proofs.c.graph_key == graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
-        .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
-    )
-    above = proofs.c.budget_bytes >= budget
-    too_small = _first(
-        select(*PROOF_COLUMNS)
-        .where(proofs.c.graph_key == graph, proofs.c.bound_ns.is_(None))
-        .order_by(
-            case((above, 0), else_=1),
-            case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
-            proofs.c.id,
-        )
-    )
+    claim, restricted = _claims(graph, budget, method)
+    proof, too_small = _certificates(graph, budget)
     rows: Any = select(best.label("plan_id")).subquery()
     one = rows
     rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
@@ -159,6 +130,47 @@ def _snapshot() -> Select[Any]:
         *PLAN_COLUMNS, plans.c.data, *claim.c, *restricted.c, *FLOOR_COLUMNS, *EFFORT_COLUMNS, *proof.c, *too_small.c,
         under_way,
     ).select_from(rows)  # fmt: skip
+
+
+def _claims(graph: BindParameter[str], budget: BindParameter[int], method: BindParameter[str]) -> tuple[Any, Any]:
+    """The best bounds without a certificate: for every plan, and of the method's own search."""
+    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER)
+    claim = _first(
+        select(*CLAIM_COLUMNS)
+        .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.budget_bytes)
+    )
+    restricted = _first(
+        select(*CLAIM_COLUMNS)
+        .where(
+            of_graph,
+            bounds.c.budget_bytes == budget,
+            bounds.c.method_key == method,
+            bounds.c.restricted_to != WHOLE,
+        )
+        .order_by(bounds.c.bound_ns.desc(), bounds.c.restricted_to)
+    )
+    return claim, restricted
+
+
+def _certificates(graph: BindParameter[str], budget: BindParameter[int]) -> tuple[Any, Any]:
+    """That of the best bound, and the nearest one that says that no plan fits."""
+    proof = _first(
+        select(*PROOF_COLUMNS)
+        .where(proofs.c.graph_key == graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
+        .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
+    )
+    above = proofs.c.budget_bytes >= budget
+    too_small = _first(
+        select(*PROOF_COLUMNS)
+        .where(proofs.c.graph_key == graph, proofs.c.bound_ns.is_(None))
+        .order_by(
+            case((above, 0), else_=1),
+            case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
+            proofs.c.id,
+        )
+    )
+    return proof, too_small
 
 
 def _first(query: Select[Any]) -> Any:

@@ -11,6 +11,16 @@ down_revision = None
 
 def upgrade() -> None:
     """Forwards."""
+    _graphs()
+    _knowledge()
+    _plans()
+    _tenants()
+    _solves()
+    _requests()
+
+
+def _graphs() -> None:
+    """Problems' graphs, and who shares what is known of them."""
     op.create_table(
         "graphs",
         sa.Column("key", sa.String(length=64), nullable=False),
@@ -36,6 +46,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_scopes")),
         sa.UniqueConstraint("name", name=op.f("uq_scopes_name")),
     )
+
+
+def _knowledge() -> None:
+    """What is known of a graph besides its plans."""
     op.create_table(
         "bounds",
         sa.Column("graph_key", sa.String(length=64), nullable=False),
@@ -81,6 +95,10 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("graph_key", "solver", name=op.f("pk_floors")),
     )
+
+
+def _plans() -> None:
+    """Plans, the problems that they are for, and what kernels cost."""
     op.create_table(
         "plans",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -127,6 +145,10 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("scope_id", "device", "signature", name=op.f("pk_profiles")),
     )
+
+
+def _tenants() -> None:
+    """Who asks, and with which keys."""
     op.create_table(
         "tenants",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -160,6 +182,10 @@ def upgrade() -> None:
         sa.UniqueConstraint("secret_hash", name=op.f("uq_api_keys_secret_hash")),
     )
     op.create_index(op.f("ix_api_keys_tenant_id"), "api_keys", ["tenant_id"], unique=False)
+
+
+def _solves() -> None:
+    """What is solved, once for all who ask for it."""
     op.create_table(
         "solves",
         sa.Column("id", sa.String(length=32), nullable=False),
@@ -206,6 +232,10 @@ def upgrade() -> None:
         sqlite_where=sa.text("state IN ('queued', 'running')"),
         postgresql_where=sa.text("state IN ('queued', 'running')"),
     )
+
+
+def _requests() -> None:
+    """What each of them asked for, and each improvement on the way."""
     op.create_table(
         "events",
         sa.Column("solve_id", sa.String(length=32), nullable=False),
