@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Torch's threads wait asleep: two processes of tests have twice as many as there are cores, and those that spin at the
+# end of each small kernel take the time of those that compute. OpenMP reads it once, while torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from remat_solver.contradiction import LOG
 
