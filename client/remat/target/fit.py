@@ -192,9 +192,9 @@ def fit(
 
 def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
     """The figures of a step, or of a pipeline's."""
+    if release:
+        asked.parallel.check_released()
     if asked.parallel.pp > 1:
-        if release:
-            raise InvalidData("release_gradients does not go with pp: gradients add up over the micro-batches")
         return fit_pipeline(asked)
     found = _fit(asked, False)
     if not release:

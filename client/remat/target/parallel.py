@@ -76,6 +76,17 @@ class Parallel(NamedTuple):
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value not in (0, 1, ""))
 
+    def check_released(self) -> None:
+        """Refuse gradients that are released inside the backward pass where ranks or micro-batches add them up.
+
+        Raises:
+            InvalidData: they are.
+        """
+        if self.pp > 1:
+            raise InvalidData("release_gradients does not go with pp: gradients add up over the micro-batches")
+        if self.dp * self.fsdp > 1:
+            raise InvalidData("release_gradients does not go with dp or fsdp: ranks reduce gradients before updates")
+
     def of_update(self, update: UpdateMemory) -> UpdateMemory:
         """What the optimizer's step takes on one rank."""
         return UpdateMemory(*(ceil(size / self.fsdp) for size in update))

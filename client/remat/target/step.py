@@ -127,8 +127,8 @@ def target_step(
     target, spread_over = None if device is None else target_of(device), Parallel.of(parallel)
     if spread_over.pp > 1:
         raise InvalidData("a pipeline has a step for each stage: ask remat.fit")
-    if release_gradients and spread_over.dp * spread_over.fsdp > 1:
-        raise InvalidData("release_gradients does not go with dp or fsdp: ranks reduce gradients before updates")
+    if release_gradients:
+        spread_over.check_released()
     place = here() if target is None else NAMED
     seconds: dict[str, float] = {}
     with tracing_for(place):
