@@ -7,54 +7,18 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.graphs.instances import instance
 
-import remat.cli
+from client.commands import remat as remat  # a fixture
 from client.liar import Said, in_turn, lying
 from remat.cli.app import BAD_INPUT, INFEASIBLE, INTERRUPTED, NOTHING_FOUND, ORDER, SERVICE, app
 from remat.planning.greedy import greedy_answer
 from remat.settings import NAMES
 from remat_ir import Answer, Chain, Graph, Join, Plan, Problem, budget_at, graph_of, plain_peak, plain_plan, verify
-
-
-@dataclass
-class Ran:
-    """How a run ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def remat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "120")
-    for name in ("REMAT_BASE_URL", "REMAT_OFFLINE", "REMAT_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*words: object) -> Ran:
-        # a process of its own: its streams are nobody else's, and the exit code is the one that a shell sees
-        done = subprocess.run(
-            [sys.executable, "-m", "remat", *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
-
-    return run
 
 
 def chain_graph(layers: int = 8, **more: Any) -> Graph:

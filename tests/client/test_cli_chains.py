@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client.test_cli import Ran
-from remat.cli import main
+from client.commands import remat as remat  # a fixture
 from remat_ir import Answer, Chain, Join, Problem, Subject, budget_at, graph_of, verify
 
 CHAIN = Chain(
@@ -26,25 +22,6 @@ CHAIN = Chain(
     link_bytes_per_s=400_000_000,
 )
 JOIN = Join(lengths=(4, 6), forward_ns=3, backward_ns=5, turn_ns=2, slots=8)
-
-
-@pytest.fixture
-def remat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Any]:
-    """The entry point itself, in this process: the solver is imported once for all."""
-    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("REMAT_BASE_URL", raising=False)
-    log = logging.getLogger("remat")
-    before = list(log.handlers), log.level
-
-    def run(*words: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), out, err)
-
-    yield run
-    log.handlers, log.level = before
 
 
 @pytest.fixture

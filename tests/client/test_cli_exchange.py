@@ -11,9 +11,9 @@ import networkx as nx
 import pytest
 from benchmarks.graphs.instances import instance
 
+from client.commands import remat as remat  # a fixture
 from client.test_cli import chain_graph
 from client.test_cli_chains import CHAIN
-from client.test_cli_chains import remat as remat  # the entry point, as a fixture
 from remat.cli.app import BAD_INPUT
 from remat.cli.show import percent
 from remat_ir import Answer, Graph, Plan, Problem, budget_at, graph_of, to_node_link, verify

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from client.commands import remat
 from client.liar import Said, in_turn, lying
-from client.test_cli import chain_graph, graph_file, remat
+from client.test_cli import chain_graph, graph_file
 from client.test_cli_chains import CHAIN, JOIN
 from remat.cli.app import BAD_INPUT, NOTHING_FOUND, SERVICE
 from remat.planning.greedy import greedy_answer

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import remat
+from client.commands import remat as command
 from client.liar import Said, in_turn, lying
-from client.test_cli import remat as command
 from remat.planning.service import submission
 from remat.training.names import name_of
 from remat_ir import InvalidData, Problem, graph_of
