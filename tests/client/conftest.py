@@ -11,12 +11,18 @@ import pytest
 from remat.planning.profiles import DiskProfiles
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_surroundings(own_cache: Path) -> Iterator[None]:
+    """Until the module's end: the tests of the service that follow in the same process have settings of their own."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("REMAT_")]:
             patch.delenv(name)
-        patch.setenv("REMAT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("REMAT_CACHE_DIR", str(own_cache))
         yield
 
 
