@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
+from client.commands import remat as command
 from remat.capture.dataflow import dataflow
 from remat.capture.trace import capture
 from remat.errors import PlanMismatch
@@ -28,6 +28,8 @@ from remat.target.devices import CLASSES, TARGETS, target_of
 from remat.target.price import class_of, operations_of, price, spread
 from remat.target.step import target_step
 from remat_ir import InvalidData, Plan, plain_plan
+
+__all__ = ["command"]  # a fixture
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
@@ -285,19 +287,17 @@ def test_reserved_bytes_of_a_device_are_whole_segments_around_the_peaks(script: 
 
 def remat_command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "REMAT_CACHE_DIR": str(folder / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "remat", *arguments]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+    words = [sys.executable, "-m", "remat", *arguments]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, tmp_path: Path) -> None:
-    ran = remat_command(
+def test_a_plan_for_a_named_device_says_how_sure_it_is(script: Path, command: Any, tmp_path: Path) -> None:
+    ran = command(
         "plan", f"{script.name}:halves", "--device", "h100", "--budget", "70%", "--batch", "64", "--local", "--json",
-        "--picture", "memory.svg", "-o", "plan.json", "-q", folder=tmp_path,
+        "--picture", "memory.svg", "-o", "plan.json", "-q",
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    data = json.loads(ran.stdout)
+    assert ran.code == 0, ran.err
+    data = ran.data
     low, high = data["overhead_range"]
     assert 0 < low < data["answer"]["overhead"] < high
     assert data["peak_bytes"] <= data["reserved_bytes"] <= data["plain_reserved_bytes"]
@@ -342,14 +342,14 @@ def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link
     assert "'slow' is no link" in remat_command(*given, "-b", "60%", "--link", "slow", folder=tmp_path).stderr
 
 
-def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, tmp_path: Path) -> None:
-    ran = remat_command("capture", script.name, "--device", "a100", "-o", "graph.json", "-q", folder=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, command: Any, tmp_path: Path) -> None:
+    ran = command("capture", script.name, "--device", "a100", "-o", "graph.json", "-q")
+    assert ran.code == 0, ran.err
     graph = remat.Graph.from_json((tmp_path / "graph.json").read_bytes())
     assert any(name.startswith("blocks.1.up:") for name in graph.op_names or ())
-    wrong = remat_command("plan", f"{script.name}:broken", "--device", "a100", folder=tmp_path)
-    assert wrong.returncode == 2
-    assert wrong.stderr.splitlines()[-1].startswith("remat: broken fails: ValueError: no such weights")
+    wrong = command("plan", f"{script.name}:broken", "--device", "a100")
+    assert wrong.code == 2
+    assert wrong.err.splitlines()[-1].startswith("remat: broken fails: ValueError: no such weights")
 
 
 def test_no_plan_costs_nothing_over_and_nothing_is_uncertain(script: Path) -> None:
