@@ -48,10 +48,10 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Solves run at once.")] = None,
 ) -> None:
     """Run the service until a signal; the line `remat-service ready on URL` says where."""
-    from .logs import set_up
+    settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
+    from .logs import set_up  # what is wrong with the settings is said before the imports, which take a second
     from .web.server import serve as run
 
-    settings = _settings(host=host, port=port, database_url=database_url, workers=workers)
     set_up(settings.log_level, settings.log_format)
     run(settings)
 
@@ -63,10 +63,10 @@ def worker(
     metrics_port: Annotated[int, typer.Option(help="Port for Prometheus metrics; 0 for none.")] = 0,
 ) -> None:
     """Run a worker, which solves what servers queue, until a signal."""
+    settings = _settings(database_url=database_url, workers=workers, dispatcher="cluster")
     from .logs import set_up
     from .solving.worker import work
 
-    settings = _settings(database_url=database_url, workers=workers, dispatcher="cluster")
     set_up(settings.log_level, settings.log_format)
     asyncio.run(work(settings, metrics_port))
 
