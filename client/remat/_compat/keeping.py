@@ -22,12 +22,13 @@ from torch import fx
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.output_graph import OutputGraphGuardsState
 from torch._guards import Guard, Source
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .guards import Guards
 from .plain import ALIAS, PLAIN, Reader, Unreadable, Writer
+from .tracing import fake_tensor
 
 __all__ = ["pack", "readings", "traced_code", "unpack"]
 
@@ -212,8 +213,8 @@ def _fake_tensors(mode: FakeTensorMode, storages: Sequence[Any], rows: Sequence[
     with torch.no_grad():
         for storage, offset, shape, strides, dtype, requires_grad in rows:
             memory, device = held[storage]
-            found = torch.empty(0, dtype=getattr(torch, dtype), device="meta").set_(memory, offset, shape, strides)
-            made.append(FakeTensor(mode, found, device).requires_grad_(requires_grad))
+            found = fake_tensor(mode, memory, (getattr(torch, dtype), offset, shape, strides), device)
+            made.append(found.requires_grad_(requires_grad))
     return made
 
 

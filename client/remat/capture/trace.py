@@ -23,7 +23,11 @@ from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
 from .call import install_recorders
 from .dataflow import tensors
+from .expand import expand
 from .kept import Captures
+from .repeats import KEPT, runs, shortened
+
+log = logging.getLogger("remat")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,7 +101,7 @@ def _traced(
         with generators.kept(), contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
             guards = _compat.CallGuards.of_graph(graph, run, args, kwargs)
-            descriptor = _compat.export_joint(stack, graph, args, kwargs)
+            descriptor = _joint(stack, graph, args, kwargs)
     except _compat.SideEffects as error:
         raise CaptureError(
             f"{type(module).__name__} changes Python state when it is called, which a captured step would not repeat: "
@@ -111,6 +115,30 @@ def _traced(
             raised_by_the_code=_compat.raised_by_the_code(error),
         ) from error
     return graph, guards, descriptor, time.process_time() - began
+
+
+def _joint(stack: contextlib.ExitStack, graph: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The joint graph of Dynamo's, with its descriptors: of blocks that repeat, a few are traced and the others copied.
+
+    Args:
+        stack: holds the contexts of the trace.
+    """
+    found = runs(graph.graph)
+    if not found:
+        return _compat.export_joint(stack, graph, args, kwargs)
+    counts = ", ".join(f"{len(run.blocks)} of {len(run.blocks[0])} ops" for run in found)
+    try:
+        with contextlib.ExitStack() as own:
+            names = _compat.input_names(graph, args, kwargs)
+            with _compat.replaced_graph(graph, shortened(graph.graph, found)):
+                descriptor = _compat.export_joint(own, graph, args, kwargs)
+            expand(_compat.joint_graph(descriptor), found, names)
+            stack.push(own.pop_all())
+    except Exception as error:  # the trace of the whole says what is wrong with the module itself
+        log.info("blocks that repeat (%s) are traced one by one: %s", counts, _first_line(error))
+        return _compat.export_joint(stack, graph, args, kwargs)
+    log.info("of blocks that repeat (%s), %d each are traced and the others copied", counts, KEPT)
+    return descriptor
 
 
 def _checked(descriptor: Any, guards: _compat.CallGuards, module: nn.Module) -> Capture:

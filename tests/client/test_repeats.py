@@ -1,0 +1,442 @@
+"""Blocks that repeat are traced a few times and copied: the graph is the one that a trace of all of them gives."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.models.subject import transformer
+from torch import fx, nn
+
+from client.small_models import Case, mean_square, numbers
+from client.test_exact import callable_of, outcome
+from remat import _compat
+from remat.capture import expand, repeats, trace
+from remat.capture.dataflow import tensors
+from remat.capture.kept import Captures
+from remat.planning.profiles import DiskProfiles
+from remat.profiling import measure
+from remat.training.step import training_step
+from remat_ir import plain_plan
+
+BLOCKS = 8
+NOTES = (
+    "nn_module_stack",
+    "fwd_nn_module_stack",
+    "stack_trace",
+    "desc",
+    "partitioner_tag",
+    "original_aten",
+    "tensor_meta",
+)
+
+
+def described(joint: fx.GraphModule) -> list[Any]:
+    """A joint graph in words: all but the names of nodes, with storages by the order in which they appear."""
+    nodes = {node: at for at, node in enumerate(joint.graph.nodes)}
+    storages: dict[int, int] = {}
+    found = []
+    for node in nodes:
+        reads = [nodes[n] for n in repeats.nodes_in((node.args, node.kwargs))]
+        held = list(tensors(node.meta.get("val")))
+        places = [storages.setdefault(_compat.storage_key(t), len(storages)) for t in held]
+        sizes = [(t.untyped_storage().nbytes(), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in held]
+        notes = [repr(node.meta.get(key)) for key in NOTES]
+        constants = repr(fx.node.map_arg((node.args, node.kwargs), lambda _: None))
+        found.append((node.op, str(node.target), constants, reads, places, sizes, notes))
+    return found
+
+
+class Both:
+    """The joint graphs of a call: as it is captured, and traced whole."""
+
+    def __init__(self, module: nn.Module, args: Sequence[Any] = (), **kwargs: Any) -> None:
+        graph: Any = _compat.strict_graph(module, args, kwargs, trace._logging_functions(module))
+        _compat.CallGuards.of_graph(graph, module, args, kwargs)
+        with contextlib.ExitStack() as stack:
+            self.descriptor = trace._joint(stack, graph, args, kwargs)
+            self.captured = described(_compat.joint_graph(self.descriptor))
+        with contextlib.ExitStack() as stack:
+            self.whole = described(_compat.joint_graph(_compat.export_joint(stack, graph, args, kwargs)))
+        self.runs = [len(run.blocks) for run in repeats.runs(graph.graph)]
+
+    @property
+    def same(self) -> bool:
+        return self.captured == self.whole
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """What the capture says of blocks."""
+    caplog.set_level(logging.INFO, "remat")
+    return lambda: " ".join(record.getMessage() for record in caplog.records if "repeat" in record.getMessage())
+
+
+class Block(nn.Module):
+    """A transformer's, with all that a test changes in one of them."""
+
+    def __init__(self, number: int = 0, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.number, self.kind, self.scale, self.special = number, "gelu", 1.0, -1
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 2, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = torch.softmax(q @ k.transpose(-1, -2) * self.scale + mask, -1) @ v
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(x.shape)))
+        y = self.up(self.last(x))
+        y = torch.relu(y) if self.number == self.special else F.gelu(y) if self.kind == "gelu" else F.silu(y)
+        return x + self.dropout(self.down(y))
+
+
+class Stack(nn.Module):
+    """Blocks one after the other, between two layers, with a mask that all of them read."""
+
+    def __init__(self, kind: Callable[..., nn.Module] = Block, count: int = BLOCKS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.blocks = nn.ModuleList(kind(number) for number in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(x.shape[1], x.shape[1]).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -9.0)
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
+
+
+def example() -> tuple[torch.Tensor]:
+    return (numbers(2, 6, 16),)
+
+
+def test_blocks_are_copied_and_the_graph_is_that_of_all(said: Callable[[], str]) -> None:
+    both = Both(Stack(), example())
+    assert both.runs == [BLOCKS]
+    assert both.same
+    assert f"{repeats.KEPT} each are traced" in said()
+
+
+def _in_eval_mode(block: Any) -> None:
+    block.eval()
+
+
+def _frozen(block: Any) -> None:
+    block.requires_grad_(False)
+
+
+def _partly_frozen(block: Any) -> None:
+    block.norm.bias.requires_grad_(False)
+
+
+def _other_dropout(block: Any) -> None:
+    block.dropout.p = 0.2
+
+
+def _other_number(block: Any) -> None:
+    block.scale = 1.5
+
+
+def _integer(block: Any) -> None:
+    block.scale = 1
+
+
+def _branch_by_index(block: Any) -> None:
+    block.special = block.number
+
+
+def _hook(block: Any) -> None:
+    block.register_forward_hook(lambda _module, _args, output: output * 2)
+
+
+def _other_strides(block: Any) -> None:
+    block.out.weight = nn.Parameter(block.out.weight.detach().t().contiguous().t())
+
+
+CHANGES = [
+    _in_eval_mode,
+    _frozen,
+    _partly_frozen,
+    _other_dropout,
+    _integer,
+    _branch_by_index,
+    _hook,
+    _other_strides,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_block_that_differs_is_not_a_copy(change: Callable[[Any], None]) -> None:
+    """The blocks before and after it are, each as a run."""
+    module = Stack(count=13)
+    change(module.blocks[6])
+    both = Both(module, example())
+    assert both.same
+    assert sum(both.runs) <= 13
+    assert all(count <= 7 for count in both.runs)
+
+
+@pytest.mark.parametrize("place", [0, 3, BLOCKS - 1])
+@pytest.mark.parametrize("change", [_other_dropout, _frozen])
+def test_a_block_that_differs_at_an_end(change: Callable[[Any], None], place: int) -> None:
+    module = Stack()
+    change(module.blocks[place])
+    assert Both(module, example()).same
+
+
+BLIND: dict[str, tuple[str, Callable[..., Any], Callable[[Any], None]]] = {
+    "constants": ("words", lambda value, node=None: type(value).__name__, _other_dropout),
+    "metadata": ("metadata", lambda value: type(value).__name__, _partly_frozen),
+    "strides": ("metadata", lambda value: getattr(value, "shape", None), _other_strides),
+}
+
+
+@pytest.mark.parametrize("blind", BLIND)
+def test_a_search_that_is_blind_to_a_difference_is_seen(
+    blind: str, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the graphs that differ, or by what is expected of the traced ones before."""
+    name, mutant, change = BLIND[blind]
+    module = Stack()
+    change(module.blocks[4])
+    monkeypatch.setattr(repeats, name, mutant)
+    both = Both(module, example())
+    assert both.runs == [BLOCKS]
+    assert not both.same or "traced one by one: NotAlike" in said()
+
+
+MUTANTS = {
+    "the block itself for the one before": lambda place: (
+        place._replace(kind=expand._INNER) if place.kind == expand._BEFORE else place
+    ),
+    "what the third reads for the one after": lambda place: (
+        place._replace(kind=expand._OUTER) if place.kind == expand._AFTER else place
+    ),
+    "the third's parameters": lambda place: place._replace(kind=expand._OUTER) if place.kind == expand._OWN else place,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_copy_that_reads_from_elsewhere_is_seen(
+    mutant: str, said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = expand._Traced.place
+    monkeypatch.setattr(expand._Traced, "place", lambda *given: MUTANTS[mutant](right(*given)))
+    assert not Both(Stack(), example()).same or "traced one by one" in said()
+
+
+def test_a_storage_that_is_not_the_blocks_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compat, "fake_like", lambda tensor, _: tensor)
+    assert not Both(Stack(), example()).same
+
+
+def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were a step of the trace to depend on what it traced before, two blocks would show it."""
+    real, shown = expand.words, []
+
+    def counting(value: Any) -> Any:
+        shown.append(value)
+        return real(value) if len(shown) < 90 else object()
+
+    monkeypatch.setattr(expand, "words", counting)
+    assert Both(Stack(), example()).same
+    assert "traced one by one: NotAlike" in said()
+
+
+class Normed(nn.Module):
+    """A block that updates buffers of its own."""
+
+    def __init__(self, _number: int) -> None:
+        super().__init__()
+        self.linear, self.norm, self.more = nn.Linear(16, 16), nn.BatchNorm1d(6), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
+        return x + self.more(torch.sin(self.norm(torch.tanh(self.linear(x)) * 2) + 1).square())
+
+
+class InPlace(Normed):
+    """A block that overwrites what the one before it gave."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x + mask.sum()).relu_()
+        x += self.more(y).tanh_()
+        x *= 0.5
+        return x.cos().mul_(2).add_(y)
+
+
+class Repeated(nn.Module):
+    """A stack whose blocks share a tensor that is trained, and perhaps their weights."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [Block() for _ in range(BLOCKS)]
+        self.blocks = nn.ModuleList([blocks[0]] * BLOCKS if tied else blocks)
+        self.bias = nn.Parameter(torch.zeros(6, 6))
+        self.tied = tied
+        if not tied:
+            for block in blocks[1:]:
+                block.out.weight = blocks[0].out.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = self.bias * 2
+        for block in self.blocks:
+            x = block(x, shared)
+        return x
+
+
+class Collecting(Stack):
+    """A stack that returns what each block gives."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = []
+        for block in self.blocks:
+            x = block(x, torch.zeros(()))
+            found.append(x)
+        return tuple(found)
+
+
+class Counting(Stack):
+    """A stack whose blocks add to one counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, self.count)
+            self.count.add_(1)
+        return x
+
+
+class Cast(Stack):
+    """A stack under autocast, without gradients for half of each block."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            with torch.autocast("cpu", torch.bfloat16):
+                x = block(x, torch.zeros(()))
+            with torch.no_grad():
+                y = x.sin().cos()
+            x = x + y
+        return x
+
+
+def two_runs() -> nn.Module:
+    narrow = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.LayerNorm(16)) for _ in range(30)]
+    wide = [nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 16)) for _ in range(20)]
+    return nn.Sequential(*narrow, nn.Linear(16, 16), *wide)
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "batch normalization": lambda: Stack(Normed),
+    "in place": lambda: Stack(InPlace),
+    "tied weights": lambda: Repeated(tied=False),
+    "one block again and again": lambda: Repeated(tied=True),
+    "all hidden states": Collecting,
+    "one counter": Counting,
+    "autocast": Cast,
+    "more runs": two_runs,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_stacks_that_are_more_than_a_chain(name: str, said: Callable[[], str]) -> None:
+    assert Both(ODD[name](), example()).same
+    copied = "are traced and the others copied" in said()
+    assert copied == (name not in ("batch normalization", "all hidden states"))
+
+
+def test_an_input_that_needs_a_gradient_and_blocks_of_a_frozen_stack() -> None:
+    module = Stack().requires_grad_(False)
+    assert Both(module, (numbers(2, 6, 16, requires_grad=True),)).same
+    module.blocks[5:].requires_grad_(True)
+    assert Both(module, example()).same
+
+
+FEW = {"num_hidden_layers": 7, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48}
+T5 = {"decoder_start_token_id": 0, "num_layers": 7, "d_model": 32, "num_heads": 2, "d_ff": 48, "d_kv": 16}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_layer": 7, "n_embd": 32, "n_head": 2, "n_positions": 12}),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {**FEW, "num_key_value_heads": 1}),
+    "bert": ("BertForMaskedLM", "BertConfig", FEW),
+    "albert": ("AlbertForMaskedLM", "AlbertConfig", {**FEW, "embedding_size": 16, "hidden_dropout_prob": 0.1}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers(name: str, said: Callable[[], str]) -> None:
+    kind, config, sizes = MODELS[name]
+    model: Any = transformer(kind, config, vocab_size=60, use_cache=False, **sizes)
+    tokens = torch.randint(0, 60, (2, 12), generator=torch.Generator().manual_seed(1))
+    assert Both(model.train(), input_ids=tokens, labels=tokens).same
+    assert "are traced and the others copied" in said()
+
+
+@pytest.mark.parametrize("name", ["in place", "tied weights", "one counter"])
+def test_copied_blocks_train_exactly(name: str, profiles: DiskProfiles) -> None:
+    """As torch's own aot_eager does, with dropout, twice."""
+    torch.set_num_threads(1)
+    case = Case(ODD[name](), example(), {}, mean_square)
+    step = training_step(case.module, case.args, case.kwargs, table=profiles)
+    stock = torch.compile(case.module, backend="aot_eager")
+    assert (
+        measure.differences(outcome(case, stock), outcome(case, callable_of(case, step, plain_plan(step.graph)))) == []
+    )
+
+
+def test_every_block_is_guarded() -> None:
+    module, args = Stack(), example()
+    guards = trace.capture(module, args, {}).guards
+    for block in module.blocks:
+        for change in (_other_number, _other_dropout, _in_eval_mode):
+            assert guards.hold(module, args, {})
+            scale, p = block.scale, block.dropout.p
+            change(block)
+            assert not guards.hold(module, args, {})
+            block.train()
+            block.scale, block.dropout.p = scale, p
+    handle = module.blocks[4].register_forward_hook(lambda *_: None)
+    assert not guards.hold(module, args, {})
+    handle.remove()
+    assert guards.hold(module, args, {})
+
+
+def test_nothing_is_left_on_the_graph_that_was_shortened() -> None:
+    module, args = Stack(), example()
+    graph: Any = _compat.strict_graph(module, args, {}, frozenset())
+    _compat.CallGuards.of_graph(graph, module, args, {})
+    before = graph.graph
+    short = repeats.shortened(before, repeats.runs(before))
+    with pytest.raises(ZeroDivisionError), _compat.replaced_graph(graph, short):
+        1 / 0
+    assert graph.graph is before
+    short.lint()
+    before.lint()
+
+
+def test_a_capture_with_copies_is_kept_and_found(tmp_path: Path) -> None:
+    module, args = Stack(), example()
+    captures = Captures(tmp_path / "captures", 0.0)
+    graph, guards, descriptor, _ = trace._traced(module, args, {}, module)
+    assert captures.keep(graph, guards, descriptor, module, module, args, {})
+    found = captures.find(module, module, args, {})
+    assert found is not None
+    node_words = [
+        [(n.name, str(n.target), str(n.args)) for n in _compat.joint_graph(d).graph.nodes]
+        for d in (descriptor, found[0])
+    ]
+    assert node_words[0] == node_words[1]
