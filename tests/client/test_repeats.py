@@ -341,8 +341,8 @@ def two_runs() -> nn.Module:
 
 
 ODD: dict[str, Callable[[], nn.Module]] = {
-    "batch normalization": lambda: Stack(Normed),
-    "in place": lambda: Stack(InPlace),
+    "batch normalization": lambda: Stack(Normed, 14),
+    "in place": lambda: Stack(InPlace, 14),
     "tied weights": lambda: Repeated(tied=False),
     "one block again and again": lambda: Repeated(tied=True),
     "all hidden states": Collecting,
@@ -355,8 +355,9 @@ ODD: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_stacks_that_are_more_than_a_chain(name: str, said: Callable[[], str]) -> None:
     assert Both(ODD[name](), example()).same
-    copied = "are traced and the others copied" in said()
-    assert copied == (name not in ("batch normalization", "all hidden states"))
+    refused = {"batch normalization": "traced one by one: NotAlike", "all hidden states": ""}
+    assert refused.get(name, "are traced and the others copied") in said()
+    assert said() or name == "all hidden states"
 
 
 def test_an_input_that_needs_a_gradient_and_blocks_of_a_frozen_stack() -> None:
