@@ -164,6 +164,8 @@ class _Finder:
             found = self._own(start, period, number, own[-1])
             if found is None or not (number == 1 or self._read_before(blocks[number - 1], end)):
                 break
+            if any(_compat.version_counter(p.meta["example_value"]) for p in found):  # updated: a result of the step
+                return None
             own.append(found)
         if (len(own) - KEPT) * period < LEAST_SPARED:
             return None
