@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,10 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     with config.patch(compile_threads=1):
         yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """What the capture says of blocks."""
+    caplog.set_level(logging.INFO, "remat")
+    return lambda: " ".join(record.getMessage() for record in caplog.records if "repeat" in record.getMessage())

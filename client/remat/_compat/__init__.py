@@ -22,6 +22,15 @@ from .autograd import (
     version_counter,
     will_accumulate,
 )
+from .copying import (
+    fake_like,
+    input_names,
+    is_backward,
+    is_wrapper,
+    replaced_graph,
+    sequence_number,
+    traced_from,
+)
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards, Values, globals_of
 from .keeping import pack, readings, traced_code, unpack
@@ -86,27 +95,20 @@ from .tracing import (
     descriptors,
     detect_fake_mode,
     export_joint,
-    fake_like,
     forward_outputs,
     frame_number,
     has_merged_inputs,
-    input_names,
-    is_backward,
     is_tangent,
-    is_wrapper,
     joint_graph,
     module_path,
     only_real_tensors,
     own_checkpoints,
     raised_by_the_code,
-    replaced_graph,
     saved_unchecked,
-    sequence_number,
     set_descriptors,
     split_by_ddp,
     state_names,
     strict_graph,
-    traced_from,
     updated_inputs,
 )
 

@@ -26,9 +26,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from .copying import fake_tensor
 from .guards import Guards
 from .plain import ALIAS, PLAIN, Reader, Unreadable, Writer
-from .tracing import fake_tensor
 
 __all__ = ["pack", "readings", "traced_code", "unpack"]
 

@@ -28,7 +28,7 @@ from torch._library import simple_registry
 from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import _side_effectful_functions
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .module_state import CALL_HOOKS, hooks_set_aside
 from .versions import lacking, require
@@ -44,28 +44,20 @@ __all__ = [
     "descriptors",
     "detect_fake_mode",
     "export_joint",
-    "fake_like",
-    "fake_tensor",
     "forward_outputs",
     "frame_number",
     "has_merged_inputs",
-    "input_names",
-    "is_backward",
     "is_tangent",
-    "is_wrapper",
     "joint_graph",
     "module_path",
     "only_real_tensors",
     "own_checkpoints",
     "raised_by_the_code",
-    "replaced_graph",
     "saved_unchecked",
-    "sequence_number",
     "set_descriptors",
     "split_by_ddp",
     "state_names",
     "strict_graph",
-    "traced_from",
     "updated_inputs",
 ]
 
@@ -329,69 +321,6 @@ def has_merged_inputs(graph: fx.Graph) -> bool:
     """Whether inputs that share memory, of which one is overwritten, have become one input, before all others."""
     described = (node.meta.get("desc") for node in graph.nodes if node.op == "placeholder")
     return any(isinstance(each, SyntheticBaseAOTInput | ViewBaseAOTInput) for each in described)
-
-
-def is_backward(node: fx.Node) -> bool:
-    """Whether AOTAutograd says that the backward pass made a node."""
-    return node.meta.get("partitioner_tag") == "is_backward"
-
-
-def sequence_number(node: fx.Node) -> int | None:
-    """What a node of the backward pass has in common with the one that it differentiates."""
-    number: int | None = node.meta.get("seq_nr")
-    return number
-
-
-def traced_from(node: fx.Node) -> str:
-    """The name of Dynamo's node for which AOTAutograd's forward pass made this one; empty where it does not say."""
-    sources = node.meta.get("from_node")
-    return str(sources[0].name) if sources else ""
-
-
-@contextlib.contextmanager
-def replaced_graph(module: Any, graph: fx.Graph) -> Iterator[None]:
-    """Inside, what runs a module of Dynamo's node by node finds another graph."""
-    before = module._graph
-    module._graph, graph.owning_module = graph, module
-    try:
-        yield
-    finally:
-        module._graph = before
-
-
-def input_names(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[fx.Node, str]:
-    """The names of the parameters and buffers, by the placeholders of Dynamo's graph."""
-    names = {id(t): name for name, t in (*module.named_buffers(), *module.named_parameters())}
-    given = module._dynamo_bytecode_flatten(*args, *kwargs.values())
-    placeholders = module.graph.find_nodes(op="placeholder")
-    return {p: names[id(t)] for p, t in zip(placeholders, given, strict=True) if id(t) in names}
-
-
-def fake_tensor(
-    mode: FakeTensorMode, storage: torch.UntypedStorage, like: tuple[Any, ...], device: torch.device
-) -> FakeTensor:
-    """A fake tensor in a storage on the meta device, from its dtype, offset, shape and strides."""
-    dtype, offset, shape, strides = like
-    return FakeTensor(mode, torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, strides), device)
-
-
-def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds others, as a DTensor does, by more than its own metadata says."""
-    return bool(is_traceable_wrapper_subclass(tensor))
-
-
-def fake_like(tensor: Any, holder: torch.Tensor | None) -> torch.Tensor:
-    """A fake tensor like another one, in the storage that a third one has; None: in a storage of its own.
-
-    It is to be called under `only_real_tensors`.
-    """
-    like = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
-    if holder is None:
-        memory_of: Any = torch.UntypedStorage
-        storage = memory_of(tensor.untyped_storage().nbytes(), device="meta")
-    else:
-        storage = holder.untyped_storage()
-    return fake_tensor(tensor.fake_mode, storage, like, tensor.device).requires_grad_(tensor.requires_grad)
 
 
 def module_path(node: fx.Node) -> str:

@@ -1,0 +1,86 @@
+"""Copying blocks that repeat: notes on AOTAutograd's nodes, another graph for Dynamo's module, fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "fake_like",
+    "fake_tensor",
+    "input_names",
+    "is_backward",
+    "is_wrapper",
+    "replaced_graph",
+    "sequence_number",
+    "traced_from",
+]
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd says that the backward pass made a node."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def sequence_number(node: fx.Node) -> int | None:
+    """What a node of the backward pass has in common with the one that it differentiates."""
+    number: int | None = node.meta.get("seq_nr")
+    return number
+
+
+def traced_from(node: fx.Node) -> str:
+    """The name of Dynamo's node for which AOTAutograd's forward pass made this one; empty where it does not say."""
+    sources = node.meta.get("from_node")
+    return str(sources[0].name) if sources else ""
+
+
+@contextlib.contextmanager
+def replaced_graph(module: Any, graph: fx.Graph) -> Iterator[None]:
+    """Inside, what runs a module of Dynamo's node by node finds another graph."""
+    before = module._graph
+    module._graph, graph.owning_module = graph, module
+    try:
+        yield
+    finally:
+        module._graph = before
+
+
+def input_names(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[fx.Node, str]:
+    """The names of the parameters and buffers, by the placeholders of Dynamo's graph."""
+    names = {id(t): name for name, t in (*module.named_buffers(), *module.named_parameters())}
+    given = module._dynamo_bytecode_flatten(*args, *kwargs.values())
+    placeholders = module.graph.find_nodes(op="placeholder")
+    return {p: names[id(t)] for p, t in zip(placeholders, given, strict=True) if id(t) in names}
+
+
+def fake_tensor(
+    mode: FakeTensorMode, storage: torch.UntypedStorage, like: tuple[Any, ...], device: torch.device
+) -> FakeTensor:
+    """A fake tensor in a storage on the meta device, from its dtype, offset, shape and strides."""
+    dtype, offset, shape, strides = like
+    return FakeTensor(mode, torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, strides), device)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds others, as a DTensor does, by more than its own metadata says."""
+    return bool(is_traceable_wrapper_subclass(tensor))
+
+
+def fake_like(tensor: Any, holder: torch.Tensor | None) -> torch.Tensor:
+    """A fake tensor like another one, in the storage that a third one has; None: in a storage of its own.
+
+    It is to be called under `only_real_tensors`.
+    """
+    like = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+    if holder is None:
+        memory_of: Any = torch.UntypedStorage
+        storage = memory_of(tensor.untyped_storage().nbytes(), device="meta")
+    else:
+        storage = holder.untyped_storage()
+    return fake_tensor(tensor.fake_mode, storage, like, tensor.device).requires_grad_(tensor.requires_grad)
