@@ -12,6 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "MODULE_STACKS",
+    "description",
+    "empty_like",
+    "example_of",
     "fake_like",
     "fake_tensor",
     "input_names",
@@ -21,6 +25,27 @@ __all__ = [
     "sequence_number",
     "traced_from",
 ]
+
+
+MODULE_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+"""Notes of the modules whose forward made a node, or what it differentiates; Dynamo's nodes have the first."""
+
+
+def example_of(node: fx.Node) -> Any:
+    """The fake value of a node of Dynamo's."""
+    return node.meta.get("example_value")
+
+
+def empty_like(graph: fx.Graph) -> fx.Graph:
+    """A graph without nodes that takes its inputs as another one does."""
+    made = fx.Graph()
+    made.set_codegen(graph._codegen)
+    return made
+
+
+def description(node: fx.Node) -> Any:
+    """What AOTAutograd says of an input; None where it says nothing."""
+    return node.meta.get("desc")
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -18,7 +18,6 @@ from .. import _compat
 from .dataflow import tensors
 from .repeats import KEPT, Run, metadata, nodes_in, words
 
-_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _OF_ONE = frozenset({"from_node", "source_fn_stack", "fwd_source_fn_stack"})
 """Notes of a node that name one of Dynamo's."""
 
@@ -162,11 +161,12 @@ class _Expansion:
         for node in late:
             self._follow(node)
         output = graph.output_node()
-        values, described = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
+        values, described = list(output.args[0]), _compat.descriptors(graph)  # type: ignore[arg-type]
         for position, (like, number, at, primal) in results.items():
             values[position] = self._of[number][at]
-            described[position] = replace(described[like], grad_of=primal.meta["desc"])
-        output.args, output.meta["desc"] = (values,), described
+            described[position] = replace(described[like], grad_of=_compat.description(primal))
+        output.args = (values,)
+        _compat.set_descriptors(graph, described)
 
     def _read_late(self) -> list[fx.Node]:
         """What is computed between the third block's two parts, and reads from it or lies in its storages."""
@@ -192,9 +192,9 @@ class _Expansion:
         """By positions among the results: where the third block's is; the block, node and primal of this one."""
         traced, output = self._traced, self._joint.graph.output_node()
         values: Any = output.args[0]
-        described: Any = output.meta["desc"]
+        described = _compat.descriptors(self._joint.graph)
         at_primal = {getattr(d, "grad_of", None): position for position, d in enumerate(described)}
-        own = {n: [at_primal.get(p.meta["desc"]) for p in found] for n, found in enumerate(traced.own) if n}
+        own = {n: [at_primal.get(_compat.description(p)) for p in found] for n, found in enumerate(traced.own) if n}
         free = set()
         found: dict[int, tuple[int, int, int, fx.Node]] = {}
         for index, (first, second) in enumerate(zip(own[KEPT - 3], own[KEPT - 2], strict=True)):
@@ -282,7 +282,10 @@ def _key(note: Any) -> Any:
 def _renamed(run: Run, number: int) -> dict[str, dict[Any, Any]]:
     """By the kinds of notes, those of a block in place of the third's."""
     found: dict[str, dict[Any, Any]] = {}
-    for key, source in (*((key, "nn_module_stack") for key in _STACKS), ("stack_trace", "stack_trace")):
+    for key, source in (
+        *((key, _compat.MODULE_STACKS[0]) for key in _compat.MODULE_STACKS),
+        ("stack_trace", "stack_trace"),
+    ):
         pairs = zip(run.blocks[KEPT - 2], run.blocks[number], strict=True)
         found[key] = {_key(like.meta.get(source)): its.meta.get(source) for like, its in pairs}
     return found
@@ -324,7 +327,7 @@ def _traced(joint: fx.GraphModule, run: Run, names: Mapping[fx.Node, str]) -> _T
     a, b, c, d, e, f = marks
     if b - a != c - b or e - d != f - e:  # type: ignore[operator]
         raise NotAlike("two blocks have parts of different length")
-    primals = {getattr(n.meta.get("desc"), "target", None): n for n in nodes if n.op == "placeholder"}
+    primals = {getattr(_compat.description(n), "target", None): n for n in nodes if n.op == "placeholder"}
     own = [[primals.get(names.get(p)) for p in placeholders] for placeholders in run.own]
     if any(primal is None for primals in own for primal in primals):
         raise NotAlike("a block reads tensors that are neither parameters nor buffers")

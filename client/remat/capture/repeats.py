@@ -89,7 +89,7 @@ def _token(node: fx.Node) -> Any:
         return node
     target = node.target if isinstance(node.target, str) else id(node.target)
     noted = {key: words(value) for key, value in node.meta.items() if key in ("custom", "ac_graph_id", "recompute")}
-    return node.op, target, words(node.args), words(node.kwargs), metadata(node.meta.get("example_value")), repr(noted)
+    return node.op, target, words(node.args), words(node.kwargs), metadata(_compat.example_of(node)), repr(noted)
 
 
 def runs(graph: fx.Graph) -> list[Run]:
@@ -164,7 +164,7 @@ class _Finder:
             found = self._own(start, period, number, own[-1])
             if found is None or not (number == 1 or self._read_before(blocks[number - 1], end)):
                 break
-            if any(_compat.version_counter(p.meta["example_value"]) for p in found):  # updated: a result of the step
+            if any(_compat.version_counter(_compat.example_of(p)) for p in found):  # updated: a result of the step
                 return None
             own.append(found)
         if (len(own) - KEPT) * period < LEAST_SPARED:
@@ -200,7 +200,7 @@ class _Finder:
         own = tuple(partner[o] for o in before)
         if any(o is not m for o, m in partner.items() if o not in before) or len(set(own)) < len(own):
             return None
-        given = ([metadata(p.meta.get("example_value")) for p in those] for those in (own, before))
+        given = ([metadata(_compat.example_of(p)) for p in those] for those in (own, before))
         return own if all(self._alone(m, here, period) for m in own) and next(given) == next(given) else None
 
     def _alike(self, mine: fx.Node, other: fx.Node, here: int, there: int, period: int) -> bool:
@@ -215,8 +215,7 @@ class _Finder:
 
 def shortened(graph: fx.Graph, found: Sequence[Run]) -> fx.Graph:
     """A copy of the graph without the blocks of runs that are not traced; its nodes have the same names."""
-    short = fx.Graph()
-    short.set_codegen(graph._codegen)
+    short = _compat.empty_like(graph)
     copies: dict[fx.Node, fx.Node] = {}
     left = {node for run in found for block in run.dropped for node in block}
     stands = {node: run for run in found for node in run.blocks[-1][:1]}
