@@ -59,6 +59,13 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def one_size(script: Path) -> Path:
+    """The script without the argument `batch`: no largest one is looked for."""
+    script.write_text(SCRIPT.replace("batch=256, ", "").replace("torch.ones(batch", "torch.ones(256"))
+    return script
+
+
 def fitted(script: Path, memory: str, parallel: str, **options: Any) -> PipelineFit:
     table, names = script.with_suffix(".toml"), dict[str, Any]()
     table.write_text(TABLE.replace("MEMORY", memory))
@@ -69,16 +76,16 @@ def fitted(script: Path, memory: str, parallel: str, **options: Any) -> Pipeline
     return found
 
 
-def test_each_rank_of_a_pipeline_has_its_figures(script: Path) -> None:
+def test_each_rank_of_a_pipeline_has_its_figures(one_size: Path) -> None:
     """Earlier stages hold more; plans for a device between the least and the plain peak take time, and fit."""
-    large = fitted(script, "1GiB", "pp=2,micros=4", optimizer="adamw")
+    large = fitted(one_size, "1GiB", "pp=2,micros=4", optimizer="adamw")
     first, last = large.ranks
     assert large.ending == "fits without a plan"
     assert first.plain_bytes > last.plain_bytes
     assert [rank.stages for rank in large.ranks] == [(0,), (1,)]
     assert first.fixed["optimizer state"] >= 2 * first.fixed["parameters"] * 0.99
     between = (max(rank.least_bytes for rank in large.ranks) + first.plain_bytes) // 2
-    small = fitted(script, f"{between}", "pp=2,micros=4", optimizer="adamw")
+    small = fitted(one_size, f"{between}", "pp=2,micros=4", optimizer="adamw")
     assert small.overhead is not None
     assert small.overhead > 0
     for rank, plain in zip(small.ranks, large.ranks, strict=True):
@@ -88,7 +95,7 @@ def test_each_rank_of_a_pipeline_has_its_figures(script: Path) -> None:
     assert overheads[-1] == pytest.approx(0, abs=1e-9)
     assert all(a is not None for a in overheads)
     assert "by a plan" in str(small)
-    none = fitted(script, f"{first.fixed_bytes}", "pp=2,micros=4")
+    none = fitted(one_size, f"{first.fixed_bytes}", "pp=2,micros=4")
     assert none.overhead is None
     assert "does not fit" in none.ending
     assert "none fits" in str(none)
@@ -118,8 +125,8 @@ def test_the_largest_micro_batch_fits_and_the_next_one_does_not(script: Path) ->
     assert "largest" not in str(unknown)
 
 
-def test_layers_of_a_pipeline_may_be_split(script: Path) -> None:
-    whole, part = (fitted(script, "1GiB", f"pp=2,schedule=ZBVZeroBubble,tp={tp}") for tp in (1, 2))
+def test_layers_of_a_pipeline_may_be_split(one_size: Path) -> None:
+    whole, part = (fitted(one_size, "1GiB", f"pp=2,schedule=ZBVZeroBubble,tp={tp}") for tp in (1, 2))
     assert part.ranks[0].fixed["parameters"] < 0.6 * whole.ranks[0].fixed["parameters"]
     assert part.ranks[0].stages == (0, 3)
     assert "4 micro-batches by ZBVZeroBubble, tp=2" in str(part)
