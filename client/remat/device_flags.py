@@ -35,7 +35,8 @@ def choices() -> tuple[object, ...]:
     matmul = backends.cuda.matmul
     reduced = (matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction)
     attention = [getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")]
-    return flags(), backends.cudnn.enabled, str(reduced), attention, torch.cuda.is_available()
+    there = (torch.cuda.is_available(), torch.cuda.device_count())
+    return flags(), backends.cudnn.enabled, str(reduced), attention, there
 
 
 BENCHMARK = (

@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 import remat
-from remat.capture import kept
+from remat import _compat
+from remat._compat import keeping
+from remat.capture import kept, trace
+from remat.capture.kept import Captures
 
-from .test_kept import SOURCE
+from .test_kept import SOURCE, example, hit, keep, module_of
 
 
 def gradients(model: nn.Module, run: Callable[..., torch.Tensor], args: Any) -> list[torch.Tensor]:
@@ -66,11 +69,68 @@ def test_gradients_and_buffers_of_a_kept_capture_are_those_of_plain_training(
         assert all(torch.equal(state[name], other[name]) for name in state)
 
 
+def test_captures_of_one_model_do_not_replace_each_other(tmp_path: Path) -> None:
+    found = Captures(tmp_path, 0.0)
+
+    def models() -> list[Any]:
+        trained, evaluated, other, hooked = (module_of(SOURCE).Model() for _ in range(4))
+        evaluated.eval()
+        other.config.act = "tanh"
+        hooked.second.register_forward_hook(lambda module, args, result: result * 2)
+        return [trained, evaluated, other, hooked]
+
+    assert all(keep(found, model, example()) for model in models())
+    for _ in range(5):  # as another process may do before: torch counts the handles of hooks
+        nn.Linear(1, 1).register_forward_hook(print)
+    assert all(hit(found, model, example()) for model in (*reversed(models()), *models()))
+
+
+def test_captures_of_many_configurations_take_the_place_of_old_ones(tmp_path: Path) -> None:
+    found, model = Captures(tmp_path, 0.0), module_of(SOURCE).Model()
+    for number in range(kept.MOST + 2):
+        model.config.act = f"tanh {number}"
+        assert keep(found, model, example())
+        model.config.act = "tanh 0"
+        assert hit(found, model, example()), "what is used stays"
+    assert len(list(tmp_path.iterdir())) == kept.MOST
+
+
+class Constants(nn.Module):
+    """With numbers that become tensors of the graph."""
+
+    def __init__(self, dtype: torch.dtype, count: int) -> None:
+        super().__init__()
+        self.scale, self.dtype = nn.Parameter(torch.ones(count)), dtype
+        self.numbers = [0.0, 1e4, *(1 / (n + 3) for n in range(count - 2))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.tensor(0) == 0, x, 0.0) * self.scale * torch.tensor(self.numbers, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int16, torch.bool])
+def test_constants_are_kept_by_value(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, args, found = Constants(dtype, 4), (torch.ones(4),), Captures(tmp_path, 0.0)
+    assert keep(found, model, args)
+    _, _, descriptor, _ = trace._traced(model, args, {}, model)
+    restored = found.find(model, model, args, {})
+    assert restored is not None
+    before, after = (dict(_compat.joint_graph(made).named_buffers()) for made in (descriptor, restored[0]))
+    assert len(before) == 2
+    assert all(b.dtype == before[n].dtype and repr(b) == repr(before[n]) for n, b in after.items())
+    model.numbers[2] = 0.125
+    assert not hit(found, model, args)
+    monkeypatch.setattr(keeping, "CONSTANT_BYTES", 3)
+    assert not keep(found, model, args), "long ones are not"
+
+
 PROCESS = """
 import logging, os, sys
 import torch
 import remat
-from remat.capture import kept
+from remat import _compat
+from remat._compat import keeping
+from remat.capture import kept, trace
+from remat.capture.kept import Captures
 kept.KEPT_FROM_S = 0.0
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 sys.path.insert(0, sys.argv[1])

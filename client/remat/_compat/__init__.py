@@ -37,7 +37,7 @@ from .copying import (
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
 from .guards import CallGuards, Values, globals_of
-from .keeping import pack, readings, traced_code, unpack
+from .keeping import constant, pack, readings, traced_code, unpack
 from .memory import (
     is_batched,
     mark,
@@ -87,7 +87,7 @@ from .operators import (
 )
 from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
 from .plain import Unreadable
-from .surroundings import surroundings, variables_of
+from .surroundings import registered_with, surroundings, variables_of
 from .tracing import (
     CHECKS,
     FakeTensor,
@@ -152,6 +152,7 @@ __all__ = [
     "buffers_of",
     "chooses_foreach",
     "compile_joint",
+    "constant",
     "description",
     "description_of",
     "descriptors",
@@ -199,6 +200,7 @@ __all__ = [
     "readings",
     "recording",
     "register_opaque",
+    "registered_with",
     "replaced",
     "replaced_graph",
     "run_hooks_after_accumulation",

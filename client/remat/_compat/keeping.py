@@ -5,6 +5,7 @@ Bytes are JSON: containers, and the objects of torch that hold metadata, by the 
 
 from __future__ import annotations
 
+import base64
 import builtins
 import contextlib
 import functools
@@ -30,7 +31,7 @@ from .copying import fake_tensor
 from .guards import Guards
 from .plain import ALIAS, PLAIN, Reader, Unreadable, Writer
 
-__all__ = ["pack", "readings", "traced_code", "unpack"]
+__all__ = ["constant", "pack", "readings", "traced_code", "unpack"]
 
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _LEFT = frozenset({"stack_trace", "tensor_meta"})
@@ -85,7 +86,13 @@ def pack(graph: Any, descriptor: Any) -> bytes:
     Raises:
         Unreadable: it has something that another process could not read.
     """
+    state_names = {
+        *dict(graph.named_parameters(remove_duplicate=False)),
+        *dict(graph.named_buffers(remove_duplicate=False)),
+    }
     for node in graph.graph.nodes:
+        if node.op == "get_attr" and node.target not in state_names:
+            raise Unreadable(f"its graph reads {node.target}, which is neither parameter nor buffer")
         root = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
         if node.op == "call_module" or (node.op == "call_function" and root not in _ROOTS):
             raise Unreadable(f"{node.target} is left to autograd as it is, and its code was not traced")
@@ -93,6 +100,7 @@ def pack(graph: Any, descriptor: Any) -> bytes:
     if capture.maybe_subclass_meta is not None:
         raise Unreadable("it has tensors of classes of their own")
     nodes = {node: index for index, node in enumerate(capture.graph_module.graph.nodes)}
+    constants = {node.target: constant(capture.graph_module, node) for node in nodes if node.op == "get_attr"}
     found = graph._dynamo_bytecode_flatten.out.graph_capture_output
     body = {
         "state": (state.needs_autograd, state.flat_args, state.flat_args_descs, state.fw_metadata, state.aot_config),
@@ -105,6 +113,7 @@ def pack(graph: Any, descriptor: Any) -> bytes:
     parts = {
         "body": writer.write(body),
         "nodes": [[*map(writer.write, _node(node))] for node in nodes],
+        "constants": constants,
         "storages": writer.storages,
         "tensors": writer.tensors,
         "shapes": writer.shapes,
@@ -114,7 +123,7 @@ def pack(graph: Any, descriptor: Any) -> bytes:
 
 
 def _node(node: fx.Node) -> tuple[Any, ...]:
-    if node.op not in ("placeholder", "call_function", "output"):
+    if node.op not in ("placeholder", "call_function", "get_attr", "output"):
         raise Unreadable(f"its graph has a {node.op}")
     known = isinstance(node.target, (str, torch._ops.OpOverload)) or node.target is operator.getitem
     if not known or (isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _NAMESPACES):
@@ -123,6 +132,33 @@ def _node(node: fx.Node) -> tuple[Any, ...]:
     notes |= {key: node.meta[key] for key in ("val", "desc") if key in node.meta}
     stacks = {key: sys.intern(list(node.meta[key].values())[-1][0]) for key in _STACKS if node.meta.get(key)}
     return node.op, node.name, node.target, node.args, node.kwargs, notes, stacks
+
+
+CONSTANT_BYTES = 1 << 16
+"""Constants of the code, such as `torch.tensor([1.0, 2.0])`, are kept by value up to this size."""
+
+
+def constant(module: fx.GraphModule, node: fx.Node) -> list[Any]:
+    """A tensor that code makes of numbers, as its dtype, its shape and its bytes."""
+    held = getattr(module, str(node.target), None)
+    if type(held) is not torch.Tensor:
+        raise Unreadable(f"{node.name} of its graph is a {type(held).__name__}, not a tensor of numbers")
+    plain = held.device.type == "cpu" and held.layout is torch.strided and held.is_contiguous()
+    if not plain or held.requires_grad or held.is_conj() or held.is_neg() or held.is_quantized:
+        raise Unreadable(f"{node.name} of its graph is a tensor of another kind")
+    if held.nbytes > CONSTANT_BYTES:
+        raise Unreadable(f"{node.name} of its graph is a constant of {held.nbytes} bytes")
+    words = base64.b64encode(bytes(held.reshape(-1).view(torch.uint8).tolist())).decode()
+    return [str(held.dtype).removeprefix("torch."), list(held.shape), words]
+
+
+def _held(dtype: str, shape: Sequence[int], words: str) -> torch.Tensor:
+    """The tensor that `constant` wrote."""
+    kind = getattr(torch, dtype)
+    if not isinstance(kind, torch.dtype):
+        raise Unreadable(f"{dtype} is no dtype")
+    held = bytearray(base64.b64decode(words, validate=True))
+    return (torch.frombuffer(held, dtype=kind) if held else torch.empty(0, dtype=kind)).reshape(shape).clone()
 
 
 _ROOTS = frozenset({"torch", "_operator", "operator", "builtins", "math"})
@@ -197,7 +233,8 @@ def unpack(data: bytes, mode: FakeTensorMode | None, scope: dict[str, Any]) -> t
             scope[ALIAS + name] = vars(module) if module is builtins else module
         needs_autograd, flat_args, flat_descs, metadata, config = body["state"]
         wrappers, updated, updated_descs = body["capture"]
-        graph = _graph(parts["nodes"], nodes, reader)
+        constants = {name: _held(*row) for name, row in parts["constants"].items()}
+        graph = _graph(parts["nodes"], nodes, reader, constants)
         graph.shape_env = mode.shape_env  # as AOTAutograd leaves it
         state = _schemas.AOTState(needs_autograd, flat_args, flat_descs, metadata, config, contextlib.ExitStack(), mode)
         made = _schemas.AOTGraphCapture(wrappers, graph, updated, updated_descs, None)
@@ -218,7 +255,9 @@ def _fake_tensors(mode: FakeTensorMode, storages: Sequence[Any], rows: Sequence[
     return made
 
 
-def _graph(rows: Sequence[Any], nodes: list[fx.Node], reader: Reader) -> fx.GraphModule:
+def _graph(
+    rows: Sequence[Any], nodes: list[fx.Node], reader: Reader, constants: dict[str, torch.Tensor]
+) -> fx.GraphModule:
     """The graph; its nodes are added to those that the reader knows."""
     graph = fx.Graph()
     for row in rows:
@@ -230,8 +269,13 @@ def _graph(rows: Sequence[Any], nodes: list[fx.Node], reader: Reader) -> fx.Grap
         nodes.append(made)
         if made.name != name:
             raise Unreadable(f"two nodes are called {name}")
+        if op == "get_attr" and target not in constants:
+            raise Unreadable(f"{name} is a constant that is not there")
     graph.lint()
-    return _LazyGraphModule(torch.nn.Module(), graph)
+    root = torch.nn.Module()
+    for name, held in constants.items():
+        root.register_buffer(name, held)
+    return _LazyGraphModule(root, graph)
 
 
 def _root(found: dict[str, Any], scope: dict[str, Any], code: Any, local: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "FORWARD_HOOKS",
     "FORWARD_PRE_HOOKS",
     "GLOBAL_HOOKS",
+    "HANDLED",
     "MODULES",
     "MODULES_OWN",
     "PARAMETERS",
@@ -73,6 +74,15 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
 )
 """The hooks that run around every module's call."""
+
+HANDLED = frozenset(
+    name
+    for held in (nn.Module().__dict__, vars(_module))
+    for name, value in held.items()
+    if isinstance(value, dict) and name.startswith("_") and "hooks" in name
+)
+"""The dictionaries of hooks, a module's and those of all modules. Their keys are the numbers of handles, which torch
+counts through the whole process, and mean nothing but which entries are of one handle."""
 
 require([f"nn.Module.{name}" for name in sorted({*CALL_HOOKS, *SHARED}) if name not in nn.Module().__dict__])
 require([name for name in GLOBAL_HOOKS if not hasattr(_module, name)])

@@ -13,9 +13,9 @@ to be kept: tracing says which code it has run (`Walk.codes`) and what it has re
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextvars
-import dis
 import enum
 import functools
 import hashlib
@@ -32,16 +32,18 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from .. import _compat
-from .._compat.module_state import GLOBAL_HOOKS
+from .._compat.module_state import GLOBAL_HOOKS, HANDLED
+from .code import WORD, code_digest, codes_in, globals_of, imported, iterated, names_of
+from .objects import ATOMS, NotKept, content_of, order_of, shows_all, slots_of
 
-ATOMS = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), slice, range}
-    | {torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
-)
-_UNSEEN = frozenset({"__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__qualname__"})
-"""Members of classes that say nothing of what a call does, or are seen otherwise."""
+_UNSEEN = frozenset({"__module__", "__dict__", "__weakref__", "__qualname__"})
+"""Members of classes that are seen otherwise."""
+
+_OF_THIS_PROCESS = frozenset({"id", "hash"})
+"""Functions of Python whose results are those of one process, and which Dynamo runs when it traces."""
 
 _DESCRIPTORS = (
     types.MemberDescriptorType,
@@ -52,11 +54,6 @@ _DESCRIPTORS = (
 )
 _TYPING = (types.GenericAlias, types.UnionType, typing.TypeVar, type(typing.Any), type(list[int]))
 _WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
-_WORD = re.compile(r"[A-Za-z_]\w*\Z")
-
-
-class NotKept(Exception):
-    """A capture that cannot be kept; the message says why."""
 
 
 class Walk:
@@ -88,7 +85,15 @@ class Walk:
         self._pending: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
         """By their names, members that no code has named yet."""
         self._storages: dict[int, int] = {}
+        self._handled: set[int] = set()
+        """The dictionaries of hooks, by identity."""
+        self._handles: dict[int, int] = {}
+        """The numbers of handles, in the order in which they are met."""
         self._queue: deque[Any] = deque()
+        self._sets: dict[int, str] = {}
+        """The order of the elements of each set that was reached, by identity."""
+        self._opaque: set[int] = set()
+        """What holds something that Python does not show, by identity."""
         self._say("roots", *map(self._ref, (*roots, nn.modules.module)))
         while self._queue:
             self._visit(self._queue.popleft())
@@ -98,8 +103,20 @@ class Walk:
         return self._digest.hexdigest()
 
     def reached(self, thing: Any) -> bool:
-        """Whether an object was reached."""
-        return id(thing) in self._number
+        """Whether an object was reached, and what it holds was seen."""
+        return id(thing) in self._number and id(thing) not in self._opaque
+
+    def order(self, number: int) -> str | None:
+        """The order of the elements of a set, which the digest leaves out: it may differ from process to process.
+
+        Args:
+            number: of the set, as `number` gives it, in the walk of an equal digest.
+        """
+        return self._sets.get(id(self._alive[number])) if number < len(self._alive) else None
+
+    def number(self, thing: Any) -> int | None:
+        """The number of a set of several elements that was reached."""
+        return self._number.get(id(thing)) if id(thing) in self._sets else None
 
     def covers(self, owner: Any, name: str) -> bool:
         """Whether a member of an object that was reached is covered: its own, or that of a class of its."""
@@ -139,6 +156,18 @@ class Walk:
     def _offer(self, owner: Any, name: str, value: Any) -> None:
         """A member that is covered once code names it."""
         self._named_only.add(id(owner))
+        self._once_named(owner, name, value)
+
+    def _own(self, thing: Any) -> None:
+        """The attributes of a thing that has more to it, and which ones there are.
+
+        Dynamo puts no guard on an attribute that is not there, and its name may be put together.
+        """
+        self._say("attributes", sorted(map(str, getattr(thing, "__dict__", ()))))
+        for name, value in list(getattr(thing, "__dict__", {}).items()):
+            self._once_named(thing, name, value)
+
+    def _once_named(self, owner: Any, name: str, value: Any) -> None:
         if name in self._names:
             self._members.add((id(owner), name))
             self._say("member", self._number[id(owner)], name, self._ref(value))
@@ -150,7 +179,7 @@ class Walk:
             if name not in self._names:
                 self._names.add(name)
                 for owner, value in self._pending.pop(name, ()):
-                    self._offer(owner, name, value)
+                    self._once_named(owner, name, value)
 
     # code
 
@@ -158,38 +187,53 @@ class Walk:
         code = function.__code__
         if function.__dict__.get("_dynamo_marked_constant"):
             raise NotKept(f"{function.__qualname__} is called when a step is traced, and its code is not")
-        self._say("function", code_digest(code), function.__module__, function.__qualname__)
+        self._say("function", code_digest(code), function.__module__, function.__qualname__, function.__name__)
+        self._own(function)
+        for name in ("__doc__", "__annotations__", "__defaults__", "__kwdefaults__", "__closure__"):
+            self._once_named(function, name, getattr(function, name))
         if code_digest(code) not in self._traced:
             wrapped = function.__dict__.get("__wrapped__")
             if wrapped is not None:
                 self._say("around", self._ref(wrapped))
             return
-        parts = list(_codes_in(code))
+        parts = list(codes_in(code))
         self.codes.update(map(code_digest, parts))
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        self._say("iterated", [repr(found) for part in parts for found in iterated(part)])
+        cells = [content_of(cell) for cell in function.__closure__ or ()]
         named = tuple((function.__kwdefaults__ or {}).items())
         self._say("with", *map(self._ref, (function.__defaults__, named, dict(function.__dict__), *cells)))
-        names = dict.fromkeys(name for part in parts for name in _names_of(part))
+        names = dict.fromkeys(name for part in parts for name in names_of(part))
         self._name(names)
         scope, plain = function.__globals__, vars(builtins)
         self._named_only.add(id(scope))
+        root = str(function.__module__).partition(".")[0]
+        own = root != "torch" and root not in sys.stdlib_module_names  # which use them to find the same object again
+        if own and _OF_THIS_PROCESS.difference(scope) & set(globals_of(parts)):
+            raise NotKept(f"{function.__qualname__} asks for an identity or a hash, which is this process's")
         for name in names:
             if name in scope or name in plain:
                 self._members.add((id(scope), name))
                 self._say("global", name, self._ref(scope[name] if name in scope else plain[name]))
-        for module in _imported(parts, str(scope.get("__package__") or "")):
+        for module in imported(parts, str(scope.get("__package__") or "")):
             self._say("import", self._ref(module))
 
     def _class(self, kind: type) -> None:
-        self._say("class", kind.__module__, kind.__qualname__, *map(self._ref, (type(kind), *kind.__bases__)))
+        self._say(
+            "class", kind.__module__, kind.__qualname__, kind.__name__, *map(self._ref, (type(kind), *kind.__bases__))
+        )
+        self._say("members", sorted(vars(kind).keys() - {"__slotnames__"}))  # which copying leaves there
         for name, value in list(vars(kind).items()):
             if name.startswith("__") and name.endswith("__") and isinstance(value, types.FunctionType):
                 self._name([name])
             if name not in _UNSEEN:
                 self._offer(kind, name, value)
+        if isinstance(kind, abc.ABCMeta):
+            self._say("registered", sorted(f"{k.__module__}.{k.__name__}" for k in _compat.registered_with(kind)))
 
     def _module(self, module: types.ModuleType) -> None:
         self._say("module", module.__name__)
+        if module is nn.modules.module:
+            self._handled.update(id(value) for name, value in vars(module).items() if name in HANDLED)
         for name, value in list(vars(module).items()):
             if value is not sys.modules:
                 self._offer(module, name, value)
@@ -204,10 +248,12 @@ class Walk:
 
     def _partial(self, made: Any) -> None:
         self._say("partial", *map(self._ref, (made.func, made.args, made.keywords)))
+        self._own(made)
 
     def _wrapper(self, made: Any) -> None:
         inner = [getattr(made, name, None) for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")]
         self._say(type(made).__name__, *map(self._ref, inner))
+        self._own(made)
 
     # data
 
@@ -215,20 +261,34 @@ class Walk:
         self._say(type(thing).__name__, *map(self._ref, thing))
 
     def _dict(self, thing: Any) -> None:
+        if id(thing) in self._handled:
+            thing = {self._handles.setdefault(key, len(self._handles)): value for key, value in thing.items()}
         self._say(type(thing).__name__, *(self._ref(each) for pair in thing.items() for each in pair))
+        self._own(thing)
+
+    def _namespace(self, thing: types.SimpleNamespace) -> None:
+        self._say("namespace", self._ref(vars(thing)))
 
     def _set(self, thing: Any) -> None:
-        self._say(type(thing).__name__, *map(self._ref, sorted(thing, key=_order)))
+        if len(thing) > 1:
+            self._sets[id(thing)] = repr([*map(order_of, thing)])
+        self._say(type(thing).__name__, *map(self._ref, sorted(thing, key=order_of)))
 
     def _torch_module(self, module: nn.Module) -> None:
         self._say("instance", self._ref(type(module)))
+        self._handled.update(id(value) for name, value in vars(module).items() if name in HANDLED)
         self._dict(vars(module))
+        self._slotted(module)
+
+    def _handle(self, handle: RemovableHandle) -> None:
+        self._say("handle", self._handles.setdefault(handle.id, len(self._handles)))
 
     def _tensor(self, tensor: torch.Tensor) -> None:
         if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer, _compat.FakeTensor):
             raise NotKept(f"a tensor is a {type(tensor).__name__}")
         if tensor.layout is not torch.strided:
             raise NotKept(f"a tensor is {tensor.layout}")
+        self._ref(type(tensor))
         storage = self._storages.setdefault(_compat.storage_key(tensor), len(self._storages))
         like = (type(tensor).__name__, isinstance(tensor, nn.Parameter), tuple(tensor.shape), tensor.stride())
         place = (str(tensor.dtype), str(tensor.device), storage, tensor.storage_offset())
@@ -246,15 +306,14 @@ class Walk:
         self._say("instance", self._ref(kind))
         held = getattr(thing, "__dict__", None)
         self._named_only.add(id(thing))
+        self._say("attributes", sorted(map(str, held)) if isinstance(held, dict) else ())
         for name, value in list(held.items()) if isinstance(held, dict) else ():
             self._offer(thing, name, value)
-        for name in (name for base in kind.__mro__ for name in _slots(base)):
-            if hasattr(thing, name):
-                self._offer(thing, name, getattr(thing, name))
+        self._slotted(thing)
         if isinstance(thing, dict):
             self._say("keys", *map(self._ref, dict.keys(thing)))
             for key, value in list(dict.items(thing)):
-                if isinstance(key, str) and _WORD.match(key):
+                if isinstance(key, str) and WORD.match(key):
                     self._offer(thing, key, value)
                 else:
                     self._say("item", self._ref(key), self._ref(value))
@@ -266,6 +325,13 @@ class Walk:
         for plain in (str, int, float, bytes):
             if isinstance(thing, plain):
                 self._say("value", plain.__repr__(thing))
+        if not shows_all(kind):
+            self._opaque.add(id(thing))
+
+    def _slotted(self, thing: Any) -> None:
+        for name in (name for base in type(thing).__mro__ for name in slots_of(base)):
+            if hasattr(thing, name):
+                self._once_named(thing, name, getattr(thing, name))
 
     def _environment(self, thing: Any) -> None:
         """The variables by name: in two processes of a job others may differ."""
@@ -282,6 +348,7 @@ class Walk:
 
     def _enum(self, member: enum.Enum) -> None:
         self._say("enum", self._ref(type(member)), member.name, self._ref(member.value))
+        self._dict({name: value for name, value in vars(member).items() if name != "__objclass__"})
 
     def _by_words(self, thing: Any) -> None:
         self._say(type(thing).__name__, str(thing))
@@ -297,10 +364,15 @@ class Walk:
 
     def _logger(self, thing: Any) -> None:
         self._say("logger", thing.name, thing.level, thing.disabled)
+        self._own(thing)
+
+    def _pattern(self, thing: re.Pattern[Any]) -> None:
+        self._say("pattern", thing.pattern, thing.flags)
 
     _VISITS: ClassVar[tuple[tuple[Any, Callable[[Walk, Any], None]], ...]] = (
         (types.FunctionType, _function),
         (nn.Module, _torch_module),
+        (RemovableHandle, _handle),
         (torch.Tensor, _tensor),
         (_TYPING, _by_words),
         (type, _class),
@@ -315,78 +387,12 @@ class Walk:
         (weakref.ref, _weak),
         (contextvars.ContextVar, _variable),
         (logging.Logger, _logger),
-        ((re.Pattern, _compat.OpOverload), _by_words),
+        (re.Pattern, _pattern),
+        (_compat.OpOverload, _by_words),
     )
     _EXACTLY: ClassVar[dict[type, Callable[[Walk, Any], None]]] = {
         **dict.fromkeys((list, tuple, deque), _list),
         **dict.fromkeys((dict, OrderedDict, defaultdict, Counter, types.MappingProxyType), _dict),
         **dict.fromkeys((set, frozenset), _set),
+        types.SimpleNamespace: _namespace,
     }
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def code_digest(code: types.CodeType) -> str:
-    """What a code object does, as a digest: not where it stands."""
-    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    constants = tuple(map(_constant, code.co_consts))
-    said = (code.co_code, getattr(code, "co_exceptiontable", b""), shape, names, constants)
-    return hashlib.sha256(repr(said).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _constant(value: Any) -> Any:
-    if isinstance(value, types.CodeType):
-        return code_digest(value)
-    if isinstance(value, frozenset):
-        return "frozenset", sorted(map(repr, value))
-    return tuple(map(_constant, value)) if isinstance(value, tuple) else (type(value).__name__, repr(value))
-
-
-def _codes_in(code: types.CodeType) -> Iterable[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes_in(constant)
-
-
-def _names_of(code: types.CodeType) -> Iterable[str]:
-    """What a code object may name: attributes, globals, and strings that could be names of either."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        for word in constant if isinstance(constant, (tuple, frozenset)) else (constant,):
-            if isinstance(word, str) and _WORD.match(word):
-                yield word
-
-
-def _imported(codes: Iterable[types.CodeType], package: str) -> Iterable[types.ModuleType]:
-    """The modules that statements in functions import, where they are there already."""
-    above = [package.rsplit(".", level)[0] for level in range(package.count(".") + 1)] if package else []
-    for code in codes:
-        for said in dis.get_instructions(code):
-            if said.opname == "IMPORT_NAME":
-                for name in (said.argval, *(f"{parent}.{said.argval}".rstrip(".") for parent in above)):
-                    if name in sys.modules:
-                        yield sys.modules[name]
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return tuple(n for n in ((slots,) if isinstance(slots, str) else slots) if n not in ("__dict__", "__weakref__"))
-
-
-def _order(thing: Any) -> tuple[str, str, str]:
-    """An order for the elements of a set that is the same in each process."""
-    if type(thing) in ATOMS or (isinstance(thing, tuple) and all(type(each) in ATOMS for each in thing)):
-        return type(thing).__name__, repr(thing), ""
-    if isinstance(thing, (type, types.FunctionType)):
-        return "", thing.__module__, thing.__qualname__
-    if isinstance(thing, enum.Enum):
-        return "enum", type(thing).__qualname__, thing.name
-    raise NotKept(f"a set holds a {type(thing).__name__}, which has no order")

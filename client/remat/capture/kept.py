@@ -1,9 +1,9 @@
 """Captures kept on this machine, for the next process of the same job: files that only their owner could write.
 
-A file is found by the call's classes, metadata and surroundings, and is used where the digest of all that the capture
-depends on is the one that it was kept with (`remat.capture.fingerprint`). Guards are built again on what is there. A
-file that is damaged, of another version, or that somebody else could have written, is a miss, as is whatever is not
-as it was; the call is then captured, and what is kept replaces it.
+Files are found by the call's classes, train modes, metadata and surroundings. One is used where the digest of all that
+the capture depends on is the one that it was kept with (`remat.capture.fingerprint`). Guards are built again on what is
+there. A file that is damaged, of another version, or that somebody else could have written, is a miss, as is whatever
+is not as it was; the call is then captured, and kept next to them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ from ..device import AUTOCAST_KINDS
 from ..device_flags import choices
 from ..planning.memo import write_whole
 from ..settings import settings
+from .code import code_digest, names_variables
 from .dataflow import tensors
-from .fingerprint import ATOMS, NotKept, Walk, code_digest
+from .fingerprint import Walk
+from .objects import ATOMS, NotKept
 
-FORMAT = "remat-capture/2"
+FORMAT = "remat-capture/3"
 
 KEPT_FROM_S = 2.0
 """Captures that took less CPU time are made again: that is soon done."""
+
+MOST = 8
+"""Captures kept of calls that differ in their configuration alone: of these, the last used."""
 
 REPLACED_ATTENTION = frozenset(
     {"aten/scaled_dot_product_attention/CUDA", "aten/scaled_dot_product_attention/AutogradCUDA"}
@@ -69,18 +74,24 @@ class Captures:
         self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Any, _compat.CallGuards] | None:
         """The descriptor and the guards of a capture of this very call, or None."""
+        walks: dict[tuple[str, ...], Walk] = {}
         try:
-            path = self._path(module, run, args, kwargs)
-            found = _read(path)
-            if found is None:
-                return None
-            head, data = found
-            if Walk(_roots(run, args, kwargs), frozenset(head["code"])).digest() != head["digest"]:
-                log.debug("the capture that is kept is of other code, or of another configuration: %s", path)
-                return None
-            restored = _restored(data, run, args, kwargs)
-            log.info("%s was captured before: %s", type(module).__name__, path.name)
-            return restored
+            for path in self._candidates(self._name(module, run, args, kwargs)):
+                found = _read(path)
+                if found is None:
+                    continue
+                head, data = found
+                code = tuple(head["code"])
+                walk = walks.get(code) or Walk(_roots(run, args, kwargs), frozenset(code))
+                walks[code] = walk
+                if walk.digest() != head["digest"] or any(walk.order(n) != order for n, order in head["orders"]):
+                    log.debug("the capture that is kept is of other code, or of another configuration: %s", path)
+                    continue
+                restored = _restored(data, run, args, kwargs)
+                log.info("%s was captured before: %s", type(module).__name__, path.name)
+                os.utime(path)
+                return restored
+            return None
         except (NotKept, _compat.Unreadable) as error:
             log.debug("no capture that is kept can be used: %s", error)
             return None
@@ -107,34 +118,46 @@ class Captures:
         try:
             if guards.names:
                 raise NotKept(f"the code reads a tensor that is neither parameter nor buffer: {guards.names[0]}")
-            path = self._path(module, run, args, kwargs)
+            name = self._name(module, run, args, kwargs)
             codes = {code_digest(code): code for code in _compat.traced_code(graph)}
             walk = Walk(_roots(run, args, kwargs), frozenset(codes))
             _check_code(walk, codes)
-            _check_readings(walk, graph, _compat.globals_of(run), guards.local(run, args, kwargs))
+            _check_variables(graph, codes, _compat.globals_of(run), guards.local(run, args, kwargs))
+            sets = _check_readings(walk, graph, _compat.globals_of(run), guards.local(run, args, kwargs))
             data = _compat.pack(graph, descriptor)
-            _check_same(descriptor, _restored(data, run, args, kwargs)[0])
+            if not same(descriptor, _restored(data, run, args, kwargs)[0]):
+                raise NotKept("its graph does not come out as it went in")
         except (NotKept, _compat.Unreadable) as error:
             log.info("the capture is not kept: %s", error)
             return False
         except Exception as error:
             log.warning("the capture is not kept: %s: %s", type(error).__name__, error)
             return False
-        head: dict[str, Any] = {"format": FORMAT, "digest": walk.digest(), "code": sorted(codes)}
+        orders = [(number, walk.order(number)) for number in sorted(sets)]
+        head: dict[str, Any] = {"format": FORMAT, "digest": walk.digest(), "code": sorted(codes), "orders": orders}
         head["sha256"] = _sum(head, data)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return write_whole(path, json.dumps(head).encode() + b"\n" + data)
+            path = self.folder / f"{name}-{walk.digest()[:16]}.capture"
+            written = write_whole(path, json.dumps(head).encode() + b"\n" + data)
+            for old in self._candidates(name)[MOST:]:
+                old.unlink(missing_ok=True)
+            return written
         return False
 
-    def _path(self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Path:
-        """Where a capture of such a call is kept."""
-        parts = [(name, type(part).__module__, type(part).__qualname__) for name, part in module.named_modules()]
+    def _name(self, module: nn.Module, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What the files of captures of such a call are called, before their digests."""
+        parts = [(name, type(p).__module__, type(p).__qualname__, p.training) for name, p in module.named_modules()]
         given = [(str(t.dtype), str(t.device), tuple(t.shape)) for t in tensors((args, kwargs, *module.parameters()))]
         autocast = [(torch.is_autocast_enabled(d), str(torch.get_autocast_dtype(d))) for d in AUTOCAST_KINDS]
         around = (_own_code(), _compat.surroundings(REPLACED_ATTENTION), choices(), autocast)
         what = (FORMAT, getattr(run, "__qualname__", ""), parts, given, around)
-        return self.folder / f"{hashlib.sha256(repr(what).encode()).hexdigest()}.capture"
+        return hashlib.sha256(repr(what).encode()).hexdigest()[:48]
+
+    def _candidates(self, name: str) -> list[Path]:
+        """The files of calls that differ in what the digest tells alone, the last used first."""
+        found = [(path.stat().st_mtime_ns, path) for path in self.folder.glob(f"{name}-*.capture")]
+        return [path for _, path in sorted(found, reverse=True)]
 
 
 def _roots(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -159,7 +182,7 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes] | None:
                 log.warning("captures in %s are ignored: others may write %s", path.parent, place)
                 return None
         line, _, data = path.read_bytes().partition(b"\n")
-        head = dict(members(parse(line), "capture", ("digest", "code", "sha256"), (), FORMAT))
+        head = dict(members(parse(line), "capture", ("digest", "code", "orders", "sha256"), (), FORMAT))
         said = head.pop("sha256")
     except OSError:
         return None
@@ -196,6 +219,20 @@ def _check_code(walk: Walk, codes: Mapping[str, Any]) -> None:
             raise NotKept(f"the code of {code.co_qualname} was traced, and nothing says how it was found")
 
 
+def _check_variables(graph: Any, codes: Mapping[str, Any], scope: dict[str, Any], local: dict[str, Any] | None) -> None:
+    """See that the names of the environment variables that were asked for are known, those that are not there too.
+
+    Raises:
+        NotKept: they are not.
+    """
+    values = _compat.Values({"G": scope, "L": local}, {})
+    for source in _compat.readings(graph)[0]:
+        if source.name.endswith("._data") and values.of(source) is _compat.variables_of(os.environ):
+            spelled = source.name.endswith(".environ._data") and all(map(names_variables, codes.values()))
+            if not spelled:
+                raise NotKept("the code puts the name of an environment variable together")
+
+
 _OF_A_MODULE = re.compile(r"L\['self'\](\._modules\['[^']+'\])*(\._?\w+)?\Z")
 """Modules and their own attributes, all of which are covered."""
 
@@ -207,8 +244,8 @@ _DERIVED = re.compile(r"(dict|list|set)\(|L\['\w+'\]\Z|.*\.__dict__\Z")
 """What Dynamo makes of what it reads, and the variables that a call begins with."""
 
 
-def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[str, Any] | None) -> None:
-    """See that the digest covers all that the traced code read.
+def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[str, Any] | None) -> set[int]:
+    """See that the digest covers all that the traced code read; gives the numbers of the sets among it.
 
     Raises:
         NotKept: it does not.
@@ -228,6 +265,8 @@ def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[s
     for source in sources:
         if not _OF_A_MODULE.match(source.name):
             see(source)
+    every = [values.of(source) for source in owners] + [values.of(s) for s in sources if s not in owners]
+    return {number for number in map(walk.number, every) if number is not None}
 
 
 _NOBODY, _DYNAMO = object(), object()
@@ -261,16 +300,9 @@ def _owner(walk: Walk, values: _compat.Values, owner: Any, source: Any, name: st
     return _NOBODY if name and not special else owner
 
 
-def _check_same(made: Any, restored: Any) -> None:
-    """See that what comes out of the bytes is the graph that went in: kernels, their arguments, metadata and storages.
-
-    Raises:
-        NotKept: it is not.
-    """
-    pairs = zip(_said(_compat.joint_graph(made)), _said(_compat.joint_graph(restored)), strict=True)
-    for one, other in pairs:
-        if one != other:
-            raise NotKept(f"{one[0]} does not come out as it went in")
+def same(one: Any, other: Any) -> bool:
+    """Whether the graphs of two descriptors are one: kernels, their arguments, metadata and storages, constants."""
+    return list(_said(_compat.joint_graph(one))) == list(_said(_compat.joint_graph(other)))
 
 
 def _said(joint: fx.GraphModule) -> Iterator[tuple[Any, ...]]:
@@ -286,4 +318,5 @@ def _said(joint: fx.GraphModule) -> Iterator[tuple[Any, ...]]:
             for t in tensors(node.meta.get("val"))
         ]
         described = _compat.description_of(node)
-        yield node.name, node.op, node.target, repr(node.args), repr(node.kwargs), like, held, described
+        value = _compat.constant(joint, node) if node.op == "get_attr" else None
+        yield node.name, node.op, node.target, repr(node.args), repr(node.kwargs), like, held, described, value
