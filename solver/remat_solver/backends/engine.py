@@ -275,7 +275,7 @@ class Engine:
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").strip().splitlines()
                 last = f": {lines[-1][:300]}" if lines else ""
-                if any(word in line for line in lines[-8:] for word in _NO_MEMORY):
+                if any(word in line for line in lines for word in _NO_MEMORY):
                     last = ", out of the memory that it may use" + last
         self.close()
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"

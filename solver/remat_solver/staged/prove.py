@@ -26,6 +26,7 @@ from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program
+from .ahead import Gains
 from .apart import Apart, Switches
 from .interior import excesses
 from .realize import point, realize
@@ -43,9 +44,8 @@ _NESTED = 400
 """Up to so many ops integer programs have the rows of coarse stages that were cut, too; beyond, they take too long."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
-_AHEAD, _AHEAD_GAIN = 8, 0.02
-"""How many ops after the first cut, where memory is short the longest, linear programs try a cut at, and what share of
-the gap it must gain: of U-Nets, where a point breaks no memory yet, one of these closes a fifth of it."""
+_AHEAD_GAIN = 0.02
+"""What share of the gap a cut must gain where no point breaks the memory yet."""
 _TURN_S, _TREE_TURN = 1e-4, 4.0
 """CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
 is that follows it."""
@@ -97,6 +97,7 @@ class Proof:
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
         self._lead, self._lead_work = 0, 0.0
         self._first_cut: int | None = None
+        self._gains: Gains | None = None
 
     def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
         """Prove until the incumbent is stopped or nothing is left to tell apart.
@@ -189,19 +190,23 @@ class Proof:
         return self.apart.scale.bound_ns(self.view, outcome.bound / balance_of(round_.program), whole=False)
 
     def _ahead(self, engine: Engine, bound_ns: int, watch: Deadline) -> int | None:
-        """The cut after the first one that raises the linear bound most; None where none raises it much."""
+        """The cut that raises the linear bound most; None where none raises it much."""
         cost, first = self.incumbent.cost_ns, self._first_cut
         if cost is None or first is None or self.view.ops > _NESTED:
             return None
-        best, found = bound_ns + _AHEAD_GAIN * (cost - bound_ns), None
-        for op in range(first + 1, min(first + 1 + _AHEAD, self.view.ops - 1)):
-            if op in self.apart.rows.cuts or self.incumbent.stopped() or watch.passed():
-                continue
+        if self._gains is None:
+            self._gains = Gains(first + 1, self.view.ops - 2)
+
+        def over() -> bool:
+            return self.incumbent.stopped() or watch.passed()
+
+        def raised(op: int) -> float:
             round_ = write(self.view, self.apart.rows.with_cut(op), self.apart.scale, nested=self.switches.nested)
             outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
-            if outcome.status == "optimal" and self._linear_bound(outcome, round_) > best:
-                best, found = self._linear_bound(outcome, round_), op
-        return found
+            return self._linear_bound(outcome, round_) - bound_ns if outcome.status == "optimal" else 0.0
+
+        found = self._gains.best(self.apart.rows.cuts, raised, over)
+        return None if found is None or found.raised < _AHEAD_GAIN * (cost - bound_ns) else found.op
 
     def _grow(self, engine: Engine, turn: float | None = None) -> bool | None:
         """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add.
