@@ -38,9 +38,6 @@ _CUT_SHARE = 0.3
 """The share of the time that cutting planes may take before the first branch."""
 _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
-_PLUNGE_EVERY = 4
-"""Of so many nodes one is followed down to a leaf: its point may cost less than what is to be proved, which then
-takes other rows."""
 _DROP_EVERY = 3
 """Rounds after which cuts that bind nothing are taken out again."""
 
@@ -104,48 +101,28 @@ class Tree:
         return root
 
     def _grow(self, waiting: list[tuple[float, int, Node]]) -> None:
-        """Branch, the least bound first, and now and then from there down to a leaf."""
-        for number in itertools.count():
-            node: Node | None = None
-            while waiting and (node is None or node.bound >= self.cutoff):
-                node = heapq.heappop(waiting)[2]
-            if node is None or node.bound >= self.cutoff:
-                return
+        """Branch, the least bound first."""
+        while waiting and not self.over():
+            node = heapq.heappop(waiting)[2]
+            if node.bound >= self.cutoff:
+                continue
             self.link.improved(bound=node.bound)
-            plunges = number % _PLUNGE_EVERY == _PLUNGE_EVERY - 1 and math.isfinite(self.cutoff)
-            while node is not None:
-                if self.over():
-                    self._wait(node, waiting)
+            column = self.choose(node)
+            if column < 0:
+                # a point of the program: nothing above its objective can be proved
+                ends, self.point, self.cutoff = math.isfinite(self.cutoff), node.x, node.bound
+                if ends:
                     return
-                column = self.choose(node)
-                if column < 0:
-                    self.point = node.x
-                    if plunges:
-                        self._wait(node, waiting)
-                        return
-                    # a point of the program, and none is cheaper: nothing above its objective can be proved
-                    ends, self.cutoff = math.isfinite(self.cutoff), node.bound
-                    if ends:
-                        return
-                    break
-                node = self._branch(node, column, waiting, plunges)
-
-    def _branch(self, node: Node, column: int, waiting: list[tuple[float, int, Node]], plunges: bool) -> Node | None:
-        """Solve both children and let them wait, but for the one of the lesser bound where it plunges on."""
-        children = [Node((*node.path, (column, value)), node.bound) for value in (0, 1)]
-        node.children = [self.solve(child, node) for child in children]
-        node.column, node.basis, node.x = column, None, None
-        on = min(filter(self._open, children), key=lambda child: child.bound, default=None) if plunges else None
-        for child in children:
-            if child is not on:
+                continue
+            children = [Node((*node.path, (column, value)), node.bound) for value in (0, 1)]
+            solved = [self.solve(child, node) for child in children]
+            node.column, node.children = column, solved
+            node.basis = node.x = None
+            for child in solved:
                 self._wait(child, waiting)
-        return on
-
-    def _open(self, node: Node) -> bool:
-        return node.x is not None and node.bound < self.cutoff and not node.empty
 
     def _wait(self, node: Node, waiting: list[tuple[float, int, Node]]) -> None:
-        if self._open(node):
+        if node.x is not None and node.bound < self.cutoff and not node.empty:
             heapq.heappush(waiting, (node.bound, next(self._number), node))
 
     def _tighten(self, root: Node, cuts: Cuts) -> None:

@@ -26,8 +26,8 @@ from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program
-from .ahead import Gains
 from .apart import Apart, Switches
+from .gains import Gains
 from .interior import excesses
 from .realize import point, realize
 from .rows import Round, write
@@ -44,7 +44,7 @@ _NESTED = 400
 """Up to so many ops integer programs have the rows of coarse stages that were cut, too; beyond, they take too long."""
 _FAR = 0.1
 """The share of the gap between incumbent and bound that is left in integer programs while cuts are still sought."""
-_AHEAD_GAIN = 0.02
+_LEAST_GAIN = 0.01
 """What share of the gap a cut must gain where no point breaks the memory yet."""
 _TURN_S, _TREE_TURN = 1e-4, 4.0
 """CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
@@ -206,7 +206,7 @@ class Proof:
             return self._linear_bound(outcome, round_) - bound_ns if outcome.status == "optimal" else 0.0
 
         found = self._gains.best(self.apart.rows.cuts, raised, over)
-        return None if found is None or found.raised < _AHEAD_GAIN * (cost - bound_ns) else found.op
+        return None if found is None or found.raised < _LEAST_GAIN * (cost - bound_ns) else found.op
 
     def _grow(self, engine: Engine, turn: float | None = None) -> bool | None:
         """Certify by a tree of linear programs for the rows found so far; whether its point showed what to add.

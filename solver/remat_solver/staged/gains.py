@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-_GRID = 16
+_GRID = 32
 """How many ops are tried at first, evenly spread."""
-_AROUND = 2
+_AROUND = 3
 """Around how many of the best ones it looks closer."""
-_RENEWED = 12
+_RENEWED = 24
 """How many known gains are renewed at most before the best of these is taken."""
 
 
