@@ -167,7 +167,7 @@ class Proof:
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to decide
                 return
-            bound = self._linear_bound(outcome, round_)
+            bound = self.apart.scale.linear_bound_ns(self.view, round_.program, outcome.bound)
             if self._certifier is None:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
@@ -185,25 +185,22 @@ class Proof:
             self._first_cut = cut if self._first_cut is None else self._first_cut
             self.apart.rows.cut(cut)
 
-    def _linear_bound(self, outcome: Outcome, round_: Round) -> int:
-        """What a linear program that was solved proves, in ns."""
-        return self.apart.scale.bound_ns(self.view, outcome.bound / balance_of(round_.program), whole=False)
-
     def _ahead(self, engine: Engine, bound_ns: int, watch: Deadline) -> int | None:
         """The cut that raises the linear bound most; None where none raises it much."""
         cost, first = self.incumbent.cost_ns, self._first_cut
         if cost is None or first is None or self.view.ops > _NESTED:
             return None
-        if self._gains is None:
-            self._gains = Gains(first + 1, self.view.ops - 2)
+        self._gains = self._gains or Gains(first + 1, self.view.ops - 2)
 
         def over() -> bool:
             return self.incumbent.stopped() or watch.passed()
 
         def raised(op: int) -> float:
-            round_ = write(self.view, self.apart.rows.with_cut(op), self.apart.scale, nested=self.switches.nested)
-            outcome = engine.lp(balanced(round_.program), deadline=watch, stopped=self.incumbent.stopped)
-            return self._linear_bound(outcome, round_) - bound_ns if outcome.status == "optimal" else 0.0
+            rows, scale = self.apart.rows.with_cut(op), self.apart.scale
+            program = write(self.view, rows, scale, nested=self.switches.nested).program
+            outcome = engine.lp(balanced(program), deadline=watch, stopped=self.incumbent.stopped)
+            solved = outcome.status == "optimal"
+            return scale.linear_bound_ns(self.view, program, outcome.bound) - bound_ns if solved else 0.0
 
         found = self._gains.best(self.apart.rows.cuts, raised, over)
         return None if found is None or found.raised < _LEAST_GAIN * (cost - bound_ns) else found.op

@@ -52,6 +52,10 @@ class Scale:
             return total + max(0, math.floor(units * self.cost_ns))
         return total + max(0, math.ceil(units - (1e-6 if exact else 1e-6 * (1.0 + abs(units)))) * self.cost_ns)
 
+    def linear_bound_ns(self, view: ArrayView, program: Program, bound: float) -> int:
+        """What the bound of a linear program proves, in ns, that was solved as `balanced` makes it."""
+        return self.bound_ns(view, bound / balance_of(program), whole=False)
+
 
 def scale_of(view: ArrayView) -> Scale:
     """The finest units that keep sums within what the engines handle well."""
