@@ -1,8 +1,8 @@
 """The proof: bound with few coarse stages, see where the solution breaks memory, tell those stages apart, repeat.
 
 It begins with one coarse stage besides stage 0 and cuts where memory is exceeded most, one cut a round, or where the
-linear bound rises most. Few cuts are quicker to solve, and the linear relaxation of a coarse program is stronger: inside
-a coarse stage several fractional recomputations cannot all lean on one fractional value.
+linear bound rises most. Few cuts are quicker to solve, and a coarse program has a stronger linear relaxation: inside a
+coarse stage several fractional recomputations cannot all lean on one fractional value.
 """
 
 from __future__ import annotations
