@@ -148,19 +148,30 @@ print("equal", all(torch.equal(a, p.grad) for a, p in zip(mine, model.parameters
 """
 
 
+def in_a_process(folder: Path, source: str, seed: int = 0) -> str:
+    """What a process of its own says that trains the model of a source; `seed` is of the hashes of strings."""
+    (folder / "kept_source.py").write_text(source)
+    environment = {**os.environ, "REMAT_CACHE_DIR": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"REMAT_KEEP_CAPTURES": "1", "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-c", PROCESS, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "equal True" in done.stdout
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_another_process_of_the_job(tmp_path: Path) -> None:
-    def run(source: str) -> str:
-        (tmp_path / "kept_source.py").write_text(source)
-        environment = {**os.environ, "REMAT_CACHE_DIR": str(tmp_path / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["REMAT_KEEP_CAPTURES"] = "1"
-        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        assert "equal True" in done.stdout
-        return done.stdout
-
-    assert "was captured before" not in run(SOURCE)
-    assert "was captured before" in run(SOURCE)
+    assert "was captured before" not in in_a_process(tmp_path, SOURCE)
+    assert "was captured before" in in_a_process(tmp_path, SOURCE)
     edited = SOURCE.replace("x * SCALE + plus", "x * SCALE - plus")
-    assert "was captured before" not in run(edited)
-    assert "was captured before" in run(edited)
+    assert "was captured before" not in in_a_process(tmp_path, edited)
+    assert "was captured before" in in_a_process(tmp_path, edited)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "found"), [("1 if 'c' in LETTERS else 2", True), ("ord(list(LETTERS)[0])", False)])
+def test_sets_of_strings_have_another_order_in_each_process(tmp_path: Path, factor: str, found: bool) -> None:
+    source = SOURCE.replace("x * SCALE + plus", f"x * ({factor}) + plus") + "\nLETTERS = frozenset('abcdefghij')\n"
+    assert f"({factor})" in source
+    in_a_process(tmp_path, source, 1)
+    assert ("was captured before" in in_a_process(tmp_path, source, 2)) == found

@@ -41,6 +41,25 @@ def iterated(code: types.CodeType) -> Iterable[frozenset[Any]]:
             yield one.argval
 
 
+_OF_NO_ORDER = frozenset({"issuperset", "issubset", "isdisjoint", "__contains__", "__len__"})
+"""What a set answers whatever the order of its elements."""
+
+
+def without_order(codes: Iterable[types.CodeType], name: str) -> bool:
+    """Whether code that reads a set by this name asks only what is in it, so that its order says nothing."""
+    read = False
+    for code in codes:
+        said = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+        for one, after in itertools.pairwise(said):
+            if one.argval != name or one.opname == "LOAD_CONST":
+                continue
+            asked = after.opname in ("LOAD_METHOD", "LOAD_ATTR") and after.argval in _OF_NO_ORDER
+            if not one.opname.startswith("LOAD_") or not (asked or after.opname == "CONTAINS_OP"):
+                return False
+            read = True
+    return read
+
+
 def globals_of(codes: Iterable[types.CodeType]) -> Iterable[str]:
     """The globals that code reads, builtins among them."""
     for code in codes:

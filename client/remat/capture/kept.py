@@ -33,7 +33,7 @@ from ..device import AUTOCAST_KINDS
 from ..device_flags import choices
 from ..planning.memo import write_whole
 from ..settings import settings
-from .code import code_digest, names_variables
+from .code import code_digest, names_variables, without_order
 from .dataflow import tensors
 from .fingerprint import Walk
 from .objects import ATOMS, NotKept
@@ -123,7 +123,7 @@ class Captures:
             walk = Walk(_roots(run, args, kwargs), frozenset(codes))
             _check_code(walk, codes)
             _check_variables(graph, codes, _compat.globals_of(run), guards.local(run, args, kwargs))
-            sets = _check_readings(walk, graph, _compat.globals_of(run), guards.local(run, args, kwargs))
+            sets = _check_readings(walk, graph, codes, _compat.globals_of(run), guards.local(run, args, kwargs))
             data = _compat.pack(graph, descriptor)
             if not same(descriptor, _restored(data, run, args, kwargs)[0]):
                 raise NotKept("its graph does not come out as it went in")
@@ -244,8 +244,10 @@ _DERIVED = re.compile(r"(dict|list|set)\(|L\['\w+'\]\Z|.*\.__dict__\Z")
 """What Dynamo makes of what it reads, and the variables that a call begins with."""
 
 
-def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[str, Any] | None) -> set[int]:
-    """See that the digest covers all that the traced code read; gives the numbers of the sets among it.
+def _check_readings(
+    walk: Walk, graph: Any, codes: Mapping[str, Any], scope: dict[str, Any], local: dict[str, Any] | None
+) -> set[int]:
+    """See that the digest covers all that the traced code read; gives the numbers of sets in it whose order counts.
 
     Raises:
         NotKept: it does not.
@@ -265,8 +267,8 @@ def _check_readings(walk: Walk, graph: Any, scope: dict[str, Any], local: dict[s
     for source in sources:
         if not _OF_A_MODULE.match(source.name):
             see(source)
-    every = [values.of(source) for source in owners] + [values.of(s) for s in sources if s not in owners]
-    return {number for number in map(walk.number, every) if number is not None}
+    found = ((source, walk.number(values.of(source))) for source in dict.fromkeys((*owners, *sources)))
+    return {n for source, n in found if n is not None and not without_order(codes.values(), step(source)[1])}
 
 
 _NOBODY, _DYNAMO = object(), object()
