@@ -240,6 +240,17 @@ def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
     assert "traced one by one: NotAlike" in said()
 
 
+def test_a_search_for_blocks_that_fails_leaves_the_capture_as_it_was(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(graph: Any) -> Any:
+        raise TypeError("unhashable type")
+
+    monkeypatch.setattr(trace, "runs", fails)
+    assert Both(Stack(), example()).same
+    assert "traced one by one: TypeError: unhashable type" in said()
+
+
 def test_every_block_is_guarded() -> None:
     module, args = Stack(), example()
     guards = trace.capture(module, args, {}).guards

@@ -65,10 +65,12 @@ def words(value: Any, node: Any = "%") -> Any:
 
 
 def metadata(value: Any) -> Any:
-    """What tracing sees of a value: of tensors all but their numbers and storage."""
+    """What tracing sees of a value: of tensors all but numbers and storage; one of unknown size is like no other."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided and not _compat.is_wrapper(value):
-        kind = type(value), value.dtype, value.device, tuple(value.shape), value.stride(), value.storage_offset()
-        return *kind, value.requires_grad, value.is_conj(), value.is_neg(), type(value.grad_fn).__name__
+        places = (*value.shape, *value.stride(), value.storage_offset())
+        if all(type(number) is int for number in places):
+            kind = type(value), value.dtype, value.device, value.dim(), places
+            return *kind, value.requires_grad, value.is_conj(), value.is_neg(), type(value.grad_fn).__name__
     if isinstance(value, (tuple, list)):
         return type(value).__name__, *map(metadata, value)
     return words(value)

@@ -123,22 +123,22 @@ def _joint(stack: contextlib.ExitStack, graph: Any, args: Sequence[Any], kwargs:
     Args:
         stack: holds the contexts of the trace.
     """
-    found = runs(graph.graph)
-    if not found:
-        return _compat.export_joint(stack, graph, args, kwargs)
-    counts = ", ".join(f"{len(run.blocks)} of {len(run.blocks[0])} ops" for run in found)
+    counts = "in Dynamo's graph"
     try:
-        with contextlib.ExitStack() as own:
-            names = _compat.input_names(graph, args, kwargs)
-            with _compat.replaced_graph(graph, shortened(graph.graph, found)):
-                descriptor = _compat.export_joint(own, graph, args, kwargs)
-            expand(_compat.joint_graph(descriptor), found, names)
-            stack.push(own.pop_all())
+        found = runs(graph.graph)
+        if found:
+            counts = ", ".join(f"{len(run.blocks)} of {len(run.blocks[0])} ops" for run in found)
+            with contextlib.ExitStack() as own:
+                names = _compat.input_names(graph, args, kwargs)
+                with _compat.replaced_graph(graph, shortened(graph.graph, found)):
+                    descriptor = _compat.export_joint(own, graph, args, kwargs)
+                expand(_compat.joint_graph(descriptor), found, names)
+                stack.push(own.pop_all())
+            log.info("of blocks that repeat (%s), %d each are traced and the others copied", counts, KEPT)
+            return descriptor
     except Exception as error:  # the trace of the whole says what is wrong with the module itself
         log.info("blocks that repeat (%s) are traced one by one: %s", counts, _first_line(error))
-        return _compat.export_joint(stack, graph, args, kwargs)
-    log.info("of blocks that repeat (%s), %d each are traced and the others copied", counts, KEPT)
-    return descriptor
+    return _compat.export_joint(stack, graph, args, kwargs)
 
 
 def _checked(descriptor: Any, guards: _compat.CallGuards, module: nn.Module) -> Capture:
