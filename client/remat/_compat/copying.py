@@ -21,6 +21,7 @@ __all__ = [
     "input_names",
     "is_backward",
     "is_wrapper",
+    "of_torch_or_python",
     "replaced_graph",
     "sequence_number",
     "traced_from",
@@ -29,6 +30,14 @@ __all__ = [
 
 MODULE_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 """Notes of the modules whose forward made a node, or what it differentiates; Dynamo's nodes have the first."""
+
+
+_PACKAGES = frozenset({"torch", "_operator", "operator", "builtins", "math"})
+
+
+def of_torch_or_python(target: Any) -> bool:
+    """Whether a function that Dynamo leaves in a graph is torch's or Python's: a version says what it does."""
+    return str(getattr(target, "__module__", None) or "torch").partition(".")[0] in _PACKAGES
 
 
 def example_of(node: fx.Node) -> Any:

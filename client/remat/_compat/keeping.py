@@ -27,13 +27,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from .copying import fake_tensor
+from .copying import MODULE_STACKS, fake_tensor, of_torch_or_python
 from .guards import Guards
 from .plain import ALIAS, PLAIN, Reader, Unreadable, Writer
 
 __all__ = ["constant", "pack", "readings", "traced_code", "unpack"]
 
-_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 _LEFT = frozenset({"stack_trace", "tensor_meta"})
 """Of a node's notes, those that say nothing of what it does, and are long."""
 
@@ -93,8 +92,7 @@ def pack(graph: Any, descriptor: Any) -> bytes:
     for node in graph.graph.nodes:
         if node.op == "get_attr" and node.target not in state_names:
             raise Unreadable(f"its graph reads {node.target}, which is neither parameter nor buffer")
-        root = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0]
-        if node.op == "call_module" or (node.op == "call_function" and root not in _ROOTS):
+        if node.op == "call_module" or (node.op == "call_function" and not of_torch_or_python(node.target)):
             raise Unreadable(f"{node.target} is left to autograd as it is, and its code was not traced")
     capture, state = descriptor._aot_graph_capture, descriptor._aot_state
     if capture.maybe_subclass_meta is not None:
@@ -130,7 +128,7 @@ def _node(node: fx.Node) -> tuple[Any, ...]:
         raise Unreadable(f"its graph calls {node.target}, which is not torch's")
     notes = {k: v for k, v in node.meta.items() if isinstance(v, PLAIN) and k not in _LEFT}
     notes |= {key: node.meta[key] for key in ("val", "desc") if key in node.meta}
-    stacks = {key: sys.intern(list(node.meta[key].values())[-1][0]) for key in _STACKS if node.meta.get(key)}
+    stacks = {key: sys.intern(list(node.meta[key].values())[-1][0]) for key in MODULE_STACKS if node.meta.get(key)}
     return node.op, node.name, node.target, node.args, node.kwargs, notes, stacks
 
 
@@ -160,9 +158,6 @@ def _held(dtype: str, shape: Sequence[int], words: str) -> torch.Tensor:
     held = bytearray(base64.b64decode(words, validate=True))
     return (torch.frombuffer(held, dtype=kind) if held else torch.empty(0, dtype=kind)).reshape(shape).clone()
 
-
-_ROOTS = frozenset({"torch", "_operator", "operator", "builtins", "math"})
-"""Packages whose functions Dynamo leaves in a graph: a version stands for them."""
 
 _NAMESPACES = frozenset({"aten", "prims", "prim"})
 

@@ -35,8 +35,7 @@ def _constant(value: Any) -> Any:
 
 def iterated(code: types.CodeType) -> Iterable[frozenset[Any]]:
     """Sets among the constants of code that does more than ask whether something is in them."""
-    said = [*dis.get_instructions(code)]
-    for one, after in itertools.pairwise(said):
+    for one, after in itertools.pairwise(dis.get_instructions(code)):
         if isinstance(one.argval, frozenset) and after.opname != "CONTAINS_OP":
             yield one.argval
 
@@ -49,8 +48,7 @@ def without_order(codes: Iterable[types.CodeType], name: str) -> bool:
     """Whether code that reads a set by this name asks only what is in it, so that its order says nothing."""
     read = False
     for code in codes:
-        said = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
-        for one, after in itertools.pairwise(said):
+        for one, after in itertools.pairwise(dis.get_instructions(code)):
             if one.argval != name or one.opname == "LOAD_CONST":
                 continue
             asked = after.opname in ("LOAD_METHOD", "LOAD_ATTR") and after.argval in _OF_NO_ORDER

@@ -24,9 +24,6 @@ KEPT = 4
 
 _WINDOW = 6
 _PERIODS = 12
-_ROOTS = frozenset({"torch", "_operator", "operator", "builtins", "math"})
-"""Packages whose functions do the same whenever they are called."""
-
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -85,8 +82,7 @@ def nodes_in(value: Any) -> list[fx.Node]:
 
 def _token(node: fx.Node) -> Any:
     """What two nodes of blocks that are alike have in common; of its own for a node that is part of none."""
-    known = str(getattr(node.target, "__module__", None) or "torch").partition(".")[0] in _ROOTS
-    known = known and not isinstance(node.target, _compat.HigherOrderOperator)
+    known = _compat.of_torch_or_python(node.target) and not isinstance(node.target, _compat.HigherOrderOperator)
     if not (node.op == "call_method" or (node.op == "call_function" and known)):
         return node
     target = node.target if isinstance(node.target, str) else id(node.target)
