@@ -13,7 +13,7 @@ from remat_ir import Compute, Graph, Plan, Problem, problem_digest
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.certificate import Column, Row
 from remat_ir.proof.check import inequality, relaxation_of
-from remat_ir.proof.rounding import Rounding, summed
+from remat_ir.proof.rounding import KIND, Rounding, summed
 from remat_ir.proof.rows import Inequality, InvalidProof, Relaxation
 from solver.little import problems
 
@@ -182,7 +182,13 @@ def relaxed(draw: st.DrawFn, most_ops: int = 6) -> tuple[Problem, Relaxation, li
     splits = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
     on = relaxation(problem, cuts, laminar(cuts, splits))
     rng = random.Random(draw(st.integers(0, 2**32)))
-    return problem, on, with_roundings(on, every_row(on, random_covers(on, rng)), rng)
+    return problem, on, with_roundings(on, every_row(on, [*random_covers(on, rng), *random_limits(on, rng)]), rng)
+
+
+def random_limits(on: Relaxation, rng: random.Random) -> list[Row]:
+    """Rows of plans that cost less than something, and of none."""
+    total = on.graph.total_cost_ns
+    return [("cheaper", rng.randint(-1, 2 * total + 1)) for _ in range(rng.choice((0, 0, 1, 2)))]
 
 
 def random_covers(on: Relaxation, rng: random.Random) -> list[Row]:
@@ -241,4 +247,9 @@ def rounded(duals: np.ndarray, denominator: int) -> tuple[tuple[int, int], ...]:
 def proof_of(problem: Problem, on: Relaxation, rows: list[Row], depth: int) -> StageProof:
     spans = tuple((a, b) for a, ends in sorted(on._ends.items()) for b in ends if a < b)
     nodes = tree_of(on, rows, depth)
+    if depth % 2:  # a second tree, of what holds for all plans
+        plain = [r for r, row in enumerate(rows) if row[0] not in ("cheaper", KIND)]
+        for node in tree_of(on, [rows[r] for r in plain], 1):
+            again = tuple((plain[r], y) for r, y in node.duals) if isinstance(node, Leaf) else ()
+            nodes += (node._replace(duals=again) if isinstance(node, Leaf) else node,)
     return StageProof(problem_digest(problem), on.cuts, spans, tuple(rows), 1 << 20, nodes)

@@ -10,11 +10,12 @@ import pytest
 from remat_ir import Problem, plain_peak
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof, prove
 from remat_ir.proof.rounding import KIND
+from remat_ir.proof.rows import CHEAPER, Relaxation
 from remat_ir.proof.transfers import LINK_KINDS
 from remat_ir.working_set import working_set
 from solver.brute import optimum
 from solver.little import little_graph
-from solver.proof_rows import every_row, laminar, proof_of, random_covers, relaxation, with_roundings
+from solver.proof_rows import every_row, laminar, proof_of, random_covers, random_limits, relaxation, with_roundings
 
 MUTATIONS = (
     "dual", "sign", "cut", "dropped", "row", "rounding", "rounding", "denominator", "empty", "other", "branch", "span",
@@ -47,7 +48,7 @@ def mutant(proof: StageProof, other: StageProof, rng: random.Random) -> StagePro
         changed = list(rows[i])
         j = rng.randrange(len(changed))
         old = changed[j]
-        kinds = (*sorted(LINK_KINDS), KIND)
+        kinds = (*sorted(LINK_KINDS), CHEAPER, KIND)
         changed[j] = rng.choice(kinds) if isinstance(old, str) else old + rng.choice((-1, 1, 1 - 2 * old))
         rows[i] = tuple(changed)
     elif kind == "rounding":
@@ -88,7 +89,8 @@ def attack(seeds: range, mutants: int) -> tuple[int, int]:
         problem = Problem(graph, max(0, rng.randint(low, max(low, high))))
         cuts = tuple(sorted({*rng.sample(range(graph.ops), rng.randint(0, graph.ops)), graph.ops - 1}))
         on = relaxation(problem, cuts, laminar(cuts, [rng.randrange(9) for _ in range(4)]))
-        rows = with_roundings(on, every_row(on, random_covers(on, rng)), rng)
+        limits = random_limits(on, rng)
+        rows = with_roundings(on, every_row(on, [*random_covers(on, rng), *limits]), rng)
         proof = proof_of(problem, on, rows, rng.randint(0, 5))
         least = optimum(problem).cost_ns
         for _ in range(mutants):
@@ -116,3 +118,17 @@ def test_no_mutant_proves_too_much() -> None:
 def test_no_mutant_of_a_hundred_thousand_proves_too_much() -> None:
     made, _ = attack(range(1000, 3000), 50)
     assert made == 100_000
+
+
+@pytest.mark.parametrize("where", ["rounding", "check"])
+def test_a_checker_that_forgets_which_plans_a_row_holds_for_is_caught(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit of a rounded row lost, or that of all rows of a leaf, some certificate is above the optimum."""
+    if where == "rounding":
+        monkeypatch.setattr("remat_ir.proof.rounding.least", lambda numbers: None)
+    else:
+        row = Relaxation.inequality
+        monkeypatch.setattr(Relaxation, "inequality", lambda on, name: row(on, name)._replace(extra_ns=None))
+    with pytest.raises(AssertionError):
+        attack(range(300), 1)

@@ -6,7 +6,9 @@ A leaf has a multiplier y_r > 0 for some rows A_r x ≤ b_r that hold for every 
 
 so the right side is a bound on the cost of recomputation there, whatever y is. With c = 0 a right side above 0 says
 that there is no such point. The leaves of a tree cover all points, since it splits them by columns that are 0 or 1. So
-the least of their bounds holds for all plans; since costs are whole ns it may be rounded up.
+the least of their bounds holds for all plans; since costs are whole ns it may be rounded up. Rows may hold for plans
+alone that are cheaper than they say (P19): the bound of a tree that refers to them is no greater than that. Of several
+trees, one after the other, each proves its bound.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ..problem import Problem
 from ..subject import Subject
 from .certificate import Branch, Column, Leaf, Row, StageProof
 from .rounding import KIND, Rounding, rounded
-from .rows import Inequality, InvalidProof, Relaxation
+from .rows import Inequality, InvalidProof, Relaxation, least
 from .transfers import LinkRelaxation
 
 MOST_WORK = 50_000_000
@@ -63,7 +65,7 @@ def relaxation_of(
 
 
 def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1) -> Proved:
-    """The least bound of the leaves, over a tree that covers everything; for one of `share` such checks."""
+    """The greatest bound of a tree, of each the least of its leaves; for one of `share` such checks."""
     on = relaxation_of(graph, capacity, proof.cuts, proof.spans)
     on.most_terms //= share
     rows: list[Inequality] = []
@@ -72,11 +74,11 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1)
     if proof.denominator < 1:
         raise InvalidProof("the denominator must be positive")
     pending: list[dict[Column, int]] = [{}]
-    least: int | None = None
+    trees: list[int | None] = []
+    lowest: int | None = None
+    extra: int | None = None
     work = 0
     for node in proof.nodes:
-        if not pending:
-            raise InvalidProof("the tree has nodes after its end")
         box = pending.pop()
         work += len(box)
         if isinstance(node, Branch):
@@ -86,15 +88,20 @@ def prove_stages(graph: Graph, capacity: int, proof: StageProof, share: int = 1)
         else:
             work += sum(len(rows[r].terms) for r, _ in node.duals if 0 <= r < len(rows))
             bound = leaf_bound(on, rows, node, box, proof.denominator)
+            extra = least((extra, *(rows[r].extra_ns for r, _ in node.duals)))
             if node.empty and bound <= 0:
                 raise InvalidProof("a leaf without points is not proved to have none")
             if not node.empty:
-                least = bound if least is None else min(least, bound)
+                lowest = least((lowest, bound))
         if work > MOST_WORK // share:
             raise InvalidProof(f"the tree takes more than {MOST_WORK // share} steps to check")
-    if pending:
+        if not pending:
+            trees.append(least((None if lowest is None else -(-lowest // proof.denominator), extra)))
+            pending, lowest, extra = [{}], None, None
+    if pending != [{}] or not trees:
         raise InvalidProof("the tree lacks leaves")
-    whole = None if least is None else graph.total_cost_ns + max(0, -(-least // proof.denominator))
+    known = [each for each in trees if each is not None]
+    whole = graph.total_cost_ns + max(0, *known) if len(known) == len(trees) else None
     return Proved(on.limited(whole))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .certificate import Column, Row
-from .rows import Inequality, InvalidProof, Relaxation
+from .rows import Inequality, InvalidProof, Relaxation, least
 
 KIND = "round"
 LARGEST = 2**64
@@ -142,7 +142,7 @@ def rounded(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> I
         terms[column] = terms.get(column, 0) + sign * weight
     # x ≥ 0 is whole, so coefficients may be rounded down, and then the right side
     terms = {column: weight // coarser for column, weight in terms.items() if weight // coarser}
-    made = Inequality(terms, most // coarser)
+    made = Inequality(terms, most // coarser, least(rows[r].extra_ns for r, _ in rounding.added + rounding.taken))
     if max((abs(weight) for weight in terms.values()), default=0) > LARGEST or abs(made.most) > LARGEST:
         raise InvalidProof("a rounded row has numbers that are too large")
     return made

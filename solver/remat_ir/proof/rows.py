@@ -1,4 +1,4 @@
-"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P11.
+"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P11, P19.
 
 Cuts τ_0 < τ_1 < … < τ_{K−1} = n − 1 gather the stages of a plan into coarse stages: c is what runs after the first
 computation of τ_{c−1}, up to and including that of τ_c. Its first op is f_c = τ_{c−1} + 1. For 1 ≤ a ≤ b < K, of a plan
@@ -15,7 +15,7 @@ are 0 or 1. Only R of single coarse stages (a = b) cost something. What is certa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -37,10 +37,14 @@ class InvalidProof(InvalidPlan):
 
 
 class Inequality(NamedTuple):
-    """The sum of coefficient · column is at most `most`."""
+    """The sum of coefficient · column is at most `most`.
+
+    `extra_ns`: it holds for plans that cost less than this more than all ops once; None: for all plans.
+    """
 
     terms: dict[Column, int]
     most: int
+    extra_ns: int | None = None
 
 
 class Relaxation:
@@ -152,7 +156,7 @@ class Relaxation:
                 most -= coefficient * quantity
             else:
                 merged[quantity] = merged.get(quantity, 0) + coefficient
-        return Inequality(merged, most)
+        return Inequality(merged, most, int(row[1]) if row[0] == CHEAPER else None)
 
     def count(self, terms: int) -> None:
         """Note work on so many terms.
@@ -217,6 +221,11 @@ class Relaxation:
             values = range(self._made_before(self.first[c]))
             self._resident[c] = [(v, column) for v in values if (column := self.through(c, v)) != 0]
         return self._resident[c]
+
+
+def least(numbers: Iterable[int | None]) -> int | None:
+    """The least of those that are not None, or None."""
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def _read(on: Relaxation, a: int, b: int, op: int, value: int) -> tuple[Terms, int]:
@@ -317,6 +326,15 @@ def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, in
     return [(weight, ("hold", c, value)) for value, weight in sorted(chosen.items())], most
 
 
+def _cheaper(on: Relaxation, extra_ns: int) -> tuple[Terms, int]:
+    """P19: a plan that costs less than `extra_ns` more than all ops once recomputes for less."""
+    stages = range(1, on.stages)
+    return [(on.graph.op_cost_ns[op], on.run(c, c, op)) for c in stages for op in range(on.first[c])], extra_ns - 1
+
+
+CHEAPER = "cheaper"
+"""The kind of row that holds only for plans that are cheaper than it says."""
+
 KINDS: dict[str, Callable[..., tuple[Terms, int]]] = {
     "read": _read,
     "first": _first,
@@ -327,5 +345,6 @@ KINDS: dict[str, Callable[..., tuple[Terms, int]]] = {
     "through": _through,
     "rerun": _rerun,
     "cover": _cover,
+    CHEAPER: _cheaper,
 }
 """How each kind of row is made from its indices."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ..graph import Graph
 from .certificate import Column
-from .rows import KINDS, InvalidProof, Quantity, Relaxation, Terms
+from .rows import CHEAPER, KINDS, InvalidProof, Quantity, Relaxation, Terms
 
 _AMPLE = 8
 """No bound exceeds the time of each op and each copy once, one after the other, so many times."""
@@ -175,7 +175,7 @@ def _any_stage(on: LinkRelaxation, c: int) -> None:
         raise InvalidProof(f"there is no coarse stage {c}")
 
 
-LINK_KINDS = KINDS | {
+LINK_KINDS = {kind: make for kind, make in KINDS.items() if kind != CHEAPER} | {
     "host-read": _host_read,
     "host-first": _host_first,
     "host-stay": _host_stay,

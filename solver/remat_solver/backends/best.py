@@ -72,4 +72,4 @@ def _tree_of(message: Message) -> Tree | None:
     if "leaf_start" not in message.arrays:
         return None
     cuts = tuple(cutting(data) for data in message.members["cuts"])
-    return Tree(**{name: message.arrays[name] for name in Tree._fields if name != "cuts"}, cuts=cuts)
+    return Tree(**{name: message.arrays.get(name) for name in Tree._fields if name != "cuts"}, cuts=cuts)  # type: ignore[arg-type]

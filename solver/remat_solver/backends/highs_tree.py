@@ -1,6 +1,7 @@
 """Branch and bound by HiGHS's linear programs that keeps what a certificate needs: the duals of every leaf.
 
-Before it branches, the program is tightened by cutting planes (`highs_cuts`) as long as they raise its bound.
+Before it branches, the program is tightened by cutting planes (`highs_cuts`) as long as they raise its bound. From time
+to time it is tried whether cutting planes alone leave no point that is cheap enough (`highs_empty`): that ends it.
 
 A node's linear program starts from its parent's basis. Its leaf is closed where the objective reaches the cutoff, or
 where it has no point; else it waits, the least bound first, to be branched on a column that strong branching chose.
@@ -20,9 +21,12 @@ from typing import Any
 
 import highspy
 import numpy as np
+from numpy.typing import NDArray
 
 from ..program import Floats, Program
 from .highs_cuts import Cuts
+from .highs_empty import Emptying
+from .highs_rows import OPTIONS, CutRows
 from .worker import Link
 
 _STATUS = highspy.HighsModelStatus
@@ -38,8 +42,12 @@ _CUT_SHARE = 0.3
 """The share of the time that cutting planes may take before the first branch."""
 _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
-_DROP_EVERY = 3
-"""Rounds after which cuts that bind nothing are taken out again."""
+_EMPTYING, _EMPTYING_IDLE = 0.25, 1.0
+"""How long emptying may take, as a share of the CPU seconds of the tree; and where that does not rise."""
+_RISE = 0.02
+"""The share of what is to be proved by which the least bound has risen where it does."""
+_EVERY = 16
+"""Nodes after which that is looked at again."""
 
 
 @dataclass
@@ -60,11 +68,22 @@ class Node:
 class Tree:
     """The search on one program, whose `integer` columns may be branched on."""
 
-    def __init__(self, solver: Any, program: Program, cutoff: float, cuts: Cuts | None = None) -> None:
-        self.cuts = cuts
-        self.number = list(range(program.rows))
-        """The rows of the program that is solved, cuts among them, as `Cuts` counts them."""
+    def __init__(
+        self,
+        solver: Any,
+        program: Program,
+        cutoff: float,
+        cuts: Cuts | None = None,
+        cheaper: tuple[int, float] | None = None,
+    ) -> None:
+        self.rows = CutRows(solver, program.rows, cuts)
         self.solver, self.program, self.cutoff = solver, program, cutoff
+        self._emptying: Emptying | None = None
+        if cheaper is not None and cuts is not None:
+            row, self._proved = cheaper
+            self._emptying = Emptying(solver, cuts, row, float(program.row_upper[row]))
+            # the objective says the same
+            solver.changeRowBounds(row, -np.inf, np.inf)
         self.able = np.flatnonzero(program.integer)
         self.gain = np.zeros((2, program.columns))
         self.tried = np.zeros((2, program.columns))
@@ -72,8 +91,12 @@ class Tree:
         self.nodes = 0
         self.link: Link
         self.deadline = self.turn_until = math.inf
+        self._seconds = self._began = 0.0
+        """CPU seconds of all runs before this one; when it began."""
         self._number = itertools.count()
         self._root: Node | None = None
+        self.plain: tuple[NDArray[np.int64], Floats] | None = None
+        """The root's rows and duals without cutting planes, where emptying has closed it."""
         self._waiting: list[tuple[float, int, Node]] | None = None
 
     def over(self) -> bool:
@@ -86,23 +109,36 @@ class Tree:
         Called again it grows on from where it stopped.
         """
         self.link, self.deadline, self.turn_until, self.point = link, deadline, turn_until, None
+        self._began = time.process_time()
+        try:
+            return self._run()
+        finally:
+            self._seconds += time.process_time() - self._began
+
+    def _run(self) -> Node:
         root = self._root
         if root is None or (root.x is None and not root.empty and not root.children):
             root = self._root = self.solve(Node((), -np.inf))
             self._waiting = None
         if self._waiting is None:
-            if self.cuts is not None:
-                self._tighten(root, self.cuts)
+            if self._emptying is not None and root.duals is not None:
+                self._plain = root.rows, root.duals
+            self._tighten(root)
             if self.over():
                 return root
             self._waiting = []
             self._wait(root, self._waiting)
+            self._first = root.bound
         self._grow(self._waiting)
         return root
 
     def _grow(self, waiting: list[tuple[float, int, Node]]) -> None:
         """Branch, the least bound first."""
-        while waiting and not self.over():
+        for number in itertools.count():
+            if not waiting or self.over():
+                return
+            if number % _EVERY == 0 and self._emptied(waiting):
+                return
             node = heapq.heappop(waiting)[2]
             if node.bound >= self.cutoff:
                 continue
@@ -125,37 +161,38 @@ class Tree:
         if node.x is not None and node.bound < self.cutoff and not node.empty:
             heapq.heappush(waiting, (node.bound, next(self._number), node))
 
-    def _tighten(self, root: Node, cuts: Cuts) -> None:
+    def _emptied(self, waiting: list[tuple[float, int, Node]]) -> bool:
+        """Whether cutting planes leave no point that is cheap enough; then the tree is its root alone."""
+        emptying, root = self._emptying, self._root
+        if emptying is None or emptying.ended or root is None or waiting[0][0] >= self.cutoff:
+            return False
+        idle = waiting[0][0] - self._first < _RISE * (self.cutoff - self._first)
+        taken = self._seconds + time.process_time() - self._began - emptying.seconds
+        left = (_EMPTYING_IDLE if idle else _EMPTYING) * taken - emptying.seconds
+        found = emptying.go_on(left, self.over) if left > 0 else None
+        if found is None:
+            return False
+        root.rows, root.duals = found
+        root.empty, root.bound, root.x, root.column, root.children = True, self._proved, None, -1, []
+        self.plain = self._plain
+        waiting.clear()
+        return True
+
+    def _tighten(self, root: Node) -> None:
         """Add cutting planes that the root's point breaks, round after round while that raises its bound."""
         began, first, idle = time.monotonic(), root.bound, 0
         share = began + _CUT_SHARE * (self.deadline - began)
-        for number in itertools.count(1):
+        while True:
             if root.x is None or root.empty or root.bound >= self.cutoff or idle >= _CUT_PATIENCE:
                 return
             if self.over() or time.monotonic() > share:
                 return
-            found = cuts.separate(self.solver, root.x, self.number, self.over)
-            if not found:
+            if not self.rows.tighten(root.x, self.over):
                 return
-            if number % _DROP_EVERY == 0:
-                self._drop_idle(cuts)
-            for cut in found:
-                self.number.append(cuts.add(cut))
-                index = cut.index.astype(np.int32)
-                self.solver.addRow(-np.inf, cut.most * cut.scale, len(index), index, cut.value * cut.scale)
             before, root.basis = root.bound, None
             self.solve(root)
             self.link.improved(bound=root.bound)
             idle = idle + 1 if root.bound - before < _CUT_GAIN * (root.bound - first) else 0
-
-    def _drop_idle(self, cuts: Cuts) -> None:
-        """Take cuts out of the program that do not bind at the last point."""
-        status = self.solver.getBasis().row_status
-        idle = [i for i, r in enumerate(self.number) if r >= cuts.base and status[i] == highspy.HighsBasisStatus.kBasic]
-        if idle:
-            self.solver.deleteRows(len(idle), np.array(idle, dtype=np.int32))
-            gone = set(idle)
-            self.number = [r for i, r in enumerate(self.number) if i not in gone]
 
     def enter(self, node: Node) -> None:
         """Set the columns' bounds to those of a node, and its parent's basis."""
@@ -179,20 +216,16 @@ class Tree:
         if status == _STATUS.kInfeasible:
             _, has, ray = self.solver.getDualRay()
             if has:
-                self._keep(node, np.array(ray))
+                node.rows, node.duals = self.rows.named(np.array(ray))
                 node.empty, node.bound = True, np.inf
             return node
         if status == _STATUS.kOptimal:
             solution = self.solver.getSolution()
-            self._keep(node, np.array(solution.row_dual))
+            node.rows, node.duals = self.rows.named(np.array(solution.row_dual))
             node.x = np.array(solution.col_value)
             node.bound = max(node.bound, float(self.solver.getInfo().objective_function_value))
             node.basis = self.solver.getBasis()
         return node
-
-    def _keep(self, node: Node, duals: Floats) -> None:
-        there = np.flatnonzero(np.abs(duals) > 1e-12)
-        node.rows, node.duals = np.array(self.number, dtype=np.int64)[there], duals[there]
 
     def choose(self, node: Node) -> int:
         """The column with the greatest product of gains on both sides; −1 where all are whole."""
@@ -246,7 +279,9 @@ _held: dict[bytes, Tree] = {}
 """The last tree, by its program: asked for again, with no greater cutoff, it grows on."""
 
 
-def _tree_of(solver: Any, program: Program, cutoff: float, factor: Floats | None) -> Tree:
+def _tree_of(
+    solver: Any, program: Program, cutoff: float, factor: Floats | None, cheaper: tuple[int, float] | None
+) -> Tree:
     """The tree that is held of a program, or a new one."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (*(getattr(program, each.name) for each in fields(program)), factor):
@@ -255,16 +290,9 @@ def _tree_of(solver: Any, program: Program, cutoff: float, factor: Floats | None
     held = _held.pop(key, None)
     _held.clear()
     if held is None or cutoff > held.cutoff:
-        for name, value in (
-            ("presolve", "off"),
-            ("solver", "simplex"),
-            ("simplex_strategy", 1),
-            ("dual_feasibility_tolerance", 1e-10),
-            # steepest edge would weigh all rows anew at each node
-            ("simplex_dual_edge_weight_strategy", 1),
-        ):
+        for name, value in OPTIONS.items():
             solver.setOptionValue(name, value)
-        held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor))
+        held = Tree(solver, program, cutoff, None if factor is None else Cuts(program, factor), cheaper)
     held.cutoff = cutoff
     _held[key] = held
     return held
@@ -274,7 +302,8 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
     """Grow a tree and hand it over in preorder; with `factor`, by which whole rows were multiplied, also its cuts."""
     limit, turn_s = members.get("time_limit_s"), members.get("turn_s")
     deadline = time.monotonic() + (1e9 if limit is None else max(0.01, float(limit) - _SPARE_S))
-    tree = _tree_of(solver, program, float(members["cutoff"]), factor)
+    cheaper = members.get("cheaper")
+    tree = _tree_of(solver, program, float(members["cutoff"]), factor, None if cheaper is None else tuple(cheaper))
     root = tree.run(link, deadline, math.inf if turn_s is None else time.process_time() + float(turn_s))
     column: list[int] = []
     start, rows, duals, empty = [0], [], [], []
@@ -298,8 +327,10 @@ def serve_tree(solver: Any, program: Program, members: dict[str, Any], factor: F
         "leaf_dual": np.concatenate(duals).astype(np.float64),
         "leaf_empty": np.array(empty, dtype=np.bool_),
     }
+    if tree.plain is not None:
+        arrays["plain_row"], arrays["plain_dual"] = tree.plain
     if tree.point is not None:
         arrays["x"] = tree.point
     said: dict[str, Any] = {"bound": float(least)} if np.isfinite(least) else {}
-    said["cuts"] = [] if tree.cuts is None else [cut.wire() for cut in tree.cuts.cuts]
+    said["cuts"] = [] if tree.rows.cuts is None else [cut.wire() for cut in tree.rows.cuts.cuts]
     link.say("outcome", {"status": "optimal", "message": f"{tree.nodes} nodes", **said}, arrays)

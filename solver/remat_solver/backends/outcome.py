@@ -79,6 +79,7 @@ class Tree(NamedTuple):
         leaf_start: [leaves + 1] where a leaf's rows begin. leaf_row, leaf_dual: rows and their duals.
         leaf_empty: [leaves] whether the duals are a ray that shows that there is no point.
         cuts: cutting planes; their rows come after those of the program.
+        plain_row, plain_dual: rows and duals of the program without cuts, where the tree is one leaf without points.
     """
 
     column: NDArray[np.int64]
@@ -87,6 +88,8 @@ class Tree(NamedTuple):
     leaf_dual: Floats
     leaf_empty: NDArray[np.bool_]
     cuts: tuple[Cutting, ...] = ()
+    plain_row: NDArray[np.int64] | None = None
+    plain_dual: Floats | None = None
 
 
 class Outcome(NamedTuple):

@@ -7,9 +7,7 @@ lost no longer counts.
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,8 +19,8 @@ from remat_ir import Problem, problem_digest
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof
 from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Row
 from remat_ir.proof.check import inequality, prove_stages, relaxation_of
-from remat_ir.proof.rounding import KIND, Rounding, summed
-from remat_ir.proof.rows import Inequality, Relaxation
+from remat_ir.proof.rounding import Rounding, summed
+from remat_ir.proof.rows import CHEAPER, Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
 from ..backends import CoverRow, Cutting, DerivedRow, Tree
@@ -31,6 +29,7 @@ from ..incumbent import Incumbent
 from ..program import Floats, Names, Program
 from ..staged.scale import Scale, balance_of, row_factors
 from .shorten import Solve, shortened
+from .write import joined, length, pruned
 
 _IN_BYTES = ("memory", "rerun")
 """Kinds of rows that are divided by the unit of memory."""
@@ -134,7 +133,13 @@ class Certifier:
         found = self._certificate(round_, scale, nodes, tree.cuts, bound_ns, wanted_ns)
         if shorter is None or found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
             return found
-        return self._with_less(found, wanted_ns, *shorter)
+        found = self._with_less(found, wanted_ns, *shorter)
+        if tree.plain_row is None or tree.plain_dual is None:
+            return found
+        plain = FloatLeaf(tree.plain_row.tolist(), tree.plain_dual)
+        carries = self._certificate(round_, scale, (plain,), (), -math.inf, -math.inf)
+        # other costs and budgets may need what holds whatever is to be proved
+        return found if carries is None else self.check(joined(found.proof, carries.proof)) or found
 
     def _certificate(
         self,
@@ -146,6 +151,7 @@ class Certifier:
         wanted_ns: float,
     ) -> Certified | None:
         multiply = multipliers(round_, scale, cuts)
+        nodes = [self._bounding(round_, node, multiply) if isinstance(node, FloatLeaf) else node for node in nodes]
         leaves = [node for node in nodes if isinstance(node, FloatLeaf)]
         if len(nodes) > MOST_NODES:
             return None
@@ -181,7 +187,7 @@ class Certifier:
         wanted_ns: float,
     ) -> Certified:
         """The shortest certificate among rougher ones that still proves what is wanted."""
-        length = _length(best.proof)
+        least = length(best.proof)
         watch = Deadline(_SHORTENED_S)
         for share in _GRAINS:
             for denominator in _finest(largest, _SHORT_DENOMINATORS):
@@ -192,9 +198,9 @@ class Certifier:
                 found = written.certified(nodes, weights, denominator, grain)
                 if found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
                     continue
-                shorter = _length(found.proof)
-                if shorter < length:
-                    best, length = found, shorter
+                shorter = length(found.proof)
+                if shorter < least:
+                    best, least = found, shorter
                 break
         return best
 
@@ -202,10 +208,20 @@ class Certifier:
         """A certificate of the same tree whose leaves prove no more than is wanted, where that is shorter."""
         proof, total = found.proof, self._graph.total_cost_ns
         on = relaxation_of(self._graph, self._capacity, proof.cuts, proof.spans)
-        less = self.check(_pruned(shortened(on, proof, math.ceil(wanted_ns), total, solve, watch)))
+        less = self.check(pruned(shortened(on, proof, math.ceil(wanted_ns), total, solve, watch)))
         if less is None or less.bound_ns is None or less.bound_ns < wanted_ns:
             return found
-        return less if _length(less.proof) < _length(proof) else found
+        return less if length(less.proof) < length(proof) else found
+
+    def _bounding(self, round_: Round, leaf: FloatLeaf, multiply: Floats) -> FloatLeaf:
+        """A leaf without points cheap enough as one with a bound: the row that says what is cheap stands for costs."""
+        cheaper = [i for i, row in enumerate(leaf.rows) if _name(round_, row)[0] == CHEAPER]
+        weight = float(abs(leaf.duals[cheaper[0]]) * multiply[leaf.rows[cheaper[0]]]) if leaf.empty and cheaper else 0.0
+        if weight <= 0:
+            return leaf
+        duals = leaf.duals / weight
+        duals[cheaper] = 0.0
+        return replace(leaf, duals=duals, empty=False)
 
     def _weights(self, leaf: FloatLeaf, multiply: Floats) -> Floats:
         """The multipliers of a leaf; those that show that there is no point have no unit: only their ratios count."""
@@ -256,7 +272,7 @@ class _Writer:
                     duals.append((place, whole))
             made.append(Leaf(tuple(duals), node.empty))
         proof = replace(self._blank, rows=tuple(self._rows), denominator=denominator, nodes=tuple(made))
-        return self._certifier.check(_pruned(proof))
+        return self._certifier.check(pruned(proof))
 
     def _unweighted(self, row: int) -> bool:
         """Whether a row is one of the program whose coefficients are 1."""
@@ -325,28 +341,8 @@ def _finest(largest: float, denominators: Sequence[int]) -> Iterator[int]:
     yield from sorted({min(denominator, most) for denominator in denominators})
 
 
-def _pruned(proof: StageProof) -> StageProof:
-    """Without the rows that no leaf needs, directly or through a rounded one."""
-    needed = {r for node in proof.nodes if isinstance(node, Leaf) for r, _ in node.duals}
-    for r in range(len(proof.rows) - 1, -1, -1):
-        if r in needed and proof.rows[r][0] == KIND:
-            rounding = Rounding.of(proof.rows[r])
-            needed |= {earlier for earlier, _ in (*rounding.added, *rounding.taken)}
-    place = {r: at for at, r in enumerate(sorted(needed))}
-    rows = []
-    for r in place:
-        row = proof.rows[r]
-        moved = Rounding.of(row).renumbered(place) if row[0] == KIND else None
-        rows.append(row if moved is None else moved.row())
-    nodes = tuple(
-        node._replace(duals=tuple(sorted((place[r], y) for r, y in node.duals))) if isinstance(node, Leaf) else node
-        for node in proof.nodes
-    )
-    return replace(proof, rows=tuple(rows), nodes=nodes)
-
-
-def _length(proof: StageProof) -> int:
-    return len(zlib.compress(json.dumps(proof.to_json(), separators=(",", ":")).encode()))
+def _name(round_: Round, row: int) -> Row:
+    return round_.names.of(row) if row < round_.program.rows else ("",)
 
 
 def multipliers(round_: Round, scale: Scale, cuts: Sequence[Cutting] = ()) -> Floats:

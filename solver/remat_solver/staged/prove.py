@@ -8,10 +8,7 @@ coarse stage several fractional recomputations cannot all lean on one fractional
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -20,18 +17,18 @@ from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
-from ..certify.shorten import shortening
-from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
+from ..certify.stages import Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..program import Floats, Program
+from ..program import Floats
 from .apart import Apart, Switches
 from .gains import Gains
 from .interior import excesses
 from .realize import point, realize
 from .rows import Round, write
-from .scale import Scale, balance_of, balanced, row_factors
+from .scale import balance_of, balanced
 from .trace import Trace, trace
+from .trees import Trees
 from .turns import turns
 
 _LP_ROUNDS = 30
@@ -48,13 +45,9 @@ _LEAST_GAIN = 0.01
 _TURN_S, _TREE_TURN = 1e-4, 4.0
 """CPU seconds, for each entry of the program, of an integer program's first turn, and how many times as long the tree's
 is that follows it."""
-_WORTH = 0.1
-"""The share of the gap that a tree which did not get to its end must close to be certified."""
 _CLAIM_SHARE, _CLAIM_S = 0.5, 120.0
 """The share of the time, and the seconds at most that it is a share of, after which what integer programs have claimed
 until then is certified: what they prove later no certificate would have the time for."""
-_WRITING_S, _WRITING_SHARE, _ENDS_EARLY = 1.0, 0.1, 0.15
-"""The seconds at most, and the share of the time left, for writing a certificate; and what of it ends a tree."""
 
 
 class Proof:
@@ -94,6 +87,7 @@ class Proof:
         self._far = self.switches.loose
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
+        self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.apart, self._certifier)
         self._lead, self._lead_work = 0, 0.0
         self._first_cut: int | None = None
         self._gains: Gains | None = None
@@ -209,56 +203,22 @@ class Proof:
 
         None where its turn, in CPU seconds for each entry of the program, was over before.
         """
-        assert self._certifier is not None
+        assert self._trees is not None
         incumbent = self.incumbent
-        # in whole bytes and ns, from which cutting planes are derived exactly
-        scale = Scale(1, 1)
-        round_ = write(self.view, self.apart.rows, scale, nested=self.switches.nested, single=False)
-        factor, total = balance_of(round_.program), int(self.view.cost.sum())
-        wanted = float("inf")
-        if incumbent.cost_ns is not None:
-            wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-        branching = np.arange(round_.program.columns) < round_.columns.count
-        program = replace(balanced(round_.program), integer=branching)
-        until = incumbent.deadline.within(incumbent.deadline.remaining() - self._writing_s())
-        outcome = engine.tree(
-            program,
-            cutoff=factor * (wanted - total),
-            deadline=until,
-            stopped=incumbent.stopped,
-            factor=row_factors(round_.program),
-            turn_s=None if turn is None else turn * program.entries,
-        )
-        self.out_of_time = until.remaining() < _ENDS_EARLY * incumbent.deadline.elapsed()
-        closed = outcome.bound >= factor * (wanted - total)
-        if outcome.tree is not None:
-            # a whole number of ns: what is well above one proves the next
-            bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
-            if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                shorter = partial(self._point, engine), shortening(incumbent.deadline)
-                needed = wanted_ns(incumbent, bound)
-                self._take(self._certifier.of_tree(round_, scale, outcome.tree, bound, needed, shorter))
+        grown = self._trees.grow(engine, turn)
+        self.out_of_time = grown.out_of_time
+        self._take(grown.certified)
         if incumbent.stopped():
             return False
-        if outcome.x is None:
-            return None if turn is not None and not closed else False
-        run, cost = self._trace(round_, outcome.x), incumbent.cost_ns
+        if grown.x is None:
+            return None if turn is not None and not grown.closed else False
+        run, cost = self._trace(grown.round, grown.x), incumbent.cost_ns
         if self._offer(run) and incumbent.cost_ns != cost:
             # the next tree has this plan to reach
             return not incumbent.stopped()
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self.apart.refine(round_, outcome.x, run, whole=True)
-
-    def _point(self, engine: Engine, program: Program) -> Floats | None:
-        """Where a linear program that shortens a certificate has its optimum."""
-        outcome = engine.lp(program, deadline=self.incumbent.deadline, stopped=self.incumbent.stopped)
-        return outcome.x if outcome.status == "optimal" else None
-
-    def _writing_s(self) -> float:
-        """Seconds that are left for writing the certificate of a tree."""
-        remaining = self.incumbent.deadline.remaining()
-        return 0.0 if math.isinf(remaining) else min(_WRITING_S, _WRITING_SHARE * remaining)
+        return self.apart.refine(grown.round, grown.x, run, whole=True)
 
     def _take(self, found: Certified | None) -> None:
         """Record what a certificate proves."""

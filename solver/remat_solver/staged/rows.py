@@ -45,6 +45,12 @@ class Rows:
             self.spans.append((before, min(cut for cut in self.cuts if cut > op)))
         self.cuts.add(op)
 
+    @property
+    def count(self) -> int:
+        """How much has been found: more whenever a program becomes another one."""
+        runs = sum(map(len, self.reruns.values())) + sum(map(len, self.singles.values()))
+        return len(self.cuts) + len(self.spans) + len(self.covers) + runs
+
     def with_cut(self, op: int) -> Rows:
         """These rows with one more cut; they stay as they are."""
         more = replace(self, cuts=set(self.cuts), spans=list(self.spans))
@@ -76,10 +82,19 @@ class Round:
         return tuple(sorted({(a, b) for a, b in spans if a < b}))
 
 
-def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True, single: bool = True) -> Round:
+def write(
+    view: ArrayView,
+    rows: Rows,
+    scale: Scale,
+    *,
+    nested: bool = True,
+    single: bool = True,
+    cheaper_ns: int | None = None,
+) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run.
 
-    Without `nested` it has no spans, without `single` no rows of single stages: then its bounds hold everywhere.
+    Without `nested` it has no spans, without `single` no rows of single stages: then its bounds hold everywhere. With
+    `cheaper_ns` its last row is of points whose objective is less; for a scale of 1 ns alone.
     """
     builder, columns = relax(view, tuple(sorted(rows.cuts)), scale)
     if nested:
@@ -89,6 +104,8 @@ def write(view: ArrayView, rows: Rows, scale: Scale, *, nested: bool = True, sin
         _add_cover(columns, cover, builder)
     for stage in sorted(rows.singles) if single else ():
         add_single_stage(view, columns, stage, rows.singles[stage], builder, scale)
+    if cheaper_ns is not None:
+        _add_cheaper(view, columns, cheaper_ns, builder)
     spans = tuple(sorted(set(rows.spans))) if nested else ()
     whole = not (single and rows.singles)
     return Round(builder.program(), columns, whole, builder.names(), builder.column_names(), spans)
@@ -118,6 +135,12 @@ def _beside(view: ArrayView, hold: Ids, op: int) -> tuple[int, Ids]:
     counted[view.inputs(op)] = False
     room = view.capacity - int(view.need[op]) - int(view.size[counted & (hold == ONE)].sum())
     return room, np.flatnonzero(counted & (hold >= 0))
+
+
+def _add_cheaper(view: ArrayView, columns: Columns, cheaper_ns: int, builder: Builder) -> None:
+    ops = [np.flatnonzero(run >= 0) for run in columns.runs]
+    terms = [Term(0, run[each], view.cost[each]) for run, each in zip(columns.runs, ops, strict=True)]
+    builder.add_rows(1, terms, upper=float(cheaper_ns - 1), name=("cheaper", cheaper_ns))
 
 
 def _add_cover(columns: Columns, cover: Cover, builder: Builder) -> None:
