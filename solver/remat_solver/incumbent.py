@@ -157,6 +157,13 @@ class Incumbent:
             self.known = self.known.with_bound(Bound(bound_ns, within), proof)
             self._report(source)
 
+    def rewritten(self, bound_ns: int, proof: Proof) -> None:
+        """Take another certificate in the place of the whole space's: a shorter one, of nearly the same bound."""
+        with self._lock:
+            if self._closed or self.known.proof is None or gap_of(self.cost_ns or 0, bound_ns) > self.max_gap:
+                return
+            self.known = self.known.with_bound_instead(Bound(bound_ns), proof)
+
     def best_claim(self) -> int:
         """The greatest bound of the whole space, in ns, certified or claimed."""
         with self._lock:

@@ -42,10 +42,10 @@ _CUT_SHARE = 0.3
 """The share of the time that cutting planes may take before the first branch."""
 _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
-_EMPTYING, _EMPTYING_IDLE = 0.25, 1.0
-"""How long emptying may take, as a share of the CPU seconds of the tree; and where that does not rise."""
-_RISE = 0.02
-"""The share of what is to be proved by which the least bound has risen where it does."""
+_EMPTYING, _EMPTYING_IDLE = 0.1, 1.0
+"""How long emptying may take, as a share of the CPU seconds of the tree; and where that is idle."""
+_RISE, _IDLE_NODES = 0.02, 32
+"""A tree is idle if after so many nodes the least bound has not risen by this share of what is to be proved."""
 _EVERY = 16
 """Nodes after which that is looked at again."""
 
@@ -166,7 +166,8 @@ class Tree:
         emptying, root = self._emptying, self._root
         if emptying is None or emptying.ended or root is None or waiting[0][0] >= self.cutoff:
             return False
-        idle = waiting[0][0] - self._first < _RISE * (self.cutoff - self._first)
+        risen = waiting[0][0] - self._first
+        idle = self.nodes > _IDLE_NODES and risen < _RISE * (self.cutoff - self._first)
         taken = self._seconds + time.process_time() - self._began - emptying.seconds
         left = (_EMPTYING_IDLE if idle else _EMPTYING) * taken - emptying.seconds
         found = emptying.go_on(left, self.over) if left > 0 else None

@@ -45,6 +45,8 @@ _SHORTENED_S = 0.3
 """For how many seconds that is tried."""
 _SHORTENING = 0.05
 """The share of the gap asked for that a certificate may lose in being shortened."""
+_ROUGHER = 0.01
+"""The share that what is kept for other costs and budgets may lose of what is proved beyond all ops once."""
 LOSS = 1e-6
 """What rounding may lose of a bound, as a share of the cost of all ops once."""
 
@@ -136,10 +138,21 @@ class Certifier:
         found = self._with_less(found, wanted_ns, *shorter)
         if tree.plain_row is None or tree.plain_dual is None:
             return found
-        plain = FloatLeaf(tree.plain_row.tolist(), tree.plain_dual)
-        carries = self._certificate(round_, scale, (plain,), (), -math.inf, -math.inf)
+        plain = (FloatLeaf(tree.plain_row.tolist(), tree.plain_dual),)
+        exact = self._certificate(round_, scale, plain, (), math.inf, math.inf)
+        if exact is None or exact.bound_ns is None:
+            return found
         # other costs and budgets may need what holds whatever is to be proved
-        return found if carries is None else self.check(joined(found.proof, carries.proof)) or found
+        rough = exact.bound_ns - _ROUGHER * (bound_ns - self._graph.total_cost_ns)
+        carries = self._certificate(round_, scale, plain, (), exact.bound_ns, rough)
+        both = None if carries is None else joined(found.proof, carries.proof)
+        return (None if both is None else self.check(both)) or found
+
+    def spared(self, found: Certified, wanted_ns: float, most: int, shorter: tuple[Solve, Deadline]) -> Certified:
+        """A certificate of more than `most` bytes made shorter, for as long as it proves what is wanted."""
+        if found.bound_ns is None or found.bound_ns < wanted_ns or length(found.proof) <= most:
+            return found
+        return self._with_less(found, wanted_ns, *shorter)
 
     def _certificate(
         self,

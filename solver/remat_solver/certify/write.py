@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from remat_ir import Plan
 from remat_ir.proof import Branch, Leaf, StageProof
 from remat_ir.proof.rounding import KIND, Rounding
+from remat_ir.read import LARGEST_INTEGER
 
 
 def pruned(proof: StageProof) -> StageProof:
@@ -32,13 +34,18 @@ def pruned(proof: StageProof) -> StageProof:
     return replace(proof, rows=tuple(rows), nodes=nodes)
 
 
-def joined(first: StageProof, second: StageProof) -> StageProof:
-    """The trees of two certificates over the same coarse stages and spans; the second has no rounded rows."""
+def joined(first: StageProof, second: StageProof) -> StageProof | None:
+    """The trees of two certificates over the same coarse stages and spans; None where the format cannot say it.
+
+    The second has no rounded rows.
+    """
     at = {row: r for r, row in reversed(list(enumerate(first.rows)))}
     place = [at.get(row, len(first.rows) + r) for r, row in enumerate(second.rows)]
     denominator = math.lcm(first.denominator, second.denominator)
     ours = [*range(len(first.rows))]
     nodes = [*_over(first, ours, denominator), *_over(second, place, denominator)]
+    if any(y > LARGEST_INTEGER for node in nodes if isinstance(node, Leaf) for _, y in node.duals):
+        return None
     return pruned(replace(first, rows=first.rows + second.rows, denominator=denominator, nodes=tuple(nodes)))
 
 
@@ -51,6 +58,6 @@ def _over(proof: StageProof, place: Sequence[int], denominator: int) -> Iterator
         yield node
 
 
-def length(proof: StageProof) -> int:
-    """Bytes of a certificate, deflated."""
+def length(proof: StageProof | Plan) -> int:
+    """Bytes of a certificate or a plan, deflated."""
     return len(zlib.compress(json.dumps(proof.to_json(), separators=(",", ":")).encode()))

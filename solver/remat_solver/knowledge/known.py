@@ -91,6 +91,10 @@ class Known:
         bounds = tuple(sorted((*self._but(bound.within), bound), key=lambda each: each.within))
         return replace(self, bounds=bounds, proof=self.proof if bound.within else proof)
 
+    def with_bound_instead(self, bound: Bound, proof: Proof | None) -> Known:
+        """With a bound in the place of its space's, whether or not it is greater."""
+        return self.without_bound(bound.within).with_bound(bound, proof)
+
     def without_bound(self, space: Within) -> Known:
         """Without what was proved in a space: it has turned out to be wrong."""
         return replace(self, bounds=self._but(space), proof=self.proof if space else None)

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from remat_ir import Plan, plan_of
+from remat_ir.proof import StageProof
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..certify.stages import Certified, Certifier, wanted_ns
+from ..certify.write import length
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
@@ -28,7 +30,7 @@ from .realize import point, realize
 from .rows import Round, write
 from .scale import balance_of, balanced
 from .trace import Trace, trace
-from .trees import Trees
+from .trees import Trees, solving
 from .turns import turns
 
 _LP_ROUNDS = 30
@@ -108,6 +110,19 @@ class Proof:
             if self.switches.linear:
                 self._linear(linear)
             self._go_on(linear, integer)
+            self._shorten(linear)
+
+    def _shorten(self, engine: Engine) -> None:
+        """Make the last certificate shorter, if it is longer than the plan, for nearly the same bound."""
+        proof, plan, bound = self.incumbent.known.proof, self.incumbent.plan, self.incumbent.bound_ns
+        if self._certifier is None or not isinstance(proof, StageProof) or not isinstance(plan, Plan):
+            return
+        if len(proof.nodes) == 1 and not self.incumbent.infeasible:
+            solving_ = solving(engine, self.incumbent, ending=True)
+            wanted = wanted_ns(self.incumbent, bound)
+            found = self._certifier.spared(Certified(proof, bound), wanted, length(plan), solving_)
+            if found.bound_ns is not None and found.proof is not proof:
+                self.incumbent.rewritten(found.bound_ns, found.proof)
 
     def _go_on(self, linear: Engine, integer: Engine) -> None:
         """Integer programs, each cut where its point breaks the memory, and trees of linear programs, which certify.
@@ -165,7 +180,7 @@ class Proof:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
                 wanted = wanted_ns(self.incumbent, bound)
-                self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted))
+                self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted), engine)
             if self._second is not None:
                 self._second(engine)
                 self._second = None
@@ -207,7 +222,7 @@ class Proof:
         incumbent = self.incumbent
         grown = self._trees.grow(engine, turn)
         self.out_of_time = grown.out_of_time
-        self._take(grown.certified)
+        self._take(grown.certified, engine)
         if incumbent.stopped():
             return False
         if grown.x is None:
@@ -220,10 +235,14 @@ class Proof:
             self._polish(run.order.tolist())
         return self.apart.refine(grown.round, grown.x, run, whole=True)
 
-    def _take(self, found: Certified | None) -> None:
-        """Record what a certificate proves."""
-        if found is None:
+    def _take(self, found: Certified | None, engine: Engine) -> None:
+        """Record what a certificate proves; one that ends the solve and is longer than the plan is made shorter."""
+        if found is None or self._certifier is None:
             return
+        plan, cost = self.incumbent.plan, self.incumbent.cost_ns
+        if isinstance(plan, Plan) and cost is not None:
+            wanted = cost - self.incumbent.max_gap * cost
+            found = self._certifier.spared(found, wanted, length(plan), solving(engine, self.incumbent))
         if found.bound_ns is None:
             budget = self.incumbent.problem.budget_bytes
             reason = f"No plan fits into {budget} bytes: the staged relaxation has no solution."

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ..array_view import ArrayView
 from ..backends import Engine
-from ..certify.shorten import shortening
+from ..certify.shorten import Solve, shortening
 from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
+from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program
 from .apart import Apart
@@ -36,6 +36,20 @@ class Grown(NamedTuple):
     x: Floats | None
     closed: bool
     out_of_time: bool
+
+
+def solving(engine: Engine, incumbent: Incumbent, *, ending: bool = False) -> tuple[Solve, Deadline]:
+    """What solves the linear programs that make a certificate shorter, and for how long it may.
+
+    `ending`: also once the incumbent is stopped.
+    """
+    watch = shortening(incumbent.deadline)
+
+    def point(program: Program) -> Floats | None:
+        outcome = engine.lp(program, deadline=watch, stopped=None if ending else incumbent.stopped)
+        return outcome.x if outcome.status == "optimal" else None
+
+    return point, watch
 
 
 class Trees:
@@ -74,8 +88,7 @@ class Trees:
             # a whole number of ns: what is well above one proves the next
             bound = total + max(0, math.ceil(outcome.bound / factor - 0.25)) if np.isfinite(outcome.bound) else total
             if turn is None or closed or bound - incumbent.bound_ns > _WORTH * (wanted - incumbent.bound_ns):
-                shorter = partial(self._point, engine), shortening(incumbent.deadline)
-                needed = wanted_ns(incumbent, bound)
+                needed, shorter = wanted_ns(incumbent, bound), solving(engine, incumbent)
                 certified = self._certifier.of_tree(round_, scale, outcome.tree, bound, needed, shorter)
         return Grown(round_, certified, outcome.x, closed, out_of_time)
 
@@ -87,11 +100,6 @@ class Trees:
         if count != self._apart.rows.count or known < extra:
             self._sought = self._apart.rows.count, math.ceil(extra)
         return self._sought[1]
-
-    def _point(self, engine: Engine, program: Program) -> Floats | None:
-        """Where a linear program that shortens a certificate has its optimum."""
-        outcome = engine.lp(program, deadline=self._incumbent.deadline, stopped=self._incumbent.stopped)
-        return outcome.x if outcome.status == "optimal" else None
 
     def _writing_s(self) -> float:
         """Seconds that are left for writing the certificate of a tree."""
