@@ -44,8 +44,11 @@ _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
 _EMPTYING, _EMPTYING_IDLE = 0.1, 1.0
 """How long emptying may take, as a share of the CPU seconds of the tree; and where that is idle."""
-_RISE, _IDLE_NODES = 0.02, 32
-"""A tree is idle if after so many nodes the least bound has not risen by this share of what is to be proved."""
+_AT_FIRST = 0.1
+"""CPU seconds for emptying before the first branch, one round at least."""
+_RISE, _IDLE_NODES, _MANY_NODES = 0.02, 32, 1000
+"""A tree is idle if the least bound has not risen by this share of what is to be proved after so many nodes; one of
+many nodes counts as idle, too: most that close do so before."""
 _EVERY = 16
 """Nodes after which that is looked at again."""
 
@@ -167,9 +170,10 @@ class Tree:
         if emptying is None or emptying.ended or root is None or waiting[0][0] >= self.cutoff:
             return False
         risen = waiting[0][0] - self._first
-        idle = self.nodes > _IDLE_NODES and risen < _RISE * (self.cutoff - self._first)
+        rises = risen >= _RISE * (self.cutoff - self._first)
+        idle = self.nodes > (_MANY_NODES if rises else _IDLE_NODES)
         taken = self._seconds + time.process_time() - self._began - emptying.seconds
-        left = (_EMPTYING_IDLE if idle else _EMPTYING) * taken - emptying.seconds
+        left = max(_AT_FIRST, (_EMPTYING_IDLE if idle else _EMPTYING) * taken) - emptying.seconds
         found = emptying.go_on(left, self.over) if left > 0 else None
         if found is None:
             return False

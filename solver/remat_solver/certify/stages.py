@@ -136,7 +136,8 @@ class Certifier:
         if shorter is None or found is None or found.bound_ns is None or found.bound_ns < wanted_ns:
             return found
         found = self._with_less(found, wanted_ns, *shorter)
-        if tree.plain_row is None or tree.plain_dual is None:
+        depends = any(row[0] == CHEAPER for row in found.proof.rows)
+        if not depends or tree.plain_row is None or tree.plain_dual is None:
             return found
         plain = (FloatLeaf(tree.plain_row.tolist(), tree.plain_dual),)
         exact = self._certificate(round_, scale, plain, (), math.inf, math.inf)
