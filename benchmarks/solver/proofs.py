@@ -38,11 +38,13 @@ _COLUMNS = (
 class Measured(NamedTuple):
     """One problem: whether it is certified within the goal, and within twice the time of an answer without it.
 
-    `linear`: by one linear program without cutting planes. `reached`: whether both answers reached the gap asked for.
+    `training`: whether it has a backward pass. `linear`: by one linear program without cutting planes. `reached`:
+    whether both answers reached the gap asked for.
     `longer`: of an answer with more time, whether that is certified, its seconds, and its cells; None where there was
     no need of one.
     """
 
+    training: bool
     certified: bool
     linear: bool
     reached: bool
@@ -84,6 +86,7 @@ def measure(name: str, graph: Graph, fraction: float, limit: float, longer: floa
         _form(answer.proof), proof, plan, f"{1000 * check_s:.0f}",
     )  # fmt: skip
     return Measured(
+        training=graph.backward_from is not None,
         certified=certified,
         linear=_form(answer.proof) in ("", "linear", "pairs"),
         reached=certified and (plain.status is Status.INFEASIBLE or (plain.gap is not None and plain.gap <= GOAL)),
@@ -116,7 +119,8 @@ def _form(proof: Proof | None) -> str:
         return "" if proof is None else "pairs"
     leaves = sum(isinstance(node, Leaf) for node in proof.nodes)
     cuts = sum(row[0] == KIND for row in proof.rows)
-    form = "linear" if leaves == 1 else f"{leaves} leaves"
+    # several trees of one leaf each are one vector each
+    form = "linear" if leaves == len(proof.nodes) else f"{leaves} leaves"
     return f"{form}, {cuts} cuts" if cuts else form
 
 
@@ -167,42 +171,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _shares(done: Sequence[Measured], limit: float, longer: float) -> list[str]:
-    count = len(done)
+    """The goals, of training graphs, and of these and of graphs without a backward pass together."""
+    training = [one for one in done if one.training]
+    groups = {"training graphs": training, "all": done} if 0 < len(training) < len(done) else {"reached": done}
+    each = [_reached(group, limit, longer) for group in groups.values()]
+    rows = [(*figure, *(reached[i] for reached in each)) for i, figure in enumerate(_figures(limit, longer))]
+    return [table(("figure", "goal", *groups), rows)]
+
+
+def _figures(limit: float, longer: float) -> tuple[tuple[str, str], ...]:
+    most = max(limit, longer)
+    return (
+        ("certified within 0.1 % in at most twice the time of an uncertified answer, and 1 s", "90 %"),
+        (f"certified within 0.1 % in {limit:g} s", ""),
+        (f"of those that one linear program leaves open: certified within 0.1 % in {most:g} s", "70 % in 60 s"),
+        ("certificates at the default gap at most as large as the plan (or 500 B)", "all"),
+        ("longest check, the plan's replay included", "0.2 s at 1,000 ops"),
+        ("time of those where both answers reach the gap", "at most twice"),
+    )
+
+
+def _reached(done: Sequence[Measured], limit: float, longer: float) -> tuple[str, ...]:
     certified = [one for one in done if one.certified]
     in_time = sum(one.within(2 * one.seconds_without + 1) for one in done)
-    most = max(limit, longer)
     open_ = [one for one in done if not one.linear or not one.certified]
+    closed = sum(one.within(1.1 * max(limit, longer)) for one in open_)
     both = [one for one in done if one.reached]
     seconds, without = sum(one.seconds for one in both), sum(one.seconds_without for one in both)
-    rows = (
-        (
-            "certified within 0.1 % in at most twice the time of an uncertified answer, and 1 s",
-            "90 %",
-            f"{in_time} of {count}",
-        ),
-        (f"certified within 0.1 % in {limit:g} s", "", f"{len(certified)} of {count}"),
-        (
-            f"of those that one linear program leaves open: certified within 0.1 % in {most:g} s",
-            "70 % in 60 s",
-            f"{sum(one.within(1.1 * most) for one in open_)} of {len(open_)}",
-        ),
-        (
-            "certificates at the default gap at most as large as the plan (or 500 B)",
-            "all",
-            f"{sum(one.small for one in certified)} of {len(certified)}",
-        ),
-        (
-            "longest check, the plan's replay included",
-            "0.2 s at 1,000 ops",
-            f"{1000 * max(one.check_s for one in done):.0f} ms, up to {max(one.ops for one in done)} ops",
-        ),
-        (
-            f"time of the {len(both)} where both answers reach the gap",
-            "at most twice",
-            f"{seconds:.0f} s with, {without:.0f} s without",
-        ),
+    return (
+        _of(in_time, len(done)),
+        _of(len(certified), len(done)),
+        _of(closed, len(open_)),
+        _of(sum(one.small for one in certified), len(certified)),
+        f"{1000 * max(one.check_s for one in done):.0f} ms, up to {max(one.ops for one in done)} ops",
+        f"{len(both)}: {seconds:.0f} s with, {without:.0f} s without",
     )
-    return [table(("figure", "goal", "reached"), rows)]
+
+
+def _of(some: int, all_: int) -> str:
+    return f"{some} of {all_}" + (f" ({100 * some / all_:.0f} %)" if all_ else "")
 
 
 def _ending(answer: Answer, infeasible: bool) -> str:
