@@ -53,6 +53,11 @@ class Cut:
     value: Floats
     most: int
 
+    @property
+    def key(self) -> tuple[int, bytes, bytes]:
+        """What tells it from other cuts."""
+        return self.most, self.index.tobytes(), self.value.tobytes()
+
     def wire(self) -> list[Any]:
         """What `cutting` reads."""
         return [*self.origin, self.scale]
@@ -89,7 +94,7 @@ class Cuts:
         self.cuts: list[Cut] = []
         self.weighty = [r for r in range(self.base) if len(self.value[r]) and np.abs(self.value[r]).max() > 1]
         self.memory = [r for r in self.weighty if self._of_choices(program, r)]
-        self._known: set[tuple[Any, ...]] = set()
+        self._numbers: dict[tuple[Any, ...], int] = {}
 
     def _of_choices(self, program: Program, r: int) -> bool:
         """Whether a row has weights > 0 on columns that are 0 or 1 and cost nothing: what is resident at a cut."""
@@ -104,7 +109,7 @@ class Cuts:
 
         Once `stopped` returns True it looks no further.
         """
-        now = _Entries(self, x, in_program)
+        now, there = _Entries(self, x, in_program), set(in_program)
         found = []
         for multipliers, divisors in chain(self._single(now), self._tableau(solver, now)):
             if stopped():
@@ -122,10 +127,8 @@ class Cuts:
             cut = made if isinstance(made, Cut) else self._derive(made)
             if cut is None or cut.depth(x) < _EFFICACY:
                 continue
-            key = (cut.most, cut.index.tobytes(), cut.value.tobytes())
-            if key in self._known:
+            if self._numbers.get(cut.key) in there:
                 continue
-            self._known.add(key)
             normals[len(chosen)] = normal
             chosen.append(cut)
             if len(chosen) == _MOST_CUTS:
@@ -151,7 +154,10 @@ class Cuts:
             yield Cut(("cover", r, flat, most), np.array(columns), np.array(weights, dtype=np.float64), most)
 
     def add(self, cut: Cut) -> int:
-        """Take a cut among the rows; its number."""
+        """Take a cut among the rows; its number, which it has already if it was found before."""
+        if cut.key in self._numbers:
+            return self._numbers[cut.key]
+        self._numbers[cut.key] = len(self.index)
         self.cuts.append(cut)
         self.index.append(cut.index)
         self.value.append(cut.value)
@@ -189,7 +195,9 @@ class Cuts:
 
     def _derive(self, rough: _Rough) -> Cut | None:
         """The cut in exact whole numbers."""
-        multipliers, divisor = rough.multipliers, rough.divisor
+        # the same cut in smaller numbers
+        common = math.gcd(rough.divisor, *rough.multipliers.values())
+        multipliers, divisor = {r: m // common for r, m in rough.multipliers.items()}, rough.divisor // common
         sums: dict[int, int] = {}
         b = 0
         back: dict[int, int] = {}

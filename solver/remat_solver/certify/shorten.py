@@ -41,7 +41,7 @@ _HALF = 0.5
 """The share of what a leaf can spare that the linear program is given; the rest is for rounding."""
 _SMALL = 1e-4
 """Changes of this share of the largest are charged half as much as changes of nothing are, the second time."""
-_WITH_ROW = 5.0
+_WITH_ROW = 20.0
 """How much more the first multiplier of a rounded row is charged: the row has to be written for it."""
 _FINEST = 12
 """Digits of the denominator at most."""
