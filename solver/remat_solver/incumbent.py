@@ -157,10 +157,10 @@ class Incumbent:
             self.known = self.known.with_bound(Bound(bound_ns, within), proof)
             self._report(source)
 
-    def rewritten(self, bound_ns: int, proof: Proof) -> None:
-        """Take another certificate in the place of the whole space's: a shorter one, of nearly the same bound."""
+    def rewritten(self, old: Proof, bound_ns: int, proof: Proof) -> None:
+        """Take a shorter certificate, of nearly the same bound, in the place of an old one if that is still known."""
         with self._lock:
-            if self._closed or self.known.proof is None or gap_of(self.cost_ns or 0, bound_ns) > self.max_gap:
+            if self._closed or self.known.proof != old or gap_of(self.cost_ns or 0, bound_ns) > self.max_gap:
                 return
             self.known = self.known.with_bound_instead(Bound(bound_ns), proof)
 

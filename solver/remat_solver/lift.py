@@ -91,12 +91,12 @@ class LiftedIncumbent(Incumbent):
             return
         self.outer.raise_bound(bound_ns, source, (*within, *self.within), self._outside(proof, self.problem))
 
-    def rewritten(self, bound_ns: int, proof: Proof) -> None:
+    def rewritten(self, old: Proof, bound_ns: int, proof: Proof) -> None:
         """Take a shorter certificate here, and on the subject where it is the subject's."""
-        super().rewritten(bound_ns, proof)
-        outside = self._outside(proof, self.problem)
-        if not self._plans_only and not self.within and outside is not None:
-            self.outer.rewritten(bound_ns, outside)
+        super().rewritten(old, bound_ns, proof)
+        before, after = self._outside(old, self.problem), self._outside(proof, self.problem)
+        if not self._plans_only and not self.within and before is not None and after is not None:
+            self.outer.rewritten(before, bound_ns, after)
 
     def prove_infeasible(
         self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None

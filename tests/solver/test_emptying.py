@@ -40,7 +40,7 @@ def grown(engine: Engine, problem: Problem, cuts: set[int], extra: int) -> tuple
         cutoff=factor * extra,
         deadline=Deadline(60),
         stopped=None,
-        turn_s=1.0,
+        turn_s=0.5,
         factor=row_factors(round_.program),
         cheaper=(program.rows - 1, factor * extra),
     )

@@ -57,8 +57,12 @@ class Emptying:
         self.ended = False
         """Whether nothing more can be done: no cutting plane is found, or HiGHS fails."""
 
-    def go_on(self, seconds: float, over: Callable[[], bool]) -> tuple[NDArray[np.int64], Floats] | None:
+    def go_on(
+        self, seconds: float, deadline: float, over: Callable[[], bool]
+    ) -> tuple[NDArray[np.int64], Floats] | None:
         """Rounds of cutting planes for so many CPU seconds, and one at least; rows and duals once no point is left."""
+        limit = self._solver.getRunTime() + max(0.01, deadline - time.monotonic())
+        self._solver.setOptionValue("time_limit", limit)
         until = time.process_time() + seconds
         while not self.ended and not over():
             began = time.process_time()

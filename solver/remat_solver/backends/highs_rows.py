@@ -33,15 +33,15 @@ class CutRows:
         self.solver, self.cuts, self._idle = solver, cuts, idle
         self.number = list(range(rows))
         self._base = rows
-        self._rounds = 0
+        self.rounds = 0
 
     def tighten(self, x: Floats, over: Callable[[], bool]) -> bool:
         """Add cutting planes that a point breaks; whether there are any."""
         found = [] if self.cuts is None else self.cuts.separate(self.solver, x, self.number, over)
         if not found:
             return False
-        self._rounds += 1
-        if self._rounds % _DROP_EVERY == 0 and len(self.number) > self._base + self._idle:
+        self.rounds += 1
+        if self.rounds % _DROP_EVERY == 0 and len(self.number) > self._base + self._idle:
             self._drop_idle()
         for cut in found:
             assert self.cuts is not None

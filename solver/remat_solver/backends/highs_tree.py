@@ -42,13 +42,13 @@ _CUT_SHARE = 0.3
 """The share of the time that cutting planes may take before the first branch."""
 _CUT_GAIN, _CUT_PATIENCE = 0.05, 1
 """Rounds of cuts end when so many in a row raise the bound by less than this share of all that they have raised it."""
-_EMPTYING, _EMPTYING_IDLE = 0.1, 1.0
-"""How long emptying may take, as a share of the CPU seconds of the tree; and where that is idle."""
 _AT_FIRST = 0.1
-"""CPU seconds for emptying before the first branch, one round at least."""
-_RISE, _IDLE_NODES, _MANY_NODES = 0.02, 32, 1000
-"""A tree is idle if the least bound has not risen by this share of what is to be proved after so many nodes; one of
-many nodes counts as idle, too: most that close do so before."""
+"""CPU seconds for emptying before the first branch, if a round takes no longer."""
+_RISE, _IDLE_NODES, _IDLE_SHARE = 0.02, 32, 1.0
+"""A tree is idle if after so many nodes the least bound has not risen by this share of what is to be proved; then
+emptying takes this share of the CPU seconds that the tree takes."""
+_MANY_NODES, _MANY_SHARE = 1000, 0.25
+"""The same of trees of many nodes, which seldom come to an end."""
 _EVERY = 16
 """Nodes after which that is looked at again."""
 
@@ -100,6 +100,9 @@ class Tree:
         self._root: Node | None = None
         self.plain: tuple[NDArray[np.int64], Floats] | None = None
         """The root's rows and duals without cutting planes, where emptying has closed it."""
+        self._plain: tuple[NDArray[np.int64], Floats] | None = None
+        self._round_s = 0.0
+        """CPU seconds of a round of cutting planes at the root."""
         self._waiting: list[tuple[float, int, Node]] | None = None
 
     def over(self) -> bool:
@@ -122,11 +125,12 @@ class Tree:
         root = self._root
         if root is None or (root.x is None and not root.empty and not root.children):
             root = self._root = self.solve(Node((), -np.inf))
+            self._plain = None if root.duals is None else (root.rows, root.duals)
             self._waiting = None
         if self._waiting is None:
-            if self._emptying is not None and root.duals is not None:
-                self._plain = root.rows, root.duals
+            began = time.process_time()
             self._tighten(root)
+            self._round_s = (time.process_time() - began) / max(1, self.rows.rounds)
             if self.over():
                 return root
             self._waiting = []
@@ -170,11 +174,12 @@ class Tree:
         if emptying is None or emptying.ended or root is None or waiting[0][0] >= self.cutoff:
             return False
         risen = waiting[0][0] - self._first
-        rises = risen >= _RISE * (self.cutoff - self._first)
-        idle = self.nodes > (_MANY_NODES if rises else _IDLE_NODES)
+        idle = self.nodes > _IDLE_NODES and risen < _RISE * (self.cutoff - self._first)
+        share = _IDLE_SHARE if idle else _MANY_SHARE if self.nodes > _MANY_NODES else 0.0
         taken = self._seconds + time.process_time() - self._began - emptying.seconds
-        left = max(_AT_FIRST, (_EMPTYING_IDLE if idle else _EMPTYING) * taken) - emptying.seconds
-        found = emptying.go_on(left, self.over) if left > 0 else None
+        left = max(_AT_FIRST, share * taken) - emptying.seconds
+        least = 0.0 if emptying.seconds else self._round_s
+        found = emptying.go_on(left, self.deadline, self.over) if left > least else None
         if found is None:
             return False
         root.rows, root.duals = found

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remat_ir import Plan, plan_of
+from remat_ir import Plan, gap_of, plan_of
 from remat_ir.proof import StageProof
 from remat_ir.restrictions import ONE_PER_STAGE
 
@@ -114,15 +114,16 @@ class Proof:
 
     def _shorten(self, engine: Engine) -> None:
         """Make the last certificate shorter, if it is longer than the plan, for nearly the same bound."""
-        proof, plan, bound = self.incumbent.known.proof, self.incumbent.plan, self.incumbent.bound_ns
+        incumbent = self.incumbent
+        proof, plan, bound, cost = incumbent.known.proof, incumbent.plan, incumbent.bound_ns, incumbent.cost_ns
         if self._certifier is None or not isinstance(proof, StageProof) or not isinstance(plan, Plan):
             return
-        if len(proof.nodes) == 1 and not self.incumbent.infeasible:
-            solving_ = solving(engine, self.incumbent, ending=True)
-            wanted = wanted_ns(self.incumbent, bound)
-            found = self._certifier.spared(Certified(proof, bound), wanted, length(plan), solving_)
+        if len(proof.nodes) == 1 and cost is not None and gap_of(cost, bound) <= incumbent.max_gap:
+            certified, wanted = Certified(proof, bound), wanted_ns(incumbent, bound)
+            shorter = solving(engine, incumbent, ending=True)
+            found = self._certifier.spared(certified, wanted, length(plan), shorter)
             if found.bound_ns is not None and found.proof is not proof:
-                self.incumbent.rewritten(found.bound_ns, found.proof)
+                incumbent.rewritten(proof, found.bound_ns, found.proof)
 
     def _go_on(self, linear: Engine, integer: Engine) -> None:
         """Integer programs, each cut where its point breaks the memory, and trees of linear programs, which certify.
