@@ -154,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             done.append(measure(name, graph, fraction, options.limit, options.longer))
             lines.append(row(done[-1].cells))
             print(lines[-1], flush=True)
+            if done[-1].longer is not None:
+                print(f"with {options.longer:g} s: {row(done[-1].longer[2])}", flush=True)
     again = [one.longer[2] for one in done if one.longer is not None]
     if again:
         lines += ["", f"What was open, with {options.longer:g} s:", "", table(_LONGER, again)]
