@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from remat_ir import Problem, problem_digest
+from remat_ir import Plan, Problem, problem_digest
 from remat_ir.proof import Branch, InvalidProof, Leaf, StageProof
 from remat_ir.proof.certificate import MOST_NODES, MOST_ROWS, Row
 from remat_ir.proof.check import inequality, prove_stages, relaxation_of
@@ -149,9 +149,9 @@ class Certifier:
         both = None if carries is None else joined(found.proof, carries.proof)
         return (None if both is None else self.check(both)) or found
 
-    def spared(self, found: Certified, wanted_ns: float, most: int, shorter: tuple[Solve, Deadline]) -> Certified:
-        """A certificate of more than `most` bytes made shorter, for as long as it proves what is wanted."""
-        if found.bound_ns is None or found.bound_ns < wanted_ns or length(found.proof) <= most:
+    def spared(self, found: Certified, wanted_ns: float, plan: Plan, shorter: tuple[Solve, Deadline]) -> Certified:
+        """A certificate that is longer than a plan made shorter, for as long as it proves what is wanted."""
+        if found.bound_ns is None or found.bound_ns < wanted_ns or length(found.proof) <= length(plan):
             return found
         return self._with_less(found, wanted_ns, *shorter)
 

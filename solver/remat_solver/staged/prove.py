@@ -19,7 +19,6 @@ from remat_ir.restrictions import ONE_PER_STAGE
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
 from ..certify.stages import Certified, Certifier, wanted_ns
-from ..certify.write import length
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats
@@ -121,7 +120,7 @@ class Proof:
         if len(proof.nodes) == 1 and cost is not None and gap_of(cost, bound) <= incumbent.max_gap:
             certified, wanted = Certified(proof, bound), wanted_ns(incumbent, bound)
             shorter = solving(engine, incumbent, ending=True)
-            found = self._certifier.spared(certified, wanted, length(plan), shorter)
+            found = self._certifier.spared(certified, wanted, plan, shorter)
             if found.bound_ns is not None and found.proof is not proof:
                 incumbent.rewritten(proof, found.bound_ns, found.proof)
 
@@ -243,7 +242,7 @@ class Proof:
         plan, cost = self.incumbent.plan, self.incumbent.cost_ns
         if isinstance(plan, Plan) and cost is not None:
             wanted = cost - self.incumbent.max_gap * cost
-            found = self._certifier.spared(found, wanted, length(plan), solving(engine, self.incumbent))
+            found = self._certifier.spared(found, wanted, plan, solving(engine, self.incumbent))
         if found.bound_ns is None:
             budget = self.incumbent.problem.budget_bytes
             reason = f"No plan fits into {budget} bytes: the staged relaxation has no solution."
