@@ -150,32 +150,3 @@ def test_tests_take_only_graphs_and_models_from_the_benchmarks(path: Path) -> No
     imported = set(re.findall(r"(?:from|import) (benchmarks(?:\.\w+)*)", path.read_text()))
     allowed = OPEN_TO_TESTS | ({"benchmarks.harness"} if path in SHARE_TOOLS else set())
     assert {".".join(name.split(".")[:2]) for name in imported} <= allowed, path
-
-
-LONGEST_MODULE = 400
-
-
-def test_modules_are_short() -> None:
-    """No module has more than 400 lines, tests and benchmarks included."""
-    folders = ("solver", "service", "client", "benchmarks", "tests", "examples")
-    lengths = {p: len(p.read_text().splitlines()) for folder in folders for p in (ROOT / folder).rglob("*.py")}
-    long = {str(path.relative_to(ROOT)) for path, lines in lengths.items() if lines > LONGEST_MODULE}
-    assert not long
-
-
-LONGEST_FUNCTION = 60
-
-
-def long_functions(source: str) -> list[str]:
-    """The functions with more than 60 lines, signature and docstring included."""
-    defined = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return [n.name for n in defined if n.end_lineno is not None and n.end_lineno - n.lineno >= LONGEST_FUNCTION]
-
-
-def test_functions_are_short() -> None:
-    """No function of the three packages has more than 60 lines; one line more is found, in a method too."""
-    found = {str(path.relative_to(ROOT)): long for path in SOURCES if (long := long_functions(path.read_text()))}
-    assert not found
-    method = "class C:\n    async def f(self):\n" + "        pass\n" * (LONGEST_FUNCTION - 1)
-    assert long_functions(method) == []
-    assert long_functions(method + "        pass\n") == ["f"]
