@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_tests_that_a_page_names_are_there(page: Path) -> None:
-    for path, name in NAMED.findall(page.read_text()):
-        assert f"def {name}(" in (ROOT / path).read_text(), f"{path} has no {name}"
+def test_tests_that_a_page_names_are_there() -> None:
+    named = {(path, name) for page in (ROOT / "docs").glob("*.md") for path, name in NAMED.findall(page.read_text())}
+    assert len(named) > 20
+    assert [f"{path}::{name}" for path, name in sorted(named) if f"def {name}(" not in (ROOT / path).read_text()] == []
 
 
 def test_what_differs_on_cuda_is_shown_by_tests() -> None:
