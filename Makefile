@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help test test-solver test-service test-client test-slow simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -18,11 +18,26 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --no-compile --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# one part alone: an environment of its own, with what that part needs
+.venv-%/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --no-compile --disable-pip-version-check --quiet -c constraints.txt -e '.[dev-$*]'
+	touch $@
+
 demo: $(STAMP)  ## train two real models at half their activation memory, planned by the service
 	$(BIN)/python -m benchmarks.demo
 
 test: $(STAMP) lint  ## the checks and every test that is quick
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not standin'
+
+test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, in an environment without torch and web
+	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/ir tests/solver
+
+test-service: .venv-service/.installed  ## the tests of the service, in an environment without torch
+	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/service
+
+test-client: $(STAMP)  ## the tests of the client
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not standin' tests/client
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
@@ -36,11 +51,13 @@ test-standin: $(STAMP)  ## what needs a CUDA device, on a stand-in for one that 
 test-gpu:  ## the acceptance test on a GPU, ten minutes: PYTHON has a CUDA build of torch and this package
 	$(PYTHON) tests/gpu/run.py --report remat-gpu-report.json
 
-lint: $(STAMP)  ## style, types, and which room may import which
+lint: $(STAMP)  ## style, types, which package may import which, and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github
 
 wheel: $(STAMP)  ## build the wheel, install it into empty environments, import what each should hold
 	PYTHON=$(PYTHON) BUILD=$(BIN)/python sh tests/house/wheel.sh
@@ -54,4 +71,4 @@ audit-dependencies: $(STAMP)  ## known vulnerabilities of what docker/requiremen
 	$(BIN)/pip-audit --require-hashes --disable-pip -r docker/requirements.lock
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-* dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

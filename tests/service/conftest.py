@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from service.browsing import Stored, Visit, storing
 from service.serving import Service, serving
 
+collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
+"""Its plans are made by the client, of a captured step."""
 os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
 
 
