@@ -9,8 +9,8 @@ from typing import TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..settings import Settings
-from ..storage import migrations
 from ..storage.database import Database
+from ..storage.prepare import migrate
 from ..tenants.administration import operator, record
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ def in_database(work: Callable[[AsyncConnection], Awaitable[T]], act: str | None
     async def run() -> T:
         database = Database(Settings().database_url.get_secret_value())
         try:
+            await migrate(database)
             async with database.write() as connection:
-                await connection.run_sync(migrations.upgrade)
                 result = await work(connection)
                 if act is not None:
                     await record(connection, operator(), act, about)

@@ -69,6 +69,25 @@ class Database:
             async with connection.begin():
                 yield connection
 
+    @asynccontextmanager
+    async def change_schema(self) -> AsyncIterator[AsyncConnection]:
+        """A write transaction for migrations, in which SQLite does not enforce foreign keys.
+
+        SQLite changes most of a table by a copy of it, and dropping the old one would take along, or be refused for,
+        the rows that refer to it. The setting can't be changed within a transaction.
+        """
+        if not self.is_sqlite:
+            async with self.write() as connection:
+                yield connection
+            return
+        async with self._writing, self.engine.connect() as connection:
+            await connection.execution_options(remat_writer=True, remat_foreign_keys=False)
+            try:
+                async with connection.begin():
+                    yield connection
+            finally:
+                await connection.run_sync(_enforce_foreign_keys)
+
     def insert(self, table: Table) -> Any:
         """An INSERT of this dialect, which knows `on_conflict_do_nothing` and `on_conflict_do_update`."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
@@ -101,6 +120,14 @@ def _on_connect(connection: Any, record: object) -> None:
     cursor.close()
 
 
+def _enforce_foreign_keys(connection: Connection) -> None:
+    cursor = connection.connection.cursor()  # past SQLAlchemy, which would begin a transaction
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
 def _on_begin(connection: Connection) -> None:
-    writer = connection.get_execution_options().get("remat_writer")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writer else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get("remat_foreign_keys", True):
+        connection.exec_driver_sql("PRAGMA foreign_keys=OFF")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("remat_writer") else "BEGIN")

@@ -22,7 +22,7 @@ async def migrate(database: Database) -> None:
         ServiceError: the database can't be opened, or written to.
     """
     try:
-        async with database.write() as connection:
+        async with database.change_schema() as connection:
             await connection.run_sync(migrations.upgrade)
     except DBAPIError as error:
         where = database.engine.url.render_as_string(hide_password=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,20 +34,44 @@ def lock(connection: Connection) -> None:
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the schema forwards; safe to call from many processes at once."""
+    """Bring the schema forwards; safe to call from many processes at once.
+
+    On SQLite in a transaction of `Database.change_schema`.
+    """
     lock(connection)
     if revision == "head" and current(connection) == head():
         return
     from alembic import command
 
-    command.upgrade(configuration(connection), revision)
+    with _references_kept(connection):
+        command.upgrade(configuration(connection), revision)
 
 
 def downgrade(connection: Connection, revision: str = "base") -> None:
-    """Take the schema back."""
+    """Take the schema back; on SQLite in a transaction of `Database.change_schema`, as an upgrade."""
     from alembic import command
 
-    command.downgrade(configuration(connection), revision)
+    with _references_kept(connection):
+        command.downgrade(configuration(connection), revision)
+
+
+@contextmanager
+def _references_kept(connection: Connection) -> Iterator[None]:
+    """On SQLite: tables are copied without regard to foreign keys, and every row still finds what it refers to.
+
+    Raises:
+        RuntimeError: foreign keys are enforced here, or a row has lost what it refers to.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    if connection.scalar(text("PRAGMA foreign_keys")):
+        raise RuntimeError("a schema is changed in a transaction of Database.change_schema")
+    before = len(connection.execute(text("PRAGMA foreign_key_check")).all())
+    yield
+    after = len(connection.execute(text("PRAGMA foreign_key_check")).all())
+    if after > before:
+        raise RuntimeError(f"the migration leaves {after - before} rows without the row that they refer to")
 
 
 def current(connection: Connection) -> str | None:
