@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from remat_ir import Problem, plain_peak
+from remat_service.errors import Unauthorized, Unavailable
+from remat_service.settings import Settings
+from remat_service.web import tokens
 from service.serving import Service, serving, training_graph
 from service.test_tenants import Tenant, cli
 
@@ -32,20 +36,24 @@ class Issuer:
     def __init__(self) -> None:
         self.keys = {"one": rsa.generate_private_key(public_exponent=65537, key_size=2048)}
         self.asked = 0
+        self.answers = threading.Event()  # while it is not set, nobody is answered
+        self.answers.set()
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 issuer.asked += 1
+                issuer.answers.wait(60)
                 documents = {
                     "/.well-known/openid-configuration": {"issuer": issuer.url, "jwks_uri": issuer.url + "/keys"},
                     "/keys": {"keys": [issuer.public(kid) for kid in issuer.keys]},
                 }
                 body = json.dumps(documents[self.path]).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                with suppress(OSError):  # who has asked may have given up
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(body)))
+                    self.end_headers()
+                    self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing."""
@@ -186,6 +194,70 @@ def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, workers=1, require_keys="true", oidc_issuer="http://127.0.0.1:9") as own, issuing() as other:
         assert status(own, other.token()) == 503
         assert status(own, cli(own, "keys", "create", "anna")) == 200
+
+
+async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the provider is asked for an unknown key, tokens signed by known ones are verified."""
+    monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+    with issuing() as issuer:
+        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        assert (await verifier.verify(issuer.token())).subject == "anna"
+        issuer.answers.clear()
+        asked = issuer.asked
+        strangers = [asyncio.create_task(verifier.verify(FORGED["an unknown key"](issuer))) for _ in range(3)]
+        await until(lambda: issuer.asked > asked)
+        assert (await verifier.verify(issuer.token())).subject == "anna"
+        assert not any(stranger.done() for stranger in strangers)
+        strangers.pop().cancel()  # who goes away takes nothing from the others
+        issuer.answers.set()
+        assert [type(each) for each in await asyncio.gather(*strangers, return_exceptions=True)] == [Unauthorized] * 2
+        assert issuer.asked == asked + 2
+
+
+async def test_a_silent_provider_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six tokens at once are refused after one silence, the seventh at once; known keys outlive one of any length."""
+    monkeypatch.setattr(tokens, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(tokens, "_FAILED_FOR_S", 3600.0)
+    with issuing() as issuer:
+        issuer.answers.clear()
+        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        refused = await asyncio.gather(*(verifier.verify(issuer.token()) for _ in range(6)), return_exceptions=True)
+        assert [type(each) for each in refused] == [Unavailable] * 6
+        with pytest.raises(Unavailable):
+            await verifier.verify(issuer.token())
+        assert issuer.asked == 1
+        issuer.answers.set()
+        monkeypatch.setattr(tokens, "_FAILED_FOR_S", 0.0)
+        assert (await verifier.verify(issuer.token())).subject == "anna"
+        issuer.answers.clear()
+        monkeypatch.setattr(tokens, "_KEYS_FOR_S", 0.0)
+        monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+        for _ in range(3):
+            assert (await verifier.verify(issuer.token())).subject == "anna"
+        await until(lambda: verifier._fetching is None)  # it ends within the test
+        issuer.answers.set()
+
+
+async def test_a_key_that_was_withdrawn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of long ago are fetched before one of them is used again."""
+    with issuing() as issuer:
+        verifier = tokens.Tokens(Settings(oidc_issuer=issuer.url))
+        issuer.keys["two"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        token = issuer.token("two")
+        assert (await verifier.verify(token)).subject == "anna"
+        del issuer.keys["two"]
+        assert (await verifier.verify(token)).subject == "anna"
+        monkeypatch.setattr(tokens, "_KEYS_FOR_S", 0.0)
+        monkeypatch.setattr(tokens, "_AGAIN_S", 0.0)
+        with pytest.raises(Unauthorized):
+            await verifier.verify(token)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what happens in another thread or task."""
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.slow
