@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import statistics
 import time
@@ -271,21 +272,53 @@ def test_quotas(locked: Service) -> None:
     refused = tenant.post(Problem(training_graph(15), 10**9))
     assert (refused.status_code, refused.headers["retry-after"].isdigit()) == (429, True)
     assert tenant.post(stored).json()["cache"] == "hit"
-    cli(locked, "tenants", "quota", "hans", "--solver-seconds", "0")
+    cli(locked, "tenants", "quota", "hans", "--queued", "none", "--solver-seconds", "0")
     refused = tenant.post(Problem(training_graph(15), 10**9))
     assert refused.status_code == 429
     assert "solver seconds" in refused.json()["detail"]
-    cli(locked, "tenants", "quota", "hans", "--queued", "1")
+    cli(locked, "tenants", "quota", "hans", "--solver-seconds", "none", "--queued", "1")
     graph = hard_graph(40, 3)
     sweep = {"graph": graph.to_json(), "budgets_bytes": [plain_peak(graph) - i for i in range(1, 9)], "max_gap": 0}
     assert tenant.http.post("/v1/sweeps", json=sweep).status_code == 429
     rows = tenant.http.get("/v1/solves").json()["solves"]
     assert not [row for row in rows if row["status"] in ("queued", "running")]
-    cli(locked, "tenants", "quota", "hans")
+    cli(locked, "tenants", "quota", "hans", "--queued", "none")
     assert tenant.post(Problem(training_graph(15), 10**9)).status_code == 200
     cli(locked, "tenants", "disable", "hans")
     time.sleep(2.2)
     assert tenant.post(stored).status_code == 401
+
+
+def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
+    """Without an option it shows; an option changes one limit; `none` removes one; what is no limit changes nothing."""
+    url = {"REMAT_DATABASE_URL": f"sqlite:///{tmp_path}/quotas.sqlite"}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(app, ["tenants", *arguments], env=url)
+        return done.exit_code, done.output.strip()
+
+    run("add", "emil")
+    none = "running -  queued -  solver seconds -  stored bytes -  requests -  profiles -"
+    assert run("quota", "emil") == (0, none)
+    assert run("quota", "emil", "--requests", "3", "--running", "7")[0] == 0
+    both = none.replace("running -", "running 7").replace("requests -", "requests 3")
+    assert run("quota", "emil") == (0, both)
+    half = run("quota", "emil", "--solver-seconds", "0.5", "--running", "none")
+    assert half == (0, both.replace("running 7", "running -").replace("seconds -", "seconds 0.5"))
+    for wrong in ("-1", "1.5", "nan", "all", ""):
+        code, said = run("quota", "emil", "--profiles", wrong)
+        assert (code, "neither a number" in " ".join(said.split())) == (2, True), said
+    assert run("quota", "emil") == half
+    assert run("quota", "nobody")[0] != 0
+    done = CliRunner().invoke(app, ["history"], env=url)
+    acts = [json.loads(line) for line in done.output.splitlines()]
+    changes = [
+        {name: act[name] for name in act if name.startswith("most_")} for act in acts if act["act"] == "tenants quota"
+    ]
+    assert changes == [
+        {"most_requests": 3, "most_running": 7},
+        {"most_solver_seconds": 0.5, "most_running": None},
+    ]
 
 
 def test_quotas_on_what_is_kept(tmp_path: Path) -> None:

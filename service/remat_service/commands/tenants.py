@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from ..tenants import keys
 from .transaction import in_database
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
+_NONE = "none"
 tenants_app = typer.Typer(no_args_is_help=True, help="Tenants, their quotas and their stored answers.")
 
 
@@ -107,18 +109,35 @@ def add(
     )
 
 
+def _limit(kind: type[int] | type[float], help: str) -> Any:
+    """An option that is a number from 0, or the word that removes the limit."""
+
+    def read(text: str) -> float | str:
+        if text == _NONE:
+            return text
+        try:
+            number = kind(text)
+        except ValueError:
+            number = -1
+        if not 0 <= number < math.inf:
+            raise typer.BadParameter(f"{text!r} is neither a number from 0 nor {_NONE!r}")
+        return number
+
+    return typer.Option(parser=read, metavar=f"N|{_NONE}", help=help)
+
+
 @tenants_app.command("quota")
 def quota(
     name: str,
-    running: Annotated[int | None, typer.Option(min=0, help="Most solves running at once.")] = None,
-    queued: Annotated[int | None, typer.Option(min=0, help="Most solves queued at once.")] = None,
-    solver_seconds: Annotated[float | None, typer.Option(min=0, help="Most solver seconds a day.")] = None,
-    stored_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of graphs and plans for a new solve.")] = None,
-    requests: Annotated[int | None, typer.Option(min=0, help="Most requests kept; the oldest ended ones go.")] = None,
-    profiles: Annotated[int | None, typer.Option(min=0, help="Most profiles kept.")] = None,
+    running: Annotated[Any, _limit(int, "Most solves running at once.")] = None,
+    queued: Annotated[Any, _limit(int, "Most solves queued at once.")] = None,
+    solver_seconds: Annotated[Any, _limit(float, "Most solver seconds a day.")] = None,
+    stored_bytes: Annotated[Any, _limit(int, "Bytes of graphs and plans for a new solve.")] = None,
+    requests: Annotated[Any, _limit(int, "Most requests kept; the oldest ended ones go.")] = None,
+    profiles: Annotated[Any, _limit(int, "Most profiles kept.")] = None,
 ) -> None:
-    """Set a tenant's quotas; what is not named has no limit."""
-    limits = {
+    """Show a tenant's quotas, or change those that are named; `none` removes one."""
+    named = {
         "most_running": running,
         "most_queued": queued,
         "most_solver_seconds": solver_seconds,
@@ -126,13 +145,17 @@ def quota(
         "most_requests": requests,
         "most_profiles": profiles,
     }
+    limits = {column: None if limit == _NONE else limit for column, limit in named.items() if limit is not None}
 
-    async def work(connection: AsyncConnection) -> None:
-        done = await connection.execute(update(tenants).where(tenants.c.name == name).values(limits))
-        if done.rowcount != 1:
+    async def work(connection: AsyncConnection) -> str:
+        if limits:
+            await connection.execute(update(tenants).where(tenants.c.name == name).values(limits))
+        row = (await connection.execute(select(tenants).where(tenants.c.name == name))).first()
+        if row is None:
             raise NotFound(f"there is no tenant {name!r}")
+        return _quotas(row)
 
-    in_database(work, "tenants quota", name=name, **limits)
+    typer.echo(in_database(work, "tenants quota" if limits else None, name=name, **limits))
 
 
 @tenants_app.command("disown")
@@ -177,7 +200,7 @@ def list_tenants() -> None:
         )
         return [
             f"{row.name}  {row.scope}  epoch {row.epoch}  weight {row.weight:g}  "
-            + "  ".join(f"{what} {'-' if most is None else most}" for what, most in _quotas(row).items())
+            + _quotas(row)
             + ("  disabled" if row.disabled else "")
             for row in rows
         ]
@@ -186,8 +209,8 @@ def list_tenants() -> None:
         typer.echo(line)
 
 
-def _quotas(row: Any) -> dict[str, float | None]:
-    return {
+def _quotas(row: Any) -> str:
+    limits = {
         "running": row.most_running,
         "queued": row.most_queued,
         "solver seconds": row.most_solver_seconds,
@@ -195,3 +218,4 @@ def _quotas(row: Any) -> dict[str, float | None]:
         "requests": row.most_requests,
         "profiles": row.most_profiles,
     }
+    return "  ".join(f"{what} {'-' if most is None else most}" for what, most in limits.items())
