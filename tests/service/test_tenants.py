@@ -341,6 +341,11 @@ def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
 
         eventually(kept, 20)
         assert "requests 2" in cli(own, "tenants", "list")
+        assert emil.post(problems[2]).json()["cache"] == "miss"  # at the quota: the oldest go
+        eventually(kept, 20)
+        cli(own, "tenants", "quota", "emil", "--requests", "0")
+        assert emil.post(problems[1]).status_code == 429  # none can go
+        cli(own, "tenants", "quota", "emil", "--requests", "2")
 
         cli(own, "tenants", "quota", "emil", "--profiles", "2")
         upload = {"device": "d", "profiles": {"a": [1, 0], "b": [2, 0]}}

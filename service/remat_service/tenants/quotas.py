@@ -50,9 +50,13 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
                 retry_after_s=wait,
             )
     if limits.most_requests is not None:
-        kept = await _count(connection, select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id))
-        if kept >= limits.most_requests:
-            raise RateLimited(f"{kept} requests are kept, the most for this tenant", retry_after_s=60)
+        mine = select(requests.c.id).where(requests.c.tenant_id == caller.tenant_id)
+        under_way = await _count(connection, mine.where(requests.c.ended.is_(False)))  # ended ones make room: see below
+        if under_way >= limits.most_requests:
+            raise RateLimited(
+                f"{under_way} requests are under way, and {limits.most_requests} are kept for this tenant",
+                retry_after_s=10,
+            )
     if limits.most_stored_bytes is not None:
         stored = await stored_bytes(connection, caller.tenant_id)
         if stored >= limits.most_stored_bytes:
