@@ -15,7 +15,8 @@ from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Graph, Plan, Problem, plain_peak, plain_plan, verify
 from remat_ir.batch import BatchFamily
-from service.serving import Service, example, serving, training_graph
+from service.serving import Service, eventually, example, serving, training_graph
+from service.test_tenants import cli
 from solver.brute import optimum
 
 GRAPH = Graph(
@@ -159,3 +160,31 @@ def test_the_example_of_named_sizes(service: Service) -> None:
     assert data["batches"] == [1, 2, 3, 4]
     assert data["bound"] is None
     assert data["best_solve"] in {solve["id"] for solve in data["solves"]}
+
+
+def test_requests_that_are_forgotten_move_no_other_to_their_place(tmp_path: Path) -> None:
+    """Over the tenant's quota the oldest go: what is left of named sizes and of a search is still of its own batch."""
+    graph = training_graph(6, cost=81)
+    problem = Problem(graph, 8 * plain_peak(graph)).to_json()
+    with serving(tmp_path, workers=1, housekeeping_s=0.5) as own:
+        named = {"problem": problem, "batches": [1, 64, 2, 8, 4], "time_limit_s": 5, "method": "greedy"}
+        posted = [own.http.post("/v1/max-batch", json=body) for body in (named, {"problem": problem})]
+        before = [finished(own, each) for each in posted]
+        assert before[0]["best_batch"] == 8
+        of = [dict(zip((each["id"] for each in data["solves"]), data["batches"], strict=True)) for data in before]
+        assert len(of[0]) == 5
+        places = [f"/v1/max-batch/{data['id']}" for data in before]
+
+        cli(own, "tenants", "quota", "default", "--requests", str(2 + len(of[1])))
+        eventually(lambda: len(own.http.get(places[0]).json()["solves"]) == 2)
+        data = own.http.get(places[0]).json()
+        assert (data["batches"], data["best_batch"]) == ([8, 4], 8)
+        assert of[0][data["best_solve"]] == 8
+
+        cli(own, "tenants", "quota", "default", "--requests", "1")
+        eventually(lambda: len(own.http.get(places[1]).json()["solves"]) == 1)
+        data = own.http.get(places[1]).json()
+        assert [of[1][each["id"]] for each in data["solves"]] == data["batches"]
+        assert (data["best_batch"], data["bound"]) == (before[1]["best_batch"], before[1]["bound"])
+        assert data["best_solve"] in (None, data["solves"][0]["id"])
+        assert own.http.get(places[0]).status_code == 404

@@ -320,18 +320,24 @@ async def status(
 
 async def _document(context: Context, caller: Caller, row: Any) -> dict[str, Any]:
     about = row.about
-    solves = []
-    for _, request_id in about["tried"]:
-        one = await read.find_request(context, caller, request_id)
+    batches, solves = [], []
+    for batch, request_id in about["tried"]:
+        try:
+            one = await read.find_request(context, caller, request_id)
+        except NotFound:  # forgotten, as over the tenant's quota: what it said stands
+            continue
+        batches.append(batch)
         solves.append(one.answer if one.ended else await read.current_answer(context, one))
+    if about["tried"] and not solves:
+        raise NotFound(f"there is no {KIND} with this id")
     return {
         "id": row.id,
         "ended": about["ended"] is not None,
         "solves": solves,
-        "batches": [batch for batch, _ in about["tried"]],
+        "batches": batches,
         "best_batch": about["state"]["floor"] or None,
         "bound": about["state"]["ceiling"],
-        "best_solve": about["best_solve"],
+        "best_solve": about["best_solve"] if about["best_solve"] in [each["id"] for each in solves] else None,
         "most_cost_ns": about["most_cost_ns"],
         "message": _MESSAGES.get(about["ended"] or "", about["ended"] or "Searching."),
     }

@@ -17,7 +17,7 @@ from remat_solver.bounds import least_need
 
 from ..context import Context
 from ..errors import NotFound, ServiceError
-from ..identity import Caller
+from ..identity import Caller, Retry
 from ..settings import Settings
 from ..storage.epochs import of_epoch
 from ..storage.tables import groups, requests
@@ -125,8 +125,9 @@ async def start(context: Context, caller: Caller, group: Group) -> str:
         )
     taken: list[str] = []
     try:
-        for ask in group.asks:
-            taken += [await Submission(context, caller, ask, None, group_id).submit()]
+        for place, ask in enumerate(group.asks):
+            retry = Retry(f"{group_id}-{place}", "")  # says which of them it is: rows may go before the group does
+            taken += [await Submission(context, caller, ask, retry, group_id).submit()]
     except ServiceError:
         for request_id in taken:
             await cancel(context, caller, request_id)
@@ -154,30 +155,46 @@ async def status(
             )
         ).first()
         found = await connection.execute(
-            select(requests.c.id).where(requests.c.group_id == group_id, of_epoch(caller.epoch)).order_by(requests.c.id)
+            select(requests.c.id, requests.c.idempotency_key)
+            .where(requests.c.group_id == group_id, of_epoch(caller.epoch))
+            .order_by(requests.c.id)
         )
-        ids = [row.id for row in found]
-    if group is None or not ids:
+        places = _places(found.all())
+    if group is None or not places:
         raise NotFound(f"there is no {kind_name} with this id")
-    answers, ended = [], True
-    for request_id in ids:
-        row = await read.wait(context, caller, request_id, until)
+    answers, there, ended = [], [], True
+    for request_id, place in places:
+        try:
+            row = await read.wait(context, caller, request_id, until)
+        except NotFound:  # forgotten meanwhile, as over the tenant's quota
+            continue
         answers.append(read.listed_answer(context, row) if row.ended else await read.current_answer(context, row))
+        there.append(place)
         ended = ended and bool(row.ended)
     data: dict[str, Any] = {"id": group_id, "ended": ended, "solves": answers}
     if "batches" in group.about:
-        data |= _best_batch(group.about, answers)
+        data |= _best_batch(group.about, there, answers)
     return data, ended
 
 
-def _best_batch(about: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _places(rows: Sequence[Any]) -> list[tuple[str, int | None]]:
+    """The ids of a group's requests with their places in it, in order; no place where an earlier version wrote one."""
+    if any(row.idempotency_key is None for row in rows):
+        return [(row.id, None) for row in rows]
+    return sorted(((row.id, int(row.idempotency_key.rpartition("-")[2])) for row in rows), key=lambda each: each[1])
+
+
+def _best_batch(about: dict[str, Any], places: list[int | None], answers: list[dict[str, Any]]) -> dict[str, Any]:
     """The largest batch with a plan, and within the overhead where one was named; of the others nothing is claimed."""
+    batches = [about["batches"][place] for place in places if place is not None]
+    if not batches and len(places) == len(about["batches"]):
+        batches = about["batches"]
     fitting = [
         (batch, answer["id"])
-        for batch, answer in zip(about["batches"], answers, strict=False)
+        for batch, answer in zip(batches, answers, strict=False)
         if answer["overhead"] is not None
         and (about["max_overhead"] is None or answer["overhead"] <= about["max_overhead"])
     ]
     best, solve = max(fitting, default=(None, None))
     unsearched = {"bound": None, "most_cost_ns": None, "message": "Only the sizes that were named are tried."}
-    return {"batches": about["batches"], "best_batch": best, "best_solve": solve, **unsearched}
+    return {"batches": batches, "best_batch": best, "best_solve": solve, **unsearched}
