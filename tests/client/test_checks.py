@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import remat
+from remat._compat.versions import version
 from remat.training.enable import plans_of
 
 SIZE = 24
@@ -29,7 +30,7 @@ def lu_solved(h: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cholesky": lambda h: linalg.cholesky(positive(h)),
-    "torch.cholesky": lambda h: torch.cholesky(positive(h)),
+    **({"torch.cholesky": lambda h: torch.cholesky(positive(h))} if version() < (2, 15) else {}),
     "cholesky_solve": lambda h: torch.cholesky_solve(h, linalg.cholesky(positive(h))),
     "lu": lambda h: linalg.lu(positive(h))[1],
     "lu_factor and lu_solve": lu_solved,

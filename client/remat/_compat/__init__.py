@@ -3,7 +3,7 @@
 The part that knows Inductor, `_compat.inductor`, is imported by plans under Inductor alone.
 """
 
-from . import versions  # noqa: F401  the gate: an old torch lacks what the other parts import
+from . import gate  # noqa: F401  first: it refuses a torch that lacks what a part imports, by a sentence
 from .autograd import (
     OpaqueBase,
     accumulate_by_hand,

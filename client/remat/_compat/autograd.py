@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._library.opaque_object import register_opaque_type
-from torch._opaque_base import OpaqueBase
+
+if TYPE_CHECKING or find_spec("torch._custom_class_base") is None:  # renamed in torch 2.15
+    from torch._library.opaque_object import register_opaque_type
+    from torch._opaque_base import OpaqueBase
+
+    _BLACK_BOX = "reference"
+else:
+    from torch._custom_class_base import CustomClassBase as OpaqueBase
+    from torch._library.opaque_object import register_custom_class as register_opaque_type
+
+    _BLACK_BOX = "symbolic"
 
 __all__ = [
     "OpaqueBase",
@@ -41,7 +51,7 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 def register_opaque(kind: type[OpaqueBase]) -> None:
     """Let AOTAutograd hand objects of a class from the forward to the backward pass."""
-    register_opaque_type(kind, typ="reference")
+    register_opaque_type(kind, typ=_BLACK_BOX)
 
 
 def keeps_graph() -> bool:

@@ -21,7 +21,13 @@ from torch._dynamo.exc import unimplemented
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._functorch._aot_autograd.descriptors import SyntheticBaseAOTInput, ViewBaseAOTInput
+from torch._functorch._aot_autograd.descriptors import (
+    SubclassGetAttrAOTInput,
+    SubclassSizeAOTInput,
+    SubclassStrideAOTInput,
+    SyntheticBaseAOTInput,
+    ViewBaseAOTInput,
+)
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode
 from torch._library import simple_registry
@@ -66,7 +72,6 @@ require(
         (
             (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
             (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
-            (dynamo_graph_capture_for_export, ("fn",)),
             (unimplemented, ("gb_type", "context")),
         ),
         (
@@ -291,8 +296,16 @@ def only_real_tensors() -> Iterator[None]:
 
 
 def is_tangent(placeholder: fx.Node) -> bool:
-    """Whether a joint graph's input is the gradient of one of its outputs: AOTAutograd says so by its name alone."""
-    return str(placeholder.target).startswith("tangents")
+    """Whether a joint graph's input is the gradient of one of its outputs, or a part of one that is a tensor subclass.
+
+    AOTAutograd's descriptor says so; of a graph that has none its name does.
+    """
+    described = placeholder.meta.get("desc")
+    if described is None:
+        return str(placeholder.target).startswith("tangents")
+    while isinstance(described, SubclassGetAttrAOTInput | SubclassSizeAOTInput | SubclassStrideAOTInput):
+        described = described.base
+    return bool(described.is_tangent())
 
 
 def descriptors(graph: fx.Graph) -> list[Any]:

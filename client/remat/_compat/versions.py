@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-OLDEST = (2, 13)
+log = logging.getLogger("remat")
+
+OLDEST, NEWEST = (2, 11), (2, 15)
+"""The releases that the tests were run on: an older one is refused, a newer one is said to be new."""
 
 
 def version() -> tuple[int, int]:
@@ -17,8 +22,16 @@ def version() -> tuple[int, int]:
     return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
 
 
+def _dotted(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+TRIED = f"{_dotted(OLDEST)} to {_dotted(NEWEST)}"
+
 if version() < OLDEST:
-    raise ImportError(f"remat needs torch {OLDEST[0]}.{OLDEST[1]} or later, and {torch.__version__} is installed")
+    raise ImportError(f"remat needs torch {_dotted(OLDEST)} or later, and {torch.__version__} is installed")
+if version() > NEWEST:
+    log.warning("remat was tried with torch %s, and %s is installed", TRIED, torch.__version__)
 
 
 def lacking(
@@ -37,7 +50,22 @@ def require(missing: Sequence[str], reliant: str = "remat") -> None:
     """Refuse a torch that lacks something.
 
     Raises:
-        ImportError: it does; the message names all of it.
+        ImportError: it does; the message names all of it, and the releases that have it.
     """
     if missing:
-        raise ImportError(f"torch {torch.__version__} lacks what {reliant} relies on: {', '.join(missing)}")
+        raise ImportError(
+            f"torch {torch.__version__} lacks what {reliant} relies on: {', '.join(missing)}; torch {TRIED} have it"
+        )
+
+
+@contextlib.contextmanager
+def required(reliant: str = "remat") -> Iterator[None]:
+    """Imports of torch's modules and names inside are refused as by `require` where this torch lacks one."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise  # of another package; or a message of `require`
+        raise ImportError(
+            f"torch {torch.__version__} lacks what {reliant} relies on: {error}; torch {TRIED} have it", name="torch"
+        ) from error

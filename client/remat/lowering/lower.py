@@ -203,7 +203,9 @@ class _Lowering:
 
     def _save_state(self, into: _Pass, node: fx.Node) -> None:
         state = into.call(save_state, (_device(node),), {}, node.name + "_state")
-        state.meta = {"val": torch.empty(0, dtype=torch.uint8)}
+        # AOTAutograd counts the tensors that are saved by their fake ones
+        like = next(tensors(node.meta["val"]))
+        state.meta = {"val": like.new_empty(0, dtype=torch.uint8, device="cpu")}
         into.states[node] = state
 
     def _kernel(self, into: _Pass, node: fx.Node, again: bool, host_state: int) -> None:

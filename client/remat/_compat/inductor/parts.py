@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
+from ..versions import lacking, require, required
 
-from ..versions import lacking, require
-
-try:
+with required("a plan under Inductor"):
     import torch._functorch.config as functorch_config
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
     from torch._functorch._aot_autograd.graph_compile import collect_bw_donated_buffer_idxs
@@ -29,10 +27,6 @@ try:
     from torch._inductor.lowering import lowerings, register_lowering
     from torch._inductor.utils import get_dtype_size
     from torch._inductor.virtualized import V
-except ImportError as error:
-    raise ImportError(
-        f"plans under Inductor need torch 2.13's Inductor, and torch {torch.__version__} lacks a part of it: {error}"
-    ) from error
 
 
 __all__ = [
