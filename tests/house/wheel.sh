@@ -28,6 +28,7 @@ PY
 "$work/full/bin/pip" install --no-compile --disable-pip-version-check --quiet --require-hashes -r "$OLDPWD/docker/requirements.lock"
 "$work/full/bin/pip" install --no-compile --disable-pip-version-check --quiet -c "$OLDPWD/constraints.txt" "$wheel[service,torch]"
 "$work/full/bin/python" -c "import remat, remat_ir, remat_service, remat_solver, torch; print('wheel: full install has all four')"
+"$work/full/bin/python" -c "import torch; assert 'remat' in torch._dynamo.list_backends(); print('wheel: torch.compile knows the backend by its name')"
 "$work/full/bin/remat-service" --help >/dev/null
 "$work/full/bin/python" - <<'PY'
 import importlib.util
