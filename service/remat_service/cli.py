@@ -76,17 +76,9 @@ def migrate(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
 ) -> None:
     """Bring the database's schema up to date."""
-    from .storage.database import Database
-    from .storage.prepare import migrate as run
+    from .commands.store import migrate as run
 
-    async def work() -> None:
-        database = Database(_settings(database_url=database_url).database_url.get_secret_value())
-        try:
-            await run(database)
-        finally:
-            await database.close()
-
-    asyncio.run(work())
+    run(_settings(database_url=database_url))
 
 
 @app.command()
@@ -101,27 +93,12 @@ def openapi() -> None:
 @app.command()
 def scrub(
     database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Repair and drop, which can't be undone.")] = False,
 ) -> None:
-    """Read everything in the store again, and repair or drop what is damaged; also while a service runs."""
-    from .storage.database import Database
-    from .storage.prepare import migrate as prepare
-    from .storage.scrub import scrub as run
-    from .storage.seals import seals_at_hand
+    """Read everything in the store again and say what is damaged, also while a service runs; repair or drop it."""
+    from .commands.store import scrub as run
 
-    async def work() -> None:
-        settings = _settings(database_url=database_url)
-        database = Database(settings.database_url.get_secret_value())
-        seals = seals_at_hand(settings, database)
-        try:
-            await prepare(database)
-            found = await run(database, seals)
-        finally:
-            await database.close()
-        typer.echo("  ".join(f"{what} {count}" for what, count in found.items()) or "nothing is stored")
-        if seals is None:
-            typer.echo("seals were not looked at: their key is not here (REMAT_SEAL_KEY)", err=True)
-
-    asyncio.run(work())
+    run(_settings(database_url=database_url), apply)
 
 
 @app.command()

@@ -105,7 +105,7 @@ def build_context(
         notifier=Notifier(),
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),
-        health=Health(database),
+        health=Health(database, seals),
         leases=Leases(database.clock, settings.stale_after_s if settings.embedded else None),
         waits=Waits(database.clock),
         enqueue=enqueue_nothing,

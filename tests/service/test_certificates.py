@@ -305,9 +305,11 @@ def test_scrub_mends_what_was_edited(edited: Edited, edit: str, said: str) -> No
     """Once is enough: the second time nothing is found, and what is left is believed."""
     edited.edit(EDITS.get(edit, edit))
     environment = {"REMAT_DATABASE_URL": edited.own.database_url}
-    done = CliRunner().invoke(app, ["scrub"], env=environment)
+    shown = [CliRunner().invoke(app, ["scrub"], env=environment).stdout for _ in range(2)]
+    assert said in shown[1] == shown[0]  # nothing is changed without the word
+    done = CliRunner().invoke(app, ["scrub", "--apply"], env=environment)
     assert said in done.stdout, done.output
-    again = CliRunner().invoke(app, ["scrub"], env=environment).stdout
+    again = CliRunner().invoke(app, ["scrub", "--apply"], env=environment).stdout
     assert "dropped" not in again
     assert "mended" not in again
     before = edited.own.metric("remat_store_damaged_total")

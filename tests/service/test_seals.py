@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from remat_ir import Answer, Problem, budget_at, verify_answer
+from remat_ir import Answer, Problem, budget_at, plain_peak, verify_answer
+from remat_service.cli import app
 from remat_service.errors import ServiceError
 from remat_service.settings import Settings
 from remat_service.storage.database import Database
 from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
+from service.database import postgres
 from service.serving import serving, training_graph
 
 
@@ -60,17 +68,119 @@ def test_postgresql_needs_a_key_and_keys_rotate(monkeypatch: pytest.MonkeyPatch)
     assert not Seals([b"x" * 32]).holds("bounds", {"bound_ns": 7})
 
 
-def test_another_key_forgets_claims_and_keeps_what_is_certified(tmp_path: Path) -> None:
-    """With the key lost, sealed rows are misses; plans and certificates still answer."""
+@pytest.fixture
+def answered(tmp_path: Path) -> tuple[Problem, dict[str, Any], str]:
+    """A problem, its answer, and the URL of the stopped service's store: with profiles, claims, efforts and answers."""
     graph = training_graph(9, cost=91)
     problem = Problem(graph, budget_at(graph, 0.7))
     with serving(tmp_path, workers=1) as own:
-        _, first = own.post(problem, time_limit_s=20, max_gap=0.01)
-        own.stop()
-        own.settings["seal_key"] = "k" * 40
-        own.start()
-        assert own.get(first["id"], 0)[0] == 410
+        first = own.post(problem, time_limit_s=20, max_gap=0.01)[1]
+        own.http.post("/v1/profiles", json={"device": "d", "profiles": {"matmul": [100, 0]}})
+    return problem, first, own.database_url
+
+
+OTHER = {"REMAT_SEAL_KEY": "k" * 40}
+
+
+def _rows(folder: Path) -> dict[str, int]:
+    with sqlite3.connect(folder / "service.sqlite") as database:
+        tables = ("plans", "proofs", "bounds", "floors", "efforts", "requests", "profiles", "solves")
+        return {table: database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered: Any) -> None:
+    """Neither a server nor a command goes on with it, in a store from before `seal_keys` too; one sentence says why."""
+    _, _, url = answered
+    before = _rows(tmp_path)
+    environment = {**os.environ, "REMAT_DATABASE_URL": url, **OTHER}
+    for noted in (True, False):
+        if not noted:
+            with sqlite3.connect(tmp_path / "service.sqlite") as database:
+                database.execute("DELETE FROM seal_keys")
+        for command in (
+            ["serve", "--port", "0"], ["migrate"], ["scrub"], ["scrub", "--apply"], ["audit"], ["keys", "list"],
+            ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
+        ):  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-m", "remat_service.cli", *command],
+                env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), (command, done.stderr)
+            assert "is not the key that this store is sealed with" in done.stderr
+    assert _rows(tmp_path) == before
+
+
+def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None:
+    """With another key adopted, sealed rows are misses; plans and certificates still answer; nothing is deleted by
+    reading, so that with the old key found again all is there.
+    """
+    problem, first, url = answered
+    done = CliRunner().invoke(app, ["store", "adopt-key"], env={"REMAT_DATABASE_URL": url, **OTHER})
+    assert done.exit_code == 0, done.output
+    before = _rows(tmp_path)
+    with serving(tmp_path, workers=1, seal_key=OTHER["REMAT_SEAL_KEY"]) as own:
+        for _ in range(2):
+            assert own.get(first["id"], 0)[0] == 410
+            lookup = {"device": "d", "signatures": ["matmul"]}
+            assert own.http.post("/v1/profiles:lookup", json=lookup).json()["profiles"] == {}
+            assert own.http.get("/v1/solves").json()["solves"][0]["status"] == "failed"
         _, again = own.post(problem, time_limit_s=20, max_gap=0.01)
         assert again["cache"] == "hit"
         assert again["cost_ns"] == first["cost_ns"]
         assert verify_answer(problem, Answer.from_json(again)).bound_ns == again["bound_ns"]
+    assert {**_rows(tmp_path), "requests": before["requests"]} == before
+    shown = CliRunner().invoke(app, ["scrub"], env={"REMAT_DATABASE_URL": url, **OTHER})
+    assert "requests dropped 1  profiles dropped 1" in shown.stdout
+    assert "nothing was changed" in shown.stderr
+    both = f"{OTHER['REMAT_SEAL_KEY']},{os.environ['REMAT_SEAL_KEY']}"
+    with serving(tmp_path, workers=1, seal_key=both) as own:
+        assert own.get(first["id"], 0) == (200, first)
+        assert own.get(again["id"], 0) == (200, again)
+
+
+def test_keys_rotate_under_servers_that_run(tmp_path: Path) -> None:
+    """`old,new` on one process after the other, then `new,old`, then `new`: at every step each server gives what any of
+    them has stored, and nothing counts as damaged. In another order the first process does not start.
+    """
+    old, new = make_key(), make_key()
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    with ExitStack() as stack:
+        url = stack.enter_context(postgres())
+        given = {"database_url": url, "require_keys": "false"}
+        servers = [stack.enter_context(serving(folder, **given, seal_key=old, workers=1)) for folder in folders]
+
+        def every_answer_is_given(cost: int) -> None:
+            for server in servers:
+                graph = training_graph(5, cost=cost)
+                cost += 1
+                stored.append(server.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[1])
+            for server in servers:
+                assert [server.get(each["id"], 0) for each in stored] == [(200, each) for each in stored]
+                assert server.metric("remat_store_damaged_total") == 0
+                assert server.http.get("/readyz").status_code == 200
+
+        stored: list[dict[str, Any]] = []
+        every_answer_is_given(100)
+        refused = subprocess.run(
+            [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0"],
+            env={**os.environ, "REMAT_DATABASE_URL": url, "REMAT_SEAL_KEY": f"{new},{old}"},
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "start all of them with `old,new` first" in refused.stderr
+        for step, keys in enumerate((f"{old},{new}", f"{new},{old}")):
+            for number, server in enumerate(servers):
+                server.stop()
+                server.settings["seal_key"] = keys
+                server.start()
+                every_answer_is_given(200 + 100 * step + 10 * number)
+        servers[0].stop()
+        servers[0].settings["seal_key"] = new
+        servers[0].start()
+        assert servers[0].get(stored[-1]["id"], 0) == (200, stored[-1])
+        assert servers[0].get(stored[0]["id"], 0)[0] == 410  # sealed by the old key alone
+        assert servers[1].get(stored[0]["id"], 0) == (200, stored[0])
+        done = CliRunner().invoke(app, ["keys", "list"], env={"REMAT_DATABASE_URL": url, "REMAT_SEAL_KEY": old})
+        assert "is not the key that this store is sealed with" in str(done.exception)

@@ -28,10 +28,10 @@ from remat_solver.evidence import Evidence
 from ..settings import Settings
 from ..storage.cache_key import SOLVER, certifies
 from ..storage.claims import names
-from ..storage.database import Database
 from ..storage.packing import unpack
-from ..storage.seals import Seals, seals_at_hand
+from ..storage.seals import Seals
 from ..storage.tables import bounds, efforts, floors, graphs, plans, proofs, requests, solves
+from .transaction import opened
 
 
 class Stored(NamedTuple):
@@ -188,10 +188,8 @@ def audit(sample: int, seconds: float, seed: int, folder: Path, say: Callable[[s
     """Look through the store of the settings, graph by graph, and solve a sample again; a service may run meanwhile."""
 
     async def run() -> Audit:
-        settings = Settings()
-        database = Database(settings.database_url.get_secret_value())
-        found = Audit(say, folder, seconds, seals_at_hand(settings, database))
-        try:
+        async with opened(Settings(), upgraded=False) as (database, seals):
+            found = Audit(say, folder, seconds, seals)
             async with database.read() as connection:
                 keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
                 chosen = await _sample(connection, sample, seed)
@@ -201,9 +199,7 @@ def audit(sample: int, seconds: float, seed: int, folder: Path, say: Callable[[s
                     stored = await _stored(connection, key)
                 if stored is not None:
                     found.look(stored, chosen)
-        finally:
-            await database.close()
-        return found
+            return found
 
     return asyncio.run(run())
 

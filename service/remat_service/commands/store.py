@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +13,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Invalid
 from ..settings import Settings, driver_url
+from ..storage.database import Database
+from ..storage.prepare import migrate as prepare
+from ..storage.scrub import scrub as read_again
+from ..storage.seal_keys import adopt_key
+from ..storage.seals import seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
-from .transaction import in_database
+from ..tenants.administration import operator, record
+from .transaction import in_database, opened
 
 store_app = typer.Typer(no_args_is_help=True, help="List or remove what is stored, of all tenants.")
 
@@ -57,6 +64,60 @@ def purge(
         return found
 
     typer.echo("  ".join(in_database(work, "store purge", solver=solver)))
+
+
+@store_app.command("adopt-key")
+def adopt() -> None:
+    """Take REMAT_SEAL_KEY for the store's key, where the one that sealed it is lost. Nothing is removed.
+
+    What the lost key has sealed is not believed: ids of earlier answers are answered 410, claims are found and profiles
+    measured again. It is believed again once that key is found and stands in second place.
+    """
+    settings = Settings()
+
+    async def work() -> None:
+        database = Database(settings.database_url.get_secret_value())
+        try:
+            await prepare(database)
+            async with database.write() as connection:
+                await adopt_key(database, connection, seals_of(settings, database))
+                await record(connection, operator(), "store adopt-key", {})
+        finally:
+            await database.close()
+
+    asyncio.run(work())
+
+
+def migrate(settings: Settings) -> None:
+    """Bring the schema up to date."""
+
+    async def work() -> None:
+        async with opened(settings):
+            pass
+
+    asyncio.run(work())
+
+
+def scrub(settings: Settings, apply: bool) -> None:
+    """Print what of the store is damaged and what becomes of it; repair and drop it only where `apply` is set.
+
+    Raises:
+        ServiceError: the seal key is at hand and is not the store's.
+    """
+
+    async def work() -> None:
+        async with opened(settings) as (database, seals):
+            found = await read_again(database, seals, apply)
+            if apply:
+                async with database.write() as connection:
+                    await record(connection, operator(), "scrub", found)
+        typer.echo("  ".join(f"{what} {count}" for what, count in found.items()) or "nothing is stored")
+        if seals is None:
+            typer.echo("seals were not looked at: their key is not here (REMAT_SEAL_KEY)", err=True)
+        if not apply and any(what.endswith((" dropped", " mended")) for what in found):
+            typer.echo("nothing was changed: `remat-service scrub --apply` drops and mends what is named", err=True)
+
+    asyncio.run(work())
 
 
 def backup(target: Path) -> None:

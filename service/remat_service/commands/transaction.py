@@ -1,37 +1,62 @@
-"""A command's work in one transaction on the database of the settings."""
+"""The database of the settings for commands: its schema is brought up to date and its seal key checked first."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..settings import Settings
+from ..storage import migrations
 from ..storage.database import Database
 from ..storage.prepare import migrate
+from ..storage.seal_keys import check_key
+from ..storage.seals import Seals, seals_at_hand
 from ..tenants.administration import operator, record
 
 T = TypeVar("T")
 
 
+@asynccontextmanager
+async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tuple[Database, Seals | None]]:
+    """The database, and its seals where their key is at hand.
+
+    Args:
+        upgraded: bring its schema up to date first; else servers of an older version may run on it.
+
+    Raises:
+        ServiceError: the database can't be used, or the key is not the one that it is sealed with.
+    """
+    database = Database(settings.database_url.get_secret_value())
+    try:
+        seals = seals_at_hand(settings, database)
+        if upgraded:
+            await migrate(database)
+        async with database.read() as connection:
+            if seals is not None and (upgraded or await connection.run_sync(migrations.current) == migrations.head()):
+                await check_key(connection, seals)
+        yield database, seals
+    finally:
+        await database.close()
+
+
 def in_database(work: Callable[[AsyncConnection], Awaitable[T]], act: str | None = None, **about: object) -> T:
-    """Run some work in one transaction on the database of the settings, its schema up to date.
+    """Run some work in one transaction on the database of the settings.
 
     Work that changes something is an `act`: it is written down, with what it is about, in the same transaction.
+
+    Raises:
+        ServiceError: as `opened`.
     """
 
     async def run() -> T:
-        database = Database(Settings().database_url.get_secret_value())
-        try:
-            await migrate(database)
-            async with database.write() as connection:
-                result = await work(connection)
-                if act is not None:
-                    await record(connection, operator(), act, about)
-                return result
-        finally:
-            await database.close()
+        async with opened(Settings()) as (database, _), database.write() as connection:
+            result = await work(connection)
+            if act is not None:
+                await record(connection, operator(), act, about)
+            return result
 
     return asyncio.run(run())

@@ -71,15 +71,10 @@ async def look_up(context: Context, caller: Caller, device: str, signatures: Seq
     """What stands for these signatures in the caller's scope."""
     wanted = sorted(set(signatures))
     found: dict[str, list[int]] = {}
-    bad: list[Any] = []
     async with context.database.read() as connection:
         for start in range(0, len(wanted), _BATCH):
-            sound, damaged = await _read(context, connection, profiles, caller, device, wanted[start : start + _BATCH])
+            sound, _ = await _read(context, connection, profiles, caller, device, wanted[start : start + _BATCH])
             found |= {row.signature: [row.cost_ns, row.workspace_bytes] for row in sound}
-            bad += damaged
-    if bad:
-        async with context.database.write() as connection:
-            await _drop(connection, profiles, bad)
     return found
 
 
@@ -94,7 +89,7 @@ async def _read(
         (sound if context.seals.holds(rows.name, dict(row._mapping)) else damaged).append(row)
     for row in damaged:
         context.metrics.damaged.labels("profile").inc()
-        log.error("a stored profile is damaged and is dropped", device=device, signature=row.signature)
+        log.error("a stored profile is damaged and is not believed", device=device, signature=row.signature)
     return sound, damaged
 
 

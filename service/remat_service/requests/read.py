@@ -182,7 +182,7 @@ async def current_answer(context: Context, row: Any) -> dict[str, Any]:
 async def proof_text(
     context: Context, caller: Caller, proof: StoredProof, graph_key: str, net_budget: int
 ) -> bytes | None:
-    """A stored certificate as JSON text if it proves what it should for a graph; one that does not is dropped."""
+    """A stored certificate as JSON text if it proves what it should for a graph."""
     async with context.database.read() as connection:
         packed = await context.store.graph_row(connection, graph_key)
     subject = None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
@@ -193,15 +193,12 @@ async def proof_text(
     if checked is not None and checked.proves(proof.bound_ns):
         return await context.verifier.proof_text(graph_key, problem, proof.data)
     context.metrics.damaged.labels("proof").inc()
-    log.error("a stored certificate is damaged and is dropped", graph=graph_key, budget=net_budget)
-    async with context.database.write() as connection:
-        await context.store.drop_proof(connection, proof.id)
-        await context.claims.drop_efforts(connection, graph_key)
+    log.error("a stored certificate is damaged and is not given", graph=graph_key, budget=net_budget)
     return None
 
 
 async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
-    """A stored plan as JSON text if the verifier passes it; one that it refuses is dropped."""
+    """A stored plan as JSON text if the verifier passes it."""
     claimed = Verdict(plan.cost_ns, plan.peak_bytes)
     async with context.database.read() as connection:
         packed = await context.store.graph_row(connection, plan.graph_key)
@@ -212,8 +209,6 @@ async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budg
     text = await context.verifier.text(plan.graph_key, problem, plan.data, claimed)
     if text is None:
         context.metrics.rejections.labels("store").inc()
-        async with context.database.write() as connection:
-            await context.store.drop_plan(connection, plan.id)
     return text
 
 

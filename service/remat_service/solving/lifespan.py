@@ -15,6 +15,7 @@ from ..notify.postgres import PostgresRelay
 from ..storage import migrations
 from ..storage.cache_key import SOLVER
 from ..storage.prepare import migrate, sole_owner
+from ..storage.seal_keys import take_key
 from ..storage.tables import solves
 from ..tenants.keys import default_caller
 
@@ -26,13 +27,14 @@ async def opened(context: Context) -> AsyncIterator[None]:
     """The database migrated and owned, the default tenant there, solves of a dead process queued again.
 
     Raises:
-        ServiceError: another process has the SQLite file.
+        ServiceError: another process has the SQLite file, or the store is sealed with another key.
     """
     with sole_owner(context.database):
         try:
             await migrate(context.database)
             async with context.database.write() as connection:
                 await connection.run_sync(migrations.lock)
+                await take_key(context.database, connection, context.seals)
                 await default_caller(connection)
             if context.database.is_sqlite:
                 await requeue_all(context)

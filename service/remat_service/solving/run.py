@@ -154,6 +154,7 @@ class SolveRun:
         answer = outcome.final(run.reason, out_of_time)
         async with context.database.write() as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
+            await context.cache.clear(connection, claim.keys, known)
             if outcome.claim is not None:
                 await context.claims.raise_bound(connection, graph_key, budget, *outcome.claim)
             if answer.bound_ns is not None and answer.restricted_to:

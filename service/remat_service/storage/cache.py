@@ -21,7 +21,8 @@ It is put together from parts, each true on its own:
                 since cost′ − ΣC′ = Σ c′_i (n_i − 1) ≥ r Σ c_i (n_i − 1) ≥ r (L − ΣC) when op i runs n_i times.
                 `auto` only, as its plan may come from anywhere
 Claims, floors and efforts are sealed (`seals.py`). A row whose seal does not hold, or whose certificate does not prove
-what the row says, is logged, counted and dropped, and with it the efforts of its graph, which may have rested on it.
+what the row says, is logged, counted and passed over, and with it the effort, which may have rested on it. A look
+deletes nothing: the key may be the wrong one. The next solve of the problem takes the place of such rows.
 A hit that was put together once is given again from memory for the same body (`response_cache.py`), on one condition
 that is looked at every time: each row named above is what it was, the plan's stored bytes included, byte for byte. So
 what goes out has been verified, as the bytes in the store, on this problem, by this process; a bit flipped in a plan's
@@ -59,12 +60,13 @@ from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 
 from ..identity import Caller
+from ..lru import Lru
 from ..metrics import Metrics
 from ..subjects import costs_of
 from .cache_key import Keys
 from .claims import Claim, Claims, Effort, Floor
 from .database import Database
-from .snapshot import Snapshot, SnapshotReader
+from .snapshot import Row, Snapshot, SnapshotReader
 from .store import Store, StoredPlan, StoredProof
 from .tables import graphs
 from .verifier import CheckedProof, Verifier
@@ -72,7 +74,8 @@ from .verifier import CheckedProof, Verifier
 log = structlog.get_logger("remat_service.storage.cache")
 
 _NEAR_CANDIDATES = 4
-_MOST_LOOKS = 1_000  # each look that finds damage drops a row
+_MOST_LOOKS = 100  # each look that finds damage passes over one row more
+_MOST_REPORTED = 10_000  # rows that are remembered as logged and counted
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Stored:
     `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
     in the store under this graph yet; `carried` says that something came from such a graph. `snapshot` is what all of
     it rests on. `certain_bytes` is what a single op needs, for certain; None where it was not worked out yet.
+    `unsound` are rows that were passed over: damaged, or of a smaller space than the method searches by now. `refuting`
+    is what a verified plan costs and needs that shows others to be wrong.
     """
 
     problem: Problem
@@ -97,6 +102,8 @@ class Stored:
     carried: bool = False
     certify: bool = True
     certain_bytes: int | None = None
+    unsound: tuple[Row, ...] = ()
+    refuting: Verdict | None = None
 
     @cached_property
     def known(self) -> Known:
@@ -189,7 +196,7 @@ class Stored:
 
 
 class Cache:
-    """Looks answers up; never writes, but for dropping what is damaged and what a verified plan refutes."""
+    """Looks answers up, which never writes; and clears the way for what a solve has found."""
 
     def __init__(
         self,
@@ -202,24 +209,28 @@ class Cache:
     ) -> None:
         self._database, self._store, self._claims = database, store, claims
         self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
+        self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
     async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Stored:
         """What is stored about a net problem, from a look just taken or a new one; plan and certificate are checked."""
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
+        unsound: list[Row] = []
         for _ in range(_MOST_LOOKS):
             proof, damaged = await self._checked(keys, problem, found)
             narrow = [row for row in (found.restricted, found.effort) if row and outgrown(keys.method_name, row.within)]
             if not damaged and not narrow:
                 break
-            await self.drop_damaged(keys, problem.budget_bytes, damaged)
-            await self._claims.drop_narrow(keys.graph, narrow)
-            found = await self._snapshots.read(keys, problem.budget_bytes)
+            unsound += [*damaged, *narrow]
+            found = await self._snapshots.read_without(keys, problem.budget_bytes, unsound)
+        else:
+            found, proof = Snapshot(found.plan, *(None,) * 6, found.under_way), None
+        plan, broken = await self._good_plan(keys, problem, found.plan)
         floor, too_small = found.floor or Floor(0, None, None), found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
         stored = Stored(
             problem,
             found,
-            plan=await self._good_plan(keys, problem, found.plan),
+            plan=plan,
             proof=proof,
             claim=found.claim,
             restricted=found.restricted,
@@ -228,6 +239,7 @@ class Cache:
             effort=found.effort,
             certify=keys.certify,
             certain_bytes=await self._verifier.certain_need(keys.graph, problem.subject),
+            unsound=(*unsound, *broken),
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
@@ -235,11 +247,9 @@ class Cache:
                 stored = await self._with_near(connection, caller, keys, problem, stored)
         return await self._without_refuted(keys, problem, stored)
 
-    async def _checked(
-        self, keys: Keys, problem: Problem, found: Snapshot
-    ) -> tuple[CheckedProof | None, list[StoredProof | Claim | Floor | Effort]]:
-        """The certificate of the problem, and the rows that are not what was stored."""
-        damaged: list[StoredProof | Claim | Floor | Effort] = [
+    async def _checked(self, keys: Keys, problem: Problem, found: Snapshot) -> tuple[CheckedProof | None, list[Row]]:
+        """The certificate of the problem, and the rows that are not what was stored, which are logged and counted."""
+        damaged: list[Row] = [
             claim
             for claim in (found.claim, found.restricted)
             if claim is not None and not self._claims.holds_claim(keys.graph, claim)
@@ -263,27 +273,34 @@ class Cache:
                     break
                 if budget == problem.budget_bytes:
                     proof = checked
+        for one in damaged:
+            self._report(keys, problem.budget_bytes, one)
         return proof, damaged
 
-    async def drop_damaged(
-        self, keys: Keys, net_budget: int, damaged: list[StoredProof | Claim | Floor | Effort]
-    ) -> None:
-        """Forget rows that are not what was stored, and how solves of their graph ended."""
-        if not damaged:
-            return
-        async with self._database.write() as connection:
-            for row in damaged:
-                kind = type(row).__name__.removeprefix("Stored").lower()
-                log.error("a stored row is damaged and is dropped", kind=kind, graph=keys.graph, budget=net_budget)
-                self._metrics.damaged.labels(kind).inc()
-                if isinstance(row, StoredProof):
-                    await self._store.drop_proof(connection, row.id)
-                else:
-                    await self._claims.drop(connection, keys.graph, row)
+    def _report(self, keys: Keys, net_budget: int, row: Row) -> None:
+        """Log and count a damaged row, once for as long as it is remembered."""
+        if self._reported.get(row) is None:
+            self._reported.put(row, True, 1)
+            kind = type(row).__name__.removeprefix("Stored").lower()
+            log.error("a stored row is damaged and is not believed", kind=kind, graph=keys.graph, budget=net_budget)
+            self._metrics.damaged.labels(kind).inc()
+
+    async def clear(self, connection: AsyncConnection, keys: Keys, stored: Stored) -> None:
+        """Drop what a look has passed over, and how solves of its graph ended: a solve has found it anew."""
+        for row in stored.unsound:
+            if isinstance(row, StoredProof):
+                await self._store.drop_proof(connection, row)
+            elif isinstance(row, StoredPlan):
+                await self._store.drop_plan(connection, row)
+            else:
+                await self._claims.drop(connection, keys.graph, row)
+        if stored.refuting is not None:
+            await self._claims.drop_refuted(connection, keys.graph, stored.refuting)
+        if stored.unsound or stored.refuting is not None:
             await self._claims.drop_efforts(connection, keys.graph)
 
     async def _without_refuted(self, keys: Keys, problem: Problem, stored: Stored) -> Stored:
-        """What is stored without what its own plan shows to be wrong, which is logged and dropped from the store."""
+        """What is stored without what its own plan shows to be wrong, which is logged."""
         if stored.near is not None and stored.uses_near:
             plan, verdict = stored.near
         elif stored.plan is not None:
@@ -304,32 +321,32 @@ class Cache:
             report_bound(problem, plan, claimed.bound_ns, (), f"{claimed.source} in the store")
         if tall:
             report_budget(problem, plan, stored.least_bytes or 0, verdict.peak_bytes, "the store")
-        async with self._database.write() as connection:
-            await self._claims.drop_refuted(connection, keys.graph, verdict)
         return replace(
             stored,
+            refuting=verdict,
             proof=None if wrong else proof,
             claim=None if high else claimed,
             least_bytes=None if tall else stored.least_bytes,
             effort=None,
         )
 
-    async def _good_plan(self, keys: Keys, problem: Problem, best: StoredPlan | None) -> StoredPlan | None:
+    async def _good_plan(
+        self, keys: Keys, problem: Problem, best: StoredPlan | None
+    ) -> tuple[StoredPlan | None, list[StoredPlan]]:
+        """The cheapest plan that the verifier passes, and those that it does not."""
         if best is None or await self._verifier.passes(keys.graph, problem, best.data, best.claimed):
-            return best
-        good, broken = None, [best.id]
+            return best, []
+        broken = [best]
         method_key = None if keys.any_method else keys.method
-        async with self._database.write() as connection:
-            for other in await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key):
-                if other.id == best.id:
-                    continue
-                if await self._verifier.passes(keys.graph, problem, other.data, other.claimed):
-                    good = other
-                    break
-                broken.append(other.id)
-            for plan_id in broken:
-                await self._store.drop_plan(connection, plan_id)
-        return good
+        async with self._database.read() as connection:
+            others = await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key)
+        for other in others:
+            if other.id == best.id:
+                continue
+            if await self._verifier.passes(keys.graph, problem, other.data, other.claimed):
+                return other, broken
+            broken.append(other)
+        return None, broken
 
     async def _with_near(
         self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored

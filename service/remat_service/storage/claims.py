@@ -211,18 +211,17 @@ class Claims:
         """Forget a row that is not what was stored; of efforts, those of the graph."""
         if isinstance(row, Claim):
             key = {"graph_key": graph_key, "solver": SOLVER, **row._asdict()}
-            await connection.execute(delete(bounds).where(*(c == key[c.name] for c in bounds.primary_key.columns)))
+            same = bounds.c.seal.is_not_distinct_from(row.seal)
+            await connection.execute(
+                delete(bounds).where(*(c == key[c.name] for c in bounds.primary_key.columns), same)
+            )
         elif isinstance(row, Floor):
-            await connection.execute(delete(floors).where(floors.c.graph_key == graph_key, floors.c.solver == SOLVER))
+            same = floors.c.seal.is_not_distinct_from(row.seal)
+            await connection.execute(
+                delete(floors).where(floors.c.graph_key == graph_key, floors.c.solver == SOLVER, same)
+            )
         else:
             await self.drop_efforts(connection, graph_key)
-
-    async def drop_narrow(self, graph_key: str, rows: Sequence[Claim | Effort]) -> None:
-        """Forget what was said of a smaller space than its method searches: it would stand in the way of what is."""
-        if rows:
-            async with self._database.write() as connection:
-                for row in rows:
-                    await self.drop(connection, graph_key, row)
 
     async def drop_efforts(self, connection: AsyncConnection, graph_key: str) -> None:
         """Forget how solves of a graph ended."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 
+from ..errors import ServiceError
 from .database import Database
+from .seal_keys import check_key
+from .seals import Seals
 from .tables import probes
 
 _FRESH_S = 1.0
@@ -15,8 +18,8 @@ _LIMIT_S = 5.0
 class Health:
     """What the last look has found."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, seals: Seals) -> None:
+        self._database, self._seals = database, seals
         self._looked_at = -float("inf")
         self._wrong: str | None = None
         self._looking = asyncio.Lock()
@@ -39,6 +42,9 @@ class Health:
                 await connection.execute(
                     insert.on_conflict_do_update(index_elements=[probes.c.id], set_={"at": insert.excluded.at})
                 )
+                await check_key(connection, self._seals)
+        except ServiceError:  # another process signs with a key that this one was not started with
+            return "the store is sealed with a key that REMAT_SEAL_KEY does not name"
         except Exception:
             return "the database takes no writes"
         return None

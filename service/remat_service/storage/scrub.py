@@ -1,4 +1,4 @@
-"""Reading all that is stored again: what is damaged is found, and mended where that is possible.
+"""Reading all that is stored again: what is damaged is found, and mended where that is possible, if that is asked for.
 
 A plan is replayed on its graph: one that is not valid is dropped, one whose row claims another cost or peak gets the
 true ones. A certificate is checked on it in the same way. A sealed row that is not what was stored is dropped, what a
@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Table, delete, select, tuple_, update
+from sqlalchemy import Delete, Table, Update, delete, select, tuple_, update
 
 from remat_ir import (
     InvalidData,
@@ -50,8 +50,12 @@ from .tables import (
 _PAGE = 500
 
 
-async def scrub(database: Database, seals: Seals | None = None) -> Counter[str]:
-    """Look at every row, one graph at a time, also while a service runs; returns how many of what were found."""
+async def scrub(database: Database, seals: Seals | None = None, apply: bool = False) -> Counter[str]:
+    """Look at every row, one graph at a time, also while a service runs; returns how many of what were found.
+
+    Args:
+        apply: mend and drop; else it is only counted what would be.
+    """
     found: Counter[str] = Counter()
     async with database.read() as connection:
         callers = [
@@ -61,14 +65,14 @@ async def scrub(database: Database, seals: Seals | None = None) -> Counter[str]:
         ]
         keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
     for key in keys:
-        await _scrub_graph(database, callers, key, found)
+        await _scrub_graph(database, callers, key, found, apply)
     for table in (bounds, floors, efforts, solves, requests, profiles, profile_reports):
         if seals is not None:
-            await _scrub_sealed(database, seals, table, found)
+            await _scrub_sealed(database, seals, table, found, apply)
     return found
 
 
-async def _scrub_sealed(database: Database, seals: Seals, table: Table, found: Counter[str]) -> None:
+async def _scrub_sealed(database: Database, seals: Seals, table: Table, found: Counter[str], apply: bool) -> None:
     """Drop the rows of a table that are not what was stored; of solves, what they have told."""
     keys = list(table.primary_key.columns)
     last: dict[str, Any] | None = None
@@ -82,21 +86,25 @@ async def _scrub_sealed(database: Database, seals: Seals, table: Table, found: C
             told = row.get("ended", True) and (table is not solves or row["plan_id"] or row["bound_ns"] is not None)
             if not told or seals.holds(table.name, row):
                 continue
-            of_row = [key == row[key.name] for key in keys]
-            async with database.write() as connection:
-                if table is solves:
-                    found["solves mended"] += 1
-                    nothing = dict.fromkeys(("plan_id", "cost_ns", "peak_bytes", "bound_ns", "seal"))
-                    await connection.execute(update(table).where(*of_row).values(nothing))
-                else:
-                    found[f"{table.name} dropped"] += 1
-                    await connection.execute(delete(table).where(*of_row))
+            found["solves mended" if table is solves else f"{table.name} dropped"] += 1
+            of_row = [key == row[key.name] for key in keys] + [table.c.seal.is_not_distinct_from(row["seal"])]
+            nothing = dict.fromkeys(("plan_id", "cost_ns", "peak_bytes", "bound_ns", "seal"))
+            change = update(table).values(nothing) if table is solves else delete(table)
+            await _change(database, apply, change.where(*of_row))
         if len(rows) < _PAGE:
             return
         last = rows[-1]
 
 
-async def _scrub_graph(database: Database, callers: list[Caller], key: str, found: Counter[str]) -> None:
+async def _change(database: Database, apply: bool, *statements: Update | Delete) -> None:
+    """Carry out in one transaction what the counts say, where that is wanted."""
+    if apply:
+        async with database.write() as connection:
+            for statement in statements:
+                await connection.execute(statement)
+
+
+async def _scrub_graph(database: Database, callers: list[Caller], key: str, found: Counter[str], apply: bool) -> None:
     async with database.read() as connection:
         row = (await connection.execute(select(graphs).where(graphs.c.key == key))).first()
         rows = (await connection.execute(select(plans).where(plans.c.graph_key == key).order_by(plans.c.id))).all()
@@ -112,31 +120,28 @@ async def _scrub_graph(database: Database, callers: list[Caller], key: str, foun
     true = {"ops": ops, "edges": edges, "total_cost_ns": subject.total_cost_ns, "size_bytes": len(row.data)}
     if any(getattr(row, name) != value for name, value in true.items()):
         found["graphs mended"] += 1
-        async with database.write() as connection:
-            await connection.execute(update(graphs).where(graphs.c.key == key).values(true))
+        await _change(database, apply, update(graphs).where(graphs.c.key == key).values(true))
     for plan in rows:
         found["plans"] += 1
         claims = await asyncio.to_thread(_claims, subject, plan.data)
         if claims is None:
             found["plans dropped"] += 1
-            async with database.write() as connection:
-                await connection.execute(delete(plans).where(plans.c.id == plan.id, plans.c.data == plan.data))
+            await _change(database, apply, delete(plans).where(plans.c.id == plan.id, plans.c.data == plan.data))
         elif any(getattr(plan, name) != value for name, value in claims.items()):
             found["plans mended"] += 1
-            async with database.write() as connection:
-                await connection.execute(update(plans).where(plans.c.id == plan.id).values(claims))
+            await _change(database, apply, update(plans).where(plans.c.id == plan.id).values(claims))
     for proof in certificates:
         found["certificates"] += 1
         proved = await asyncio.to_thread(_proved, subject, proof.budget_bytes, proof.data)
         if proved is None:
             found["certificates dropped"] += 1
-            async with database.write() as connection:
-                await connection.execute(delete(proofs).where(proofs.c.id == proof.id, proofs.c.data == proof.data))
-                await connection.execute(delete(efforts).where(efforts.c.graph_key == key))
+            of_row = proofs.c.id == proof.id, proofs.c.data == proof.data
+            await _change(
+                database, apply, delete(proofs).where(*of_row), delete(efforts).where(efforts.c.graph_key == key)
+            )
         elif any(getattr(proof, name) != value for name, value in proved.items()):
             found["certificates mended"] += 1
-            async with database.write() as connection:
-                await connection.execute(update(proofs).where(proofs.c.id == proof.id).values(proved))
+            await _change(database, apply, update(proofs).where(proofs.c.id == proof.id).values(proved))
 
 
 def _subject(callers: list[Caller], key: str, packed: bytes) -> Subject | None:

@@ -37,6 +37,7 @@ SEALED: dict[str, tuple[str, ...]] = {
 """The columns of each table that its seal covers."""
 
 _SHORTEST = 32
+_OF_KEY = '["seal_keys"]'
 _SUFFIX = ".seal-key"
 
 
@@ -60,6 +61,10 @@ class Seals:
     def seal(self, text: str) -> str:
         """The seal of a row with this `signed_text`."""
         return _seal(self._keys[0], text)
+
+    def of_keys(self) -> list[str]:
+        """A seal by each of the keys on one and the same text: equal keys have equal ones."""
+        return [_seal(key, _OF_KEY) for key in self._keys]
 
     def holds(self, table: str, row: Mapping[str, Any]) -> bool:
         """Whether a row is what was sealed."""

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, or_, select, true
+from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, false, or_, select, true
 from sqlalchemy.dialects import sqlite
 
 from ..identity import Caller
@@ -93,7 +93,12 @@ class Given(NamedTuple):
         return 2_000 + sum(len(part) for part in parts if part)
 
 
-def _snapshot() -> Select[Any]:
+Row = StoredPlan | StoredProof | Claim | Floor | Effort
+"""A row that an answer rests on."""
+
+
+def _snapshot(without: Sequence[Row] = ()) -> Select[Any]:
+    """The query; of bounds, floors and certificates it passes over some rows, and then takes no effort."""
     graph: BindParameter[str] = bindparam("graph")
     budget: BindParameter[int] = bindparam("budget")
     method: BindParameter[str] = bindparam("method")
@@ -108,13 +113,15 @@ def _snapshot() -> Select[Any]:
         .limit(1)
         .scalar_subquery()
     )
-    claim, restricted = _claims(graph, budget, method)
-    proof, too_small = _certificates(graph, budget)
+    claim, restricted = _claims(graph, budget, method, [row for row in without if isinstance(row, Claim)])
+    proof, too_small = _certificates(graph, budget, [row.id for row in without if isinstance(row, StoredProof)])
+    no_floor = [false()] if any(isinstance(row, Floor) for row in without) else []
+    no_effort = [false()] if without else []
     rows: Any = select(best.label("plan_id")).subquery()
     one = rows
     rows = rows.outerjoin(plans, plans.c.id == one.c.plan_id)
     rows = rows.outerjoin(claim, true()).outerjoin(restricted, true())
-    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == SOLVER))
+    rows = rows.outerjoin(floors, and_(floors.c.graph_key == graph, floors.c.solver == SOLVER, *no_floor))
     rows = rows.outerjoin(
         efforts,
         and_(
@@ -122,6 +129,7 @@ def _snapshot() -> Select[Any]:
             efforts.c.budget_bytes == budget,
             efforts.c.method_key == method,
             efforts.c.solver == SOLVER,
+            *no_effort,
         ),
     )
     rows = rows.outerjoin(proof, true()).outerjoin(too_small, true())
@@ -132,9 +140,12 @@ def _snapshot() -> Select[Any]:
     ).select_from(rows)  # fmt: skip
 
 
-def _claims(graph: BindParameter[str], budget: BindParameter[int], method: BindParameter[str]) -> tuple[Any, Any]:
+def _claims(
+    graph: BindParameter[str], budget: BindParameter[int], method: BindParameter[str], without: Sequence[Claim]
+) -> tuple[Any, Any]:
     """The best bounds without a certificate: for every plan, and of the method's own search."""
-    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER)
+    same = [[bounds.c[name] == getattr(row, name) for name in _OF_CLAIM] for row in without]
+    of_graph = and_(bounds.c.graph_key == graph, bounds.c.solver == SOLVER, *(~and_(*each) for each in same))
     claim = _first(
         select(*CLAIM_COLUMNS)
         .where(of_graph, bounds.c.budget_bytes >= budget, bounds.c.restricted_to == WHOLE)
@@ -153,17 +164,20 @@ def _claims(graph: BindParameter[str], budget: BindParameter[int], method: BindP
     return claim, restricted
 
 
-def _certificates(graph: BindParameter[str], budget: BindParameter[int]) -> tuple[Any, Any]:
+def _certificates(graph: BindParameter[str], budget: BindParameter[int], without: Sequence[str]) -> tuple[Any, Any]:
     """That of the best bound, and the nearest one that says that no plan fits."""
+    of_graph = [proofs.c.graph_key == graph]
+    if without:
+        of_graph.append(proofs.c.id.not_in(without))
     proof = _first(
         select(*PROOF_COLUMNS)
-        .where(proofs.c.graph_key == graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
+        .where(*of_graph, proofs.c.budget_bytes >= budget, proofs.c.bound_ns.is_not(None))
         .order_by(proofs.c.bound_ns.desc(), proofs.c.budget_bytes, proofs.c.id)
     )
     above = proofs.c.budget_bytes >= budget
     too_small = _first(
         select(*PROOF_COLUMNS)
-        .where(proofs.c.graph_key == graph, proofs.c.bound_ns.is_(None))
+        .where(*of_graph, proofs.c.bound_ns.is_(None))
         .order_by(
             case((above, 0), else_=1),
             case((above, proofs.c.budget_bytes), else_=-proofs.c.budget_bytes),
@@ -201,6 +215,7 @@ def _read(row: Sequence[Any]) -> Snapshot:
     return found if effort is None else found._replace(effort=effort._replace(settled=bool(effort.settled)))
 
 
+_OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
 _SNAPSHOT = _snapshot()
 _ENDED_REQUEST = (
     select(
@@ -250,6 +265,13 @@ def _text(query: Select[Any]) -> tuple[str, Mapping[str, object]]:
     return str(statement), statement.params
 
 
+def _named(keys: Keys, net_budget: int) -> dict[str, object]:
+    return {
+        "graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight,
+        "any_method": int(keys.any_method),
+    }  # fmt: skip
+
+
 class SnapshotReader:
     """Looks; never writes."""
 
@@ -261,9 +283,13 @@ class SnapshotReader:
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
-        named = {"graph": keys.graph, "budget": net_budget, "method": keys.method, "flight": keys.flight}
-        found: Snapshot = await self._row(_SNAPSHOT, named | {"any_method": int(keys.any_method)}, _read)
+        found: Snapshot = await self._row(_SNAPSHOT, _named(keys, net_budget), _read)
         return found
+
+    async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
+        """The same if some rows were not there, and so no effort either, which may have rested on them."""
+        async with self._database.read() as connection:
+            return _read((await connection.execute(_snapshot(without), _named(keys, net_budget))).one())
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""

@@ -182,9 +182,10 @@ class Store:
         row = (await connection.execute(select(*PROOF_COLUMNS).where(proofs.c.id == proof_id))).first()
         return None if row is None else StoredProof(*row)
 
-    async def drop_proof(self, connection: AsyncConnection, proof_id: str) -> None:
-        """Forget a certificate that proves nothing, or not what its row says."""
-        await connection.execute(delete(proofs).where(proofs.c.id == proof_id))
+    async def drop_proof(self, connection: AsyncConnection, row: StoredProof) -> None:
+        """Forget a certificate that proves nothing, or not what its row says, unless it was written anew meanwhile."""
+        same = proofs.c.data == row.data, proofs.c.bound_ns.is_not_distinct_from(row.bound_ns)
+        await connection.execute(delete(proofs).where(proofs.c.id == row.id, *same))
 
     async def best_plan(
         self, connection: AsyncConnection, graph_key: str, net_budget: int, method_key: str | None
@@ -219,9 +220,10 @@ class Store:
         row = (await connection.execute(select(*PLAN_COLUMNS, plans.c.data).where(plans.c.id == plan_id))).first()
         return None if row is None else _stored(row)
 
-    async def drop_plan(self, connection: AsyncConnection, plan_id: str) -> None:
-        """Forget a plan that the verifier has refused."""
-        await connection.execute(delete(plans).where(plans.c.id == plan_id))
+    async def drop_plan(self, connection: AsyncConnection, row: StoredPlan) -> None:
+        """Forget a plan that the verifier has refused, unless it was written anew meanwhile."""
+        same = plans.c.data == row.data, plans.c.cost_ns == row.cost_ns, plans.c.peak_bytes == row.peak_bytes
+        await connection.execute(delete(plans).where(plans.c.id == row.id, *same))
 
     async def touch(self, connection: AsyncConnection, graph_key: str, plan_id: str | None) -> None:
         """Note that they were of use, for eviction."""

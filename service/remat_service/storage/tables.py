@@ -9,6 +9,7 @@ requests, groups              one row a POST: its own id, limits and answer; swe
 profiles, profile_reports     the costs that stand, and what each tenant has measured
 administration                who has changed tenants, keys, groups or the store
 probes                        the row that a look at readiness writes
+seal_keys                     by which keys the store was sealed (`seal_keys.py`)
 """
 
 from __future__ import annotations
@@ -333,6 +334,14 @@ probes = Table(
     "probes",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("at", Utc, nullable=False),
+)
+
+seal_keys = Table(
+    "seal_keys",
+    metadata,
+    Column("seal", _KEY, primary_key=True),
+    Column("signs", Boolean, nullable=False),
     Column("at", Utc, nullable=False),
 )
 

@@ -18,6 +18,8 @@ from ..errors import ServiceError
 from ..settings import Settings
 from ..storage.database import Database
 from ..storage.prepare import migrate, sole_owner
+from ..storage.seal_keys import take_key
+from ..storage.seals import seals_of
 from ..telemetry import exported
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
@@ -61,7 +63,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 async def _prepare(settings: Settings) -> None:
-    """What would fail behind the server's back fails here: no file, no right, no schema, another owner.
+    """What would fail behind the server's back fails here: no file, no right, no schema, another owner or seal key.
 
     Raises:
         ServiceError: the database can't be used.
@@ -70,6 +72,8 @@ async def _prepare(settings: Settings) -> None:
     try:
         with sole_owner(database):
             await migrate(database)
+            async with database.write() as connection:
+                await take_key(database, connection, seals_of(settings, database))
     finally:
         await database.close()
 
