@@ -27,6 +27,7 @@ from .storage.snapshot import Given, SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
 from .storage.write_behind import WriteBehind
+from .turns import Turns
 from .waits import Waits
 
 _MOST_GIVEN_BYTES = 32 << 20
@@ -62,6 +63,7 @@ class Context:
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
     given: Lru[str, Given] = field(default_factory=lambda: Lru(_MOST_GIVEN_BYTES))
+    turns: Turns = field(default_factory=Turns)
     stopping: bool = False
 
     @property

@@ -28,6 +28,16 @@ class Metrics:
         )  # fmt: skip
         self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)
         self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
+        of_tenant = ("tenant",)
+        self.tenant_queued = Gauge("remat_tenant_queue_depth", "Solves waiting", of_tenant, registry=registry)
+        self.tenant_running = Gauge("remat_tenant_solves_running", "Solves running", of_tenant, registry=registry)
+        self.tenant_oldest_seconds = Gauge(
+            "remat_tenant_oldest_queued_seconds", "Seconds that the oldest waiting solve has waited", of_tenant,
+            registry=registry,
+        )  # fmt: skip
+        self.tenant_seconds = Counter(
+            "remat_tenant_solver_seconds", "Seconds of solving in this process", of_tenant, registry=registry
+        )
         self.queue_seconds = Histogram(
             "remat_queue_wait_seconds", "Seconds from queued to started", buckets=_SECONDS, registry=registry
         )

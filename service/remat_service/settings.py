@@ -104,7 +104,11 @@ class Settings(BaseSettings):
         default=200_000_000, ge=1, description="Largest whole model (`milp…`), estimated before it is built."
     )
     most_sweep: int = Field(default=64, ge=1, le=64, description="Most budgets in one sweep.")
-    most_queued: int = Field(default=10_000, ge=1, description="Solves waiting at once, of all tenants.")
+    most_queued: int = Field(
+        default=10_000,
+        ge=1,
+        description="Solves waiting at once, of all tenants; at more, only a tenant below its share is let in.",
+    )
     longest_wait_s: float = Field(default=30.0, ge=0, le=30.0, description="Longest long-poll.")
 
     store_bytes: int = Field(

@@ -21,12 +21,13 @@ from remat_service.storage.leases import Leases
 from remat_service.storage.snapshot import SnapshotReader
 from remat_service.storage.tables import requests, solves
 from remat_service.storage.verifier import Verifier
+from remat_service.turns import Turns, Waiting
 from remat_service.waits import Waits
 from service.simulation.invariants import Broken
 from service.simulation.machine import simulate
 from service.simulation.problems import problems
 from service.simulation.scenarios import scene
-from service.simulation.world import World
+from service.simulation.world import World, callers
 
 _QUICK, _MANY, _SCENES = 5, 10_000, 10
 _ONCE_FAILED = (62,)
@@ -163,6 +164,11 @@ async def _any_tenant(self: SnapshotReader, caller: Any, request_id: str) -> Any
 _ended = SnapshotReader.ended_request
 
 
+def _most_urgent_of_all(self: Turns, each: Waiting) -> Any:
+    """Red's are urgent; blue, the second tenant, asks at leisure."""
+    return callers()["blue"].tenant_id == each.tenant_id, each.queued_s, each.solve_id
+
+
 def _spent_nothing(self: SolveRecord) -> float:
     self._began = None
     return 0.0
@@ -211,6 +217,8 @@ MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "retries forgotten": (lambda m: m.setattr(submit.Submission, "_earlier", _no_retry), "retries", "1 clients wait"),
     "answers for any tenant": (
         lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant), "tenants", "reads another's answer"),
+    "priority before shares": (
+        lambda m: m.setattr(Turns, "_order", _most_urgent_of_all), "shares", "more than their share"),
     "time not counted": (lambda m: m.setattr(SolveRecord, "end", _spent_nothing), "effort", "time was unspent"),
 }  # fmt: skip
 """What is broken, the scene that leads there, and the invariant that must say so."""

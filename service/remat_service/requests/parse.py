@@ -34,7 +34,7 @@ LIMITS = Document(
         "options": Member(AnyObject(), {}, "The method's own options."),
         "time_limit_s": Member(Number(above=0), 60.0, "Seconds of solving, the queue not counted."),
         "max_gap": Member(Number(least=0, below=1), 0.001, "Stop once (cost − bound) / cost is no more."),
-        "priority": Member(Integer(-100, 100), 0, "Higher goes first."),
+        "priority": Member(Integer(-100, 100), 0, "Of your own solves, higher goes first."),
         "queue_limit_s": Member(Number(above=0), None, nullable=True),
         "start": Member(
             Text(called="the id of a solve"), None, "Id of an ended solve whose plan to start from.", nullable=True
@@ -74,7 +74,7 @@ class Ask:
         problem: as sent, fixed bytes included.
         time_limit_s: seconds of solving, not counting the queue.
         max_gap: stop once (cost − bound) / cost is no more than this.
-        priority: −100 … 100; higher goes first.
+        priority: −100 … 100; of the tenant's own solves, higher goes first.
         queue_limit_s: seconds to wait in the queue before giving up; None waits for ever.
         start: id of an ended solve whose plan to start from.
         force: solve anew even where the store has an answer.

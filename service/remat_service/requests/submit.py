@@ -24,7 +24,7 @@ from ..storage.answers import document
 from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
-from ..storage.tables import ACTIVE, requests, solves
+from ..storage.tables import ACTIVE, requests, solves, tenants
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
@@ -307,12 +307,17 @@ class Submission:
             self.context.waits.begin(row["id"])
 
     async def _join(self, connection: AsyncConnection, keys: Keys) -> str | None:
-        """The solve of this flight, locked so that it can't end before the request is written; urgency is inherited."""
-        of_flight = select(solves.c.id, solves.c.priority).where(solves.c.flight_key == keys.flight, ACTIVE)
+        """The solve of this flight, locked so that it can't end before the request is written.
+
+        A more urgent request of its own tenant makes it as urgent; another's orders nothing of this tenant's.
+        """
+        of_flight = select(solves.c.id, solves.c.tenant_id, solves.c.priority).where(
+            solves.c.flight_key == keys.flight, ACTIVE
+        )
         row = (await connection.execute(of_flight.with_for_update())).first()
         if row is None:
             return None
-        if row.priority < self.ask.priority:
+        if row.priority < self.ask.priority and row.tenant_id == self.caller.tenant_id:
             await connection.execute(update(solves).where(solves.c.id == row.id).values(priority=self.ask.priority))
         return str(row.id)
 
@@ -346,5 +351,15 @@ class Submission:
     async def _check_capacity(self, connection: AsyncConnection) -> None:
         waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))
         if (waiting or 0) >= self.context.settings.most_queued:
-            raise Unavailable("the queue is full", retry_after_s=30)
+            await self._check_share(connection)
         await check_quota(connection, self.caller, self.context.clock.now())
+
+    async def _check_share(self, connection: AsyncConnection) -> None:
+        """A full queue refuses those who fill their share of it by weight, and nobody else for them."""
+        mine = solves.c.tenant_id == self.caller.tenant_id
+        queued = select(func.count()).select_from(solves).where(mine, solves.c.state == _QUEUED)
+        weight = select(tenants.c.weight).where(tenants.c.id == self.caller.tenant_id)
+        of_all = select(func.sum(tenants.c.weight)).where(~tenants.c.disabled)
+        share = await connection.scalar(select(weight.scalar_subquery() / of_all.scalar_subquery()))
+        if (await connection.scalar(queued) or 0) >= self.context.settings.most_queued * (share or 0.0):
+            raise Unavailable("the queue is full", retry_after_s=30)

@@ -1,16 +1,18 @@
-"""The in-process dispatcher: takes queued solves from the table, the most urgent first, tenants in turn."""
+"""The in-process dispatcher: takes queued solves from the table, tenants in turn, of each the most urgent first."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from functools import partial
+from typing import Any
 
 import structlog
 from sqlalchemy import Select, and_, bindparam, case, func, or_, select
 
 from ..context import Context
 from ..storage.tables import solves, tenants
+from ..turns import Waiting
 from .execute import execute_solve
 
 log = structlog.get_logger("remat_service.solving.dispatch")
@@ -18,8 +20,8 @@ log = structlog.get_logger("remat_service.solving.dispatch")
 _LOOK_S = 1.0
 
 
-def _due() -> Select[tuple[str]]:
-    """By priority; among equals the tenant with the fewest running solves for its weight; then the oldest."""
+def _due() -> Select[Any]:
+    """Of each tenant that may have one more running, its next solve: by its own priorities, then the oldest."""
     taken_over = and_(solves.c.state == "running", solves.c.id.in_(bindparam("silent", expanding=True)))
     busy = (
         select(solves.c.tenant_id, func.count().label("running"))
@@ -27,18 +29,28 @@ def _due() -> Select[tuple[str]]:
         .group_by(solves.c.tenant_id)
         .subquery()
     )
-    share = func.coalesce(busy.c.running, 0) / tenants.c.weight
-    full = and_(
-        tenants.c.most_running.is_not(None), func.coalesce(busy.c.running, 0) >= tenants.c.most_running, ~taken_over
-    )
-    return (
-        select(solves.c.id)
+    running = func.coalesce(busy.c.running, 0)
+    full = and_(tenants.c.most_running.is_not(None), running >= tenants.c.most_running, ~taken_over)
+    first = case((taken_over, 0), else_=1)
+    own_order = (first, solves.c.priority.desc(), solves.c.queued_at, solves.c.id)
+    ranked = (
+        select(
+            solves.c.id,
+            solves.c.tenant_id,
+            tenants.c.weight,
+            first.label("first"),
+            running.label("running"),
+            solves.c.queued_at,
+            func.row_number().over(partition_by=solves.c.tenant_id, order_by=own_order).label("place"),
+        )
         .join(tenants, tenants.c.id == solves.c.tenant_id)
         .outerjoin(busy, busy.c.tenant_id == solves.c.tenant_id)
         .where(or_(solves.c.state == "queued", taken_over), ~full)
         .where(solves.c.id.not_in(bindparam("skip", expanding=True)))
-        .order_by(case((taken_over, 0), else_=1), solves.c.priority.desc(), share, solves.c.queued_at, solves.c.id)
-        .limit(1)
+        .subquery()
+    )
+    return select(*(ranked.c[name] for name in ("id", "tenant_id", "weight", "first", "running", "queued_at"))).where(
+        ranked.c.place == 1
     )
 
 
@@ -48,12 +60,18 @@ _DUE = _due()
 async def next_solve(context: Context, skip: frozenset[str] = frozenset()) -> str | None:
     """The queued solve that is due next, or a running one whose worker has fallen silent.
 
-    Never the latter in a cluster: there the engine says which worker is dead, and the solve is queued again.
+    A priority orders the solves of one tenant. Between tenants it counts for nothing: there weights and what each was
+    given decide. In a cluster no running one is due: there the engine says which worker is dead, and queues it again.
     """
     async with context.database.read() as connection:
         given = {"silent": await context.leases.silent(connection), "skip": sorted(skip)}
-        found: str | None = await connection.scalar(_DUE, given)
-    return found
+        rows = (await connection.execute(_DUE, given)).all()
+    waiting = (
+        Waiting(row.id, row.tenant_id, row.weight, row.first == 0, row.running, row.queued_at.timestamp())
+        for row in rows
+    )
+    due = context.turns.next(waiting)
+    return None if due is None else due.solve_id
 
 
 class Dispatcher:

@@ -50,5 +50,8 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
         logger.exception("solve broke off; it will be taken up again")
         await give_back(context, claim, context.settings.stale_after_s)
     finally:
+        seconds = context.clock.monotonic() - begun
+        context.turns.spend(claim.caller.tenant_id, seconds)
+        context.metrics.tenant_seconds.labels(claim.caller.tenant).inc(seconds)
         context.metrics.running.dec()
     return True

@@ -1,4 +1,4 @@
-"""What holds after every commit, whoever made it: fences, endings, quotas and tenants, read by an eye of its own."""
+"""What holds after every commit, whoever made it: fences, endings, quotas, shares and tenants, by an eye of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ _SOLVES = (
     "id", "tenant_id", "state", "attempt", "worker", "priority", "spent_s", "plan_id", "cost_ns", "bound_ns",
     "heartbeat_at", "outcome",
 )  # fmt: skip
+_MOST_PASSES = 6
+"""Of solves that are claimed at once, by three servers with two workers each, which is written first is chance."""
 
 
 class Broken(AssertionError):
@@ -40,6 +42,8 @@ class Eye:
         self._ended: dict[str, str] = {}
         self.most_queued: dict[str, int] = {}
         self.most_running: dict[str, int] = {}
+        self._queued: dict[str, float] = {}
+        self._passed: dict[str, int] = {}
         self.broken: Broken | None = None
 
     def committed(self, process: str) -> None:
@@ -85,6 +89,7 @@ class Eye:
         for solve_id in before:
             _hold(solve_id in after, f"solve {solve_id} is gone")
         self._quotas(before, after)
+        self._shares(process, before, after)
         for request_id, row in self.requests().items():
             if row["solve_id"] is not None:
                 _hold(after[row["solve_id"]]["tenant_id"] == row["tenant_id"], f"{request_id} joined another tenant")
@@ -124,6 +129,20 @@ class Eye:
             ids = {row["id"] for row in after.values() if row["tenant_id"] == tenant and row["state"] == "running"}
             fresh = any(before.get(found, {}).get("state") != "running" for found in ids)
             _hold(not fresh or len(ids) <= most, f"{len(ids)} running of {most}")
+
+    def _shares(self, process: str, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> None:
+        """A tenant that has long waited and has nothing running is served before another's second solve."""
+        running = [row["tenant_id"] for row in before.values() if row["state"] == "running"]
+        waiting = {row["tenant_id"] for row in after.values() if row["state"] == "queued"} - set(running)
+        waiting = {tenant for tenant in waiting if self.most_running.get(tenant) != 0}
+        self._queued = {tenant: self._queued.get(tenant, self._moment()) for tenant in waiting}
+        self._passed = {tenant: self._passed.get(tenant, 0) for tenant in waiting}
+        claimed = [row["tenant_id"] for key, row in after.items() if before.get(key, row)["attempt"] < row["attempt"]]
+        if self.slowed or not self._healthy(process) or not any(tenant in running for tenant in claimed):
+            return
+        for tenant, since in self._queued.items():
+            self._passed[tenant] += tenant not in claimed and self._moment() - since > self._stale_after_s
+            _hold(self._passed[tenant] <= _MOST_PASSES, f"{tenant} waits while others get more than their share")
 
 
 def _hold(condition: bool, text: str) -> None:

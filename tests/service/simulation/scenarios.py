@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from .problems import Known, problems
+from .problems import METHODS, Known, problems
 from .world import TENANTS, World
 
 _RED, _BLUE = TENANTS
@@ -127,6 +127,17 @@ def effort(world: World) -> None:
     world.processes[0].children.manners += ["crashes"] * 2
     world.ask(_RED, _problem(1), **_AS_ASKED)
     _pass(world, 10.0)
+
+
+def shares(world: World) -> None:
+    """A tenant asks for much, and urgently; another for one solve, at leisure."""
+    _serve(world, 1, work_s=2.0)
+    for known in problems():
+        for method in METHODS:
+            world.ask(_RED, known, **_AS_ASKED | {"method": method, "priority": 1})
+    _pass(world, 0.5)
+    world.ask(_BLUE, _problem(0), **_AS_ASKED | {"priority": -1})
+    _pass(world, 20.0)
 
 
 def _serve(world: World, servers: int, work_s: float = _LONG_S) -> None:

@@ -118,7 +118,7 @@ class World:
             workers=2, heartbeat_s=0.5, stale_after_s=_STALE_S, most_attempts=50, most_time_limit_s=30.0,
         )  # fmt: skip
         self.eye = Eye(self.path, self._healthy, self.loop.time, _STALE_S)
-        self.callers: dict[str, Caller] = _callers()
+        self.callers: dict[str, Caller] = callers()
         self.processes: list[Process] = []
         self._all: list[Process] = []
         self.accepted: dict[str, tuple[str, Known, Ask]] = {}
@@ -365,7 +365,8 @@ _COMPILED = _Compiled()
 _MADE: dict[str, Any] = {}
 
 
-def _callers() -> dict[str, Caller]:
+def callers() -> dict[str, Caller]:
+    """Each tenant as a caller, by its name."""
     _template()
     return dict(_MADE["callers"])
 

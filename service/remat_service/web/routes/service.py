@@ -16,7 +16,7 @@ from ...context import Context
 from ...errors import Unauthorized, Unavailable
 from ...identity import Caller
 from ...storage.cache_key import SOLVER
-from ...storage.tables import solves
+from ...storage.tables import ACTIVE, solves, tenants
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health
 from .describe import refusals
@@ -54,10 +54,31 @@ async def metrics(request: Request) -> Response:
     key = context.settings.metrics_key
     if key is not None and not _is_key(request.headers.get("authorization", ""), key.get_secret_value()):
         raise Unauthorized("/metrics needs the key in REMAT_METRICS_KEY: Authorization: Bearer …")
-    async with context.database.read() as connection:
-        waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == "queued"))
-    context.metrics.queued.set(waiting or 0)
+    await _count_queue(context)
     return Response(context.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _count_queue(context: Context) -> None:
+    """Set the gauges of what waits and runs, by tenant; one that has neither is left out."""
+    rows = (
+        select(tenants.c.name, solves.c.state, func.count(), func.min(solves.c.queued_at))
+        .join(tenants, tenants.c.id == solves.c.tenant_id)
+        .where(ACTIVE)
+        .group_by(tenants.c.name, solves.c.state)
+    )
+    async with context.database.read() as connection:
+        found = (await connection.execute(rows)).all()
+    metrics, waiting = context.metrics, 0
+    for gauge in (metrics.tenant_queued, metrics.tenant_running, metrics.tenant_oldest_seconds):
+        gauge.clear()
+    for name, state, count, oldest in found:
+        if state == "running":
+            metrics.tenant_running.labels(name).set(count)
+            continue
+        waiting += count
+        metrics.tenant_queued.labels(name).set(count)
+        metrics.tenant_oldest_seconds.labels(name).set(max(0.0, (context.clock.now() - oldest).total_seconds()))
+    metrics.queued.set(waiting)
 
 
 def _is_key(authorization: str, key: str) -> bool:
