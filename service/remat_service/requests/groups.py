@@ -162,7 +162,9 @@ async def status(
         places = _places(found.all())
     if group is None or not places:
         raise NotFound(f"there is no {kind_name} with this id")
-    answers, there, ended = [], [], True
+    answers: list[dict[str, Any]] = []
+    there: list[int | None] = []
+    ended = True
     for request_id, place in places:
         try:
             row = await read.wait(context, caller, request_id, until)
@@ -181,7 +183,8 @@ def _places(rows: Sequence[Any]) -> list[tuple[str, int | None]]:
     """The ids of a group's requests with their places in it, in order; no place where an earlier version wrote one."""
     if any(row.idempotency_key is None for row in rows):
         return [(row.id, None) for row in rows]
-    return sorted(((row.id, int(row.idempotency_key.rpartition("-")[2])) for row in rows), key=lambda each: each[1])
+    found = sorted((int(row.idempotency_key.rpartition("-")[2]), row.id) for row in rows)
+    return [(request_id, place) for place, request_id in found]
 
 
 def _best_batch(about: dict[str, Any], places: list[int | None], answers: list[dict[str, Any]]) -> dict[str, Any]:
