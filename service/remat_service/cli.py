@@ -16,6 +16,7 @@ from .commands import store
 from .commands.groups import groups_app
 from .commands.tenants import keys_app, tenants_app
 from .errors import ServiceError
+from .processes.sandbox import hide
 from .settings import Settings
 
 app = typer.Typer(
@@ -150,6 +151,7 @@ def _settings(**given: Any) -> Settings:
 
 def main() -> None:
     """The entry point: what is refused is one line on standard error, exit code 2."""
+    hide()
     try:
         app()
     except (ServiceError, ValueError, OSError) as error:
