@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 from service.serving import eventually, serving
 
 
-def _started(tmp_path: Path, command: str = "serve", **settings: str) -> subprocess.CompletedProcess[str]:
+def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **{"REMAT_" + name.upper(): value for name, value in settings.items()}}
-    port = ["--port", "0"] if command == "serve" else []
+    command = command or ("serve",)
+    port = ["--port", "0"] if command == ("serve",) else []
     return subprocess.run(
-        [sys.executable, "-m", "remat_service.cli", command, *port],
+        [sys.executable, "-m", "remat_service.cli", *command, *port],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -48,6 +50,24 @@ def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
     done = _started(tmp_path, "worker", database_url="postgresql://127.0.0.1:1/none")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "can't use the database" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["serve"], ["migrate"], ["scrub"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"]],
+    ids=" ".join,
+)
+def test_a_program_older_than_its_store_says_so(tmp_path: Path, command: list[str]) -> None:
+    """Such as after a rollback: one sentence that names both revisions, nothing is touched."""
+    path = tmp_path / "s.sqlite"
+    url = f"sqlite:///{path}"
+    assert _started(tmp_path, "migrate", database_url=url).returncode == 0
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    done = _started(tmp_path, *command, database_url=url)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
+    assert "the store is at revision 9999, and this version of remat-service" in done.stderr
 
 
 def test_one_line_says_what_runs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..errors import ServiceError
 from ..settings import Settings
 from ..storage import migrations
 from ..storage.database import Database
@@ -36,7 +37,13 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
         if upgraded:
             await migrate(database)
         async with database.read() as connection:
-            if seals is not None and (upgraded or await connection.run_sync(migrations.current) == migrations.head()):
+            found = await connection.run_sync(migrations.current)
+            if found != migrations.head():
+                raise ServiceError(
+                    f"the store is at revision {found or 'none'}, and this version of remat-service reads revision "
+                    f"{migrations.head()}: use the version that serves it, or run `remat-service migrate`"
+                )
+            if seals is not None:
                 await check_key(connection, seals)
         yield database, seals
     finally:

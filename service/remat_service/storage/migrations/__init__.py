@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
+from ...errors import ServiceError
+
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -37,10 +39,19 @@ def upgrade(connection: Connection, revision: str = "head") -> None:
     """Bring the schema forwards; safe to call from many processes at once.
 
     On SQLite in a transaction of `Database.change_schema`.
+
+    Raises:
+        ServiceError: a newer version of this program has brought it further than this one knows.
     """
     lock(connection)
-    if revision == "head" and current(connection) == head():
+    found = current(connection)
+    if revision == "head" and found == head():
         return
+    if found is not None and found not in revisions():
+        raise ServiceError(
+            f"the store is at revision {found}, and this version of remat-service knows revisions up to {head()}: "
+            "start the version that upgraded the store, or a newer one, or restore a back-up from before that"
+        )
     from alembic import command
 
     with _references_kept(connection):
@@ -82,9 +93,12 @@ def current(connection: Connection) -> str | None:
     return found
 
 
-def head() -> str:
-    """The newest revision in this package; files are named vNNNN_what.py."""
+def revisions() -> list[str]:
+    """The revisions in this package, oldest first; files are named vNNNN_what.py."""
     names = sorted(path.name for path in (_HERE / "versions").glob("v[0-9]*.py"))
-    found = re.match(r"v(\d{4})_", names[-1])
-    assert found is not None
-    return found.group(1)
+    return [name[1:5] for name in names]
+
+
+def head() -> str:
+    """The newest revision in this package."""
+    return revisions()[-1]
