@@ -57,7 +57,7 @@ run() { buildah run --user 10001 --env HOME=/var/lib/remat "$box" -- "$@"; }
 run remat-service --version
 refusal=$(run remat-service serve 2>&1) && fail "it serves without a key"
 echo "$refusal" | grep -q "there are none; make one" || fail "without a key it says: $refusal"
-key=$(run remat-service keys create check 2>/dev/null)
+key=$(run remat-service keys create check --new-tenant 2>/dev/null)
 run remat-service serve >"$work/serve.log" 2>&1 &
 server=$!
 for _ in $(seq 100); do grep -q "ready on" "$work/serve.log" && break; sleep 0.3; done

@@ -104,7 +104,8 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     assert entry == ["remat-service"]
     start = [sys.executable, "-m", "remat_service.cli"]
     environment = base | env | own
-    subprocess.run([*start, "keys", "create", "team"], env=environment, cwd=folder, check=True, capture_output=True)
+    make_key = [*start, "keys", "create", "team", "--new-tenant"]
+    subprocess.run(make_key, env=environment, cwd=folder, check=True, capture_output=True)
     server = subprocess.Popen([*start, *command], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

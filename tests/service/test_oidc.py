@@ -113,7 +113,7 @@ def status(service: Service, token: str, **headers: str) -> int:
 
 def test_a_token_speaks_for_the_tenant_of_its_group(own: Service, issuer: Issuer) -> None:
     """It and an API key of the same tenant see the same requests; one of another group does not."""
-    token, key = Tenant(own, issuer.token()), Tenant(own, cli(own, "keys", "create", "vision"))
+    token, key = Tenant(own, issuer.token()), Tenant(own, cli(own, "keys", "create", "vision", "--new-tenant"))
     posted = token.post(Problem(training_graph(5), plain_peak(training_graph(5)))).json()
     assert key.http.get(f"/v1/solves/{posted['id']}").status_code == 200
     other = Tenant(own, issuer.token(groups=["speech"]))
@@ -193,7 +193,7 @@ def test_without_its_provider_the_service_says_so(tmp_path: Path) -> None:
     """503 for tokens; API keys work on."""
     with serving(tmp_path, workers=1, require_keys="true", oidc_issuer="http://127.0.0.1:9") as own, issuing() as other:
         assert status(own, other.token()) == 503
-        assert status(own, cli(own, "keys", "create", "anna")) == 200
+        assert status(own, cli(own, "keys", "create", "anna", "--new-tenant")) == 200
 
 
 async def test_a_strangers_token_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[str, str]) -> None:
     """A form, an error next to its field, then the page that was asked for; signing out forgets the key."""
-    key = cli(keyed, "keys", "create", "vision")
+    key = cli(keyed, "keys", "create", "vision", "--new-tenant")
     solve = plan_of(keyed, key)
     here = Visit(browser, keyed.url, *look)
     here.go(f"#/solve/{solve}", "input[type=password]")
@@ -84,10 +84,10 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
 
 def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
     """A tenant in no group shares with nobody; it does not see a plan of another tenant's, and finds the way back."""
-    others = plan_of(keyed, cli(keyed, "keys", "create", "vision"))
+    others = plan_of(keyed, cli(keyed, "keys", "create", "vision", "--new-tenant"))
     here = Visit(browser, keyed.url)
     here.go("", "input[type=password]")
-    here.tab.fill("[name=secret]", cli(keyed, "keys", "create", "alone"))
+    here.tab.fill("[name=secret]", cli(keyed, "keys", "create", "alone", "--new-tenant"))
     here.press("Enter")
     expect(here.tab.locator("#account")).to_contain_text("Tenant alone: plans are shared with no other tenant.")
     here.tab.evaluate("id => { location.hash = `#/solve/${id}`; }", others)
@@ -99,7 +99,7 @@ def test_the_page_says_who_shares(browser: Any, keyed: Service) -> None:
 
 def test_a_revoked_key_leads_back_to_the_form(browser: Any, keyed: Service) -> None:
     """The list stops, and says why it wants a key again."""
-    key = cli(keyed, "keys", "create", "alone")
+    key = cli(keyed, "keys", "create", "alone", "--new-tenant")
     here = Visit(browser, keyed.url)
     here.go("", "input[type=password]")
     here.tab.fill("[name=secret]", key)

@@ -55,7 +55,8 @@ def test_every_command_named_in_the_docs_is_there() -> None:
 def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> None:
     """Every command of the table, with the options in its brackets; a key it makes opens, and one it ends does not."""
     url = f"sqlite:///{tmp_path}/s.sqlite"
-    words = {"NAME": "my-team", "G": "lab", "W": "2", "I": "people", "VERSION": SOLVER}
+    _run(url, "tenants", "add", "alhpa")
+    words = {"MISTYPED": "alhpa", "NAME": "my-team", "G": "lab", "W": "2", "I": "people", "VERSION": SOLVER}
     section = (DOCS / "runbook.md").read_text().split("## Tenants and keys")[1].split("\n## ")[0]
     ran = []
     for row in re.findall(r"^\| .* \| (.*) \|$", section, re.MULTILINE)[2:]:
@@ -99,7 +100,7 @@ def test_sqlite_backed_up_while_it_runs_and_restored(tmp_path: Path) -> None:
     problem = Problem(graph, plain_peak(graph))
     with serving(tmp_path, workers=1) as own:
         given = own.post(problem, time_limit_s=5)[1]
-        key = _run(own.database_url, "keys", "create", "team")
+        key = _run(own.database_url, "keys", "create", "team", "--new-tenant")
         _run(own.database_url, "backup", str(copy))
         refused = CliRunner().invoke(app, ["backup", str(copy)], env={"REMAT_DATABASE_URL": own.database_url})
         assert refused.exit_code != 0

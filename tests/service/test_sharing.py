@@ -24,7 +24,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def tenant(service: Service, name: str) -> Tenant:
     """A new tenant."""
-    return Tenant(service, cli(service, "keys", "create", name))
+    return Tenant(service, cli(service, "keys", "create", name, "--new-tenant"))
 
 
 def moved() -> None:
@@ -119,13 +119,38 @@ def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_administration_is_written_down(own: Service) -> None:
     """Who did what, in order; never a secret; nothing of what was refused."""
-    key = cli(own, "keys", "create", "ines", "--label", "laptop")
+    key = cli(own, "keys", "create", "ines", "--label", "laptop", "--new-tenant")
     refused(own, "tenants", "disable", "nobody")
     cli(own, "tenants", "quota", "ines", "--queued", "3")
     cli(own, "tenants", "disown", "ines")
-    text = cli(own, "history", "--limit", "3")
+    (old,) = [line.split()[0] for line in cli(own, "keys", "list").splitlines() if "ines" in line]
+    fresh = cli(own, "keys", "rotate", old)
+    (new,) = [line.split()[0] for line in cli(own, "keys", "list").splitlines() if "ines" in line and old not in line]
+    cli(own, "keys", "revoke", old)
+    text = cli(own, "history", "--limit", "5")
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["act"] for line in lines] == ["keys create", "tenants quota", "tenants disown"]
+    acts = ["keys create", "tenants quota", "tenants disown", "keys rotate", "keys revoke"]
+    assert [line["act"] for line in lines] == acts
     assert lines[1]["most_queued"] == 3
+    assert lines[0]["key"] == lines[3]["key"] == lines[4]["key"] == old
+    assert lines[0]["tenant"] == lines[3]["tenant"] == lines[4]["tenant"] == "ines"
+    assert lines[3]["new_key"] == new
     assert all("@" in line["actor"] for line in lines)
     assert key not in text
+    assert fresh not in text
+
+
+def test_a_mistyped_name_makes_no_tenant(own: Service) -> None:
+    """A key is for a tenant that is there, or for one that is to be made; one made in error can be removed."""
+    tenant(own, "olga")
+    before = cli(own, "tenants", "list")
+    assert "there is no tenant 'ogla'" in refused(own, "keys", "create", "ogla")
+    assert cli(own, "tenants", "list") == before
+    key = cli(own, "keys", "create", "ogla", "--new-tenant")
+    cli(own, "tenants", "remove", "ogla")
+    assert cli(own, "tenants", "list") == before
+    assert own.http.get("/v1/solves", headers={"Authorization": f"Bearer {key}"}).status_code == 401
+    assert "there is no tenant" in refused(own, "tenants", "remove", "ogla")
+    problem = Problem(training_graph(5), plain_peak(training_graph(5)))
+    tenant(own, "paul").post(problem)
+    assert "has asked for something" in refused(own, "tenants", "remove", "paul")

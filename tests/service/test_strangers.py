@@ -37,7 +37,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def known(strict: Service) -> Tenant:
     """Somebody with a key."""
-    return Tenant(strict, cli(strict, "keys", "create", "anna"))
+    return Tenant(strict, cli(strict, "keys", "create", "anna", "--new-tenant"))
 
 
 def _bombs(size: int) -> Iterator[tuple[str, bytes]]:
@@ -303,7 +303,7 @@ def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
 def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
     """The stream of events of a solve under way ends within seconds of its key."""
     listed = cli(strict, "keys", "list")
-    tenant = Tenant(strict, cli(strict, "keys", "create", "carl"))
+    tenant = Tenant(strict, cli(strict, "keys", "create", "carl", "--new-tenant"))
     (key_id,) = [line.split()[0] for line in cli(strict, "keys", "list").splitlines() if line not in listed]
     graph = hard_graph(60, 9)
     posted = tenant.post(Problem(graph, budget_at(graph, 0.4)), wait=0, method="staged", time_limit_s=60, max_gap=0)

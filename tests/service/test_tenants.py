@@ -54,13 +54,13 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def anna(locked: Service) -> Tenant:
     """One tenant."""
-    return Tenant(locked, cli(locked, "keys", "create", "anna"))
+    return Tenant(locked, cli(locked, "keys", "create", "anna", "--new-tenant"))
 
 
 @pytest.fixture(scope="module")
 def bert(locked: Service) -> Tenant:
     """Another."""
-    return Tenant(locked, cli(locked, "keys", "create", "bert"))
+    return Tenant(locked, cli(locked, "keys", "create", "bert", "--new-tenant"))
 
 
 def test_keys_are_told_apart_by_form() -> None:
@@ -89,7 +89,7 @@ def test_without_a_key_nothing(locked: Service) -> None:
 
 def test_only_hashes_are_stored(locked: Service) -> None:
     """Neither the database nor the list shows a key."""
-    key = cli(locked, "keys", "create", "carla", "--label", "laptop")
+    key = cli(locked, "keys", "create", "carla", "--label", "laptop", "--new-tenant")
     assert key not in cli(locked, "keys", "list")
     assert "laptop" in cli(locked, "keys", "list")
     for path in locked.folder.glob("service.sqlite*"):
@@ -98,10 +98,10 @@ def test_only_hashes_are_stored(locked: Service) -> None:
 
 def test_scopes_rotation_and_revocation(locked: Service) -> None:
     """A reader can't solve; a rotated key overlaps with its successor; a revoked one ends."""
-    reader = Tenant(locked, cli(locked, "keys", "create", "dora", "--scope", "read"))
+    reader = Tenant(locked, cli(locked, "keys", "create", "dora", "--scope", "read", "--new-tenant"))
     assert reader.http.get("/v1/solves").status_code == 200
     assert reader.post(Problem(training_graph(3), 10**6)).status_code == 403
-    old_key = cli(locked, "keys", "create", "dora")
+    old_key = cli(locked, "keys", "create", "dora", "--new-tenant")
     rows = [line.split() for line in cli(locked, "keys", "list").splitlines()]
     old_id = next(row[0] for row in rows if row[2].rstrip("…") == old_key[:12])
     new = Tenant(locked, cli(locked, "keys", "rotate", old_id, "--overlap-hours", "1"))
@@ -196,7 +196,7 @@ def test_no_timing_difference_in_posts(locked: Service, anna: Tenant) -> None:
 
     The asker's quota is 0, so that each POST is read, looked up, and refused before it costs anything.
     """
-    karl = Tenant(locked, cli(locked, "keys", "create", "karl"))
+    karl = Tenant(locked, cli(locked, "keys", "create", "karl", "--new-tenant"))
     cli(locked, "tenants", "quota", "karl", "--queued", "0")
     graphs = [training_graph(1500, cost=2000 + i) for i in range(100)]
     problems = [Problem(graph, plain_peak(graph)) for graph in graphs]
@@ -217,7 +217,7 @@ def test_sharing_group_is_opt_in(locked: Service) -> None:
     cli(locked, "groups", "create", "lab")
     for name in ("emil", "fred"):
         cli(locked, "tenants", "add", name, "--group", "lab")
-    emil, fred = (Tenant(locked, cli(locked, "keys", "create", name)) for name in ("emil", "fred"))
+    emil, fred = (Tenant(locked, cli(locked, "keys", "create", name, "--new-tenant")) for name in ("emil", "fred"))
     problem = Problem(training_graph(12), plain_peak(training_graph(12)))
     mine = emil.post(problem).json()
     assert fred.post(problem).json()["cache"] == "hit"
@@ -226,7 +226,7 @@ def test_sharing_group_is_opt_in(locked: Service) -> None:
 
 def test_disowning_an_epoch(locked: Service) -> None:
     """Raised, nothing stored before is found; what is stored after is."""
-    tenant = Tenant(locked, cli(locked, "keys", "create", "gina"))
+    tenant = Tenant(locked, cli(locked, "keys", "create", "gina", "--new-tenant"))
     problem = Problem(training_graph(13), plain_peak(training_graph(13)))
     seen = [tenant.post(problem).json() for _ in range(4)]  # the last ones come from memory
     assert [data["cache"] for data in seen] == ["miss", "hit", "hit", "hit"]
@@ -238,7 +238,7 @@ def test_disowning_an_epoch(locked: Service) -> None:
 
 def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> None:
     """Ids of a raised epoch are not found, though the server has the answers in memory; keys of retries are free."""
-    tenant = Tenant(locked, cli(locked, "keys", "create", "ines"))
+    tenant = Tenant(locked, cli(locked, "keys", "create", "ines", "--new-tenant"))
     graph = training_graph(16)
     problem, hopeless = Problem(graph, plain_peak(graph)), Problem(graph, 1)
     retry = {"json": {"problem": problem.to_json()}, "headers": {"Prefer": "wait=20", "Idempotency-Key": "again"}}
@@ -264,7 +264,7 @@ def test_disowned_requests_are_gone_from_a_running_server(locked: Service) -> No
 
 def test_quotas(locked: Service) -> None:
     """Queued solves and solver seconds: 429 with Retry-After; hits cost nothing."""
-    tenant = Tenant(locked, cli(locked, "keys", "create", "hans"))
+    tenant = Tenant(locked, cli(locked, "keys", "create", "hans", "--new-tenant"))
     graph = training_graph(14)
     stored = Problem(graph, plain_peak(graph))
     assert tenant.post(stored).status_code == 200
@@ -324,7 +324,7 @@ def test_a_quota_changes_only_what_it_names(tmp_path: Path) -> None:
 def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
     """Stored bytes and kept requests hold the next solve off, profiles an upload as a whole; the oldest requests go."""
     with serving(tmp_path, workers=1, require_keys="true", housekeeping_s=0.5) as own:
-        emil = Tenant(own, cli(own, "keys", "create", "emil"))
+        emil = Tenant(own, cli(own, "keys", "create", "emil", "--new-tenant"))
         problems = [Problem(graph, plain_peak(graph)) for graph in map(training_graph, (3, 4, 5))]
         assert emil.post(problems[0]).json()["cache"] == "miss"
 
@@ -364,7 +364,7 @@ def test_one_member_cannot_set_the_costs_of_a_group(tmp_path: Path) -> None:
         cli(own, "groups", "create", "group")
         for name in ("first", "second", "third", "fourth"):
             cli(own, "tenants", "add", name, "--group", "group")
-            members.append(Tenant(own, cli(own, "keys", "create", name)))
+            members.append(Tenant(own, cli(own, "keys", "create", name, "--new-tenant")))
 
         def report(member: int, cost_ns: int, workspace_bytes: int = 0) -> list[int]:
             body = {"device": "d", "profiles": {"s": [cost_ns, workspace_bytes]}}

@@ -35,7 +35,7 @@ def test_a_generated_client_compiles_and_works(tmp_path: Path) -> None:
     folder = tmp_path / "service"
     folder.mkdir()
     with serving(folder, workers=1, require_keys="true") as own:
-        said = run("node", "out/client.js", own.url, cli(own, "keys", "create", "page"))
+        said = run("node", "out/client.js", own.url, cli(own, "keys", "create", "page", "--new-tenant"))
     assert said.returncode == 0, said.stderr
     found = {line["what"]: line["value"] for line in map(json.loads, said.stdout.splitlines())}
     assert found["status"] == "optimal"

@@ -24,7 +24,8 @@ tenants_app = typer.Typer(no_args_is_help=True, help="Tenants, their quotas and 
 
 @keys_app.command("create")
 def create(
-    tenant: Annotated[str, typer.Argument(help="The tenant it speaks for; made if there is none.")],
+    tenant: Annotated[str, typer.Argument(help="The tenant it speaks for.")],
+    new_tenant: Annotated[bool, typer.Option("--new-tenant", help="Make the tenant if there is none.")] = False,
     label: Annotated[str, typer.Option(help="For people.")] = "",
     scope: Annotated[list[str] | None, typer.Option(help="solve or read; again for more.")] = None,
     days: Annotated[float | None, typer.Option(help="Days until it expires.")] = None,
@@ -33,11 +34,14 @@ def create(
 
     async def work(connection: AsyncConnection) -> tuple[str, str]:
         if await connection.scalar(select(tenants.c.id).where(tenants.c.name == tenant)) is None:
+            if not new_tenant:
+                raise NotFound(f"there is no tenant {tenant!r}; to make it together with the key, add --new-tenant")
             await keys.add_tenant(connection, tenant)
         expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
         return await keys.add_key(connection, tenant, label, scope or ["solve", "read"], expires_at)
 
-    key_id, key = in_database(work, "keys create", tenant=tenant, label=label, scopes=scope or ["solve", "read"])
+    about = {"tenant": tenant, "label": label, "scopes": scope or ["solve", "read"]}
+    key_id, key = in_database(work, "keys create", more=lambda made: {"key": made[0]}, **about)
     typer.echo(f"key {key_id} for {tenant}", err=True)
     typer.echo(key)
 
@@ -76,7 +80,13 @@ def rotate(
 ) -> None:
     """Make a key like another, which ends after the overlap."""
     overlap = timedelta(hours=overlap_hours)
-    fresh_id, key = in_database(lambda c: keys.rotate_key(c, key_id, overlap), "keys rotate", key=key_id)
+    fresh_id, key, _ = in_database(
+        lambda c: keys.rotate_key(c, key_id, overlap),
+        "keys rotate",
+        more=lambda made: {"new_key": made[0], "tenant": made[2]},
+        key=key_id,
+        overlap_hours=overlap_hours,
+    )
     typer.echo(f"key {fresh_id} in place of {key_id}", err=True)
     typer.echo(key)
 
@@ -84,7 +94,7 @@ def rotate(
 @keys_app.command("revoke")
 def revoke(key_id: Annotated[str, typer.Argument(help="Id of the key.")]) -> None:
     """End a key; servers notice within two seconds."""
-    in_database(lambda c: keys.revoke_key(c, key_id), "keys revoke", key=key_id)
+    in_database(lambda c: keys.revoke_key(c, key_id), "keys revoke", more=lambda tenant: {"tenant": tenant}, key=key_id)
 
 
 @tenants_app.command("add")
@@ -102,8 +112,10 @@ def add(
         in_database(
             lambda c: keys.add_tenant(c, name, group, weight, identity_group),
             "tenants add",
+            more=lambda tenant_id: {"tenant_id": tenant_id},
             name=name,
             group=group,
+            weight=weight,
             identity_group=identity_group,
         )
     )
@@ -124,6 +136,14 @@ def _limit(kind: type[int] | type[float], help: str) -> Any:
         return number
 
     return typer.Option(parser=read, metavar=f"N|{_NONE}", help=help)
+
+
+@tenants_app.command("remove")
+def remove(name: str) -> None:
+    """Remove a tenant that has never asked for anything, with its keys: one whose name was mistyped."""
+    in_database(
+        lambda c: keys.remove_tenant(c, name), "tenants remove", more=lambda removed: {"keys": removed}, name=name
+    )
 
 
 @tenants_app.command("quota")

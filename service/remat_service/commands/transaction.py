@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -50,10 +50,18 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
         await database.close()
 
 
-def in_database(work: Callable[[AsyncConnection], Awaitable[T]], act: str | None = None, **about: object) -> T:
+def in_database(
+    work: Callable[[AsyncConnection], Awaitable[T]],
+    act: str | None = None,
+    more: Callable[[T], Mapping[str, object]] | None = None,
+    **about: object,
+) -> T:
     """Run some work in one transaction on the database of the settings.
 
     Work that changes something is an `act`: it is written down, with what it is about, in the same transaction.
+
+    Args:
+        more: what the act is about besides, from what the work returns.
 
     Raises:
         ServiceError: as `opened`.
@@ -63,7 +71,7 @@ def in_database(work: Callable[[AsyncConnection], Awaitable[T]], act: str | None
         async with opened(Settings()) as (database, _), database.write() as connection:
             result = await work(connection)
             if act is not None:
-                await record(connection, operator(), act, about)
+                await record(connection, operator(), act, about | dict(more(result) if more is not None else {}))
             return result
 
     return asyncio.run(run())

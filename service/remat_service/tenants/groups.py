@@ -116,6 +116,11 @@ async def own_scope(connection: AsyncConnection, tenant: str) -> str:
     return await _scope(connection, _OF_TENANT + tenant) or await _add_scope(connection, _OF_TENANT + tenant)
 
 
+async def drop_own_scope(connection: AsyncConnection, tenant: str) -> None:
+    """Remove the scope that is a tenant's alone, once the tenant is removed."""
+    await connection.execute(delete(scopes).where(scopes.c.name == _OF_TENANT + tenant))
+
+
 async def scope_for_new(connection: AsyncConnection, tenant: str, group: str | None) -> str:
     """Where a tenant that is being made belongs: a group by name, everyone's, or a scope of its own.
 

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
-from ..errors import Forbidden, Invalid, NotFound, Unauthorized
+from ..errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized
 from ..identity import ALL_SCOPES, Caller
-from ..storage.tables import api_keys, scopes, tenants
-from .groups import group_of, scope_for_new
+from ..storage.tables import api_keys, profile_reports, requests, scopes, solves, tenants
+from ..storage.tables import groups as request_groups
+from .groups import drop_own_scope, group_of, scope_for_new
 
 PREFIX = "remat_"
 DEFAULT_TENANT = "default"
@@ -83,6 +84,26 @@ async def add_tenant(
     return tenant_id
 
 
+async def remove_tenant(connection: AsyncConnection, name: str) -> list[str]:
+    """Remove a tenant that has never asked for anything, and the scope that is its alone; returns the ids of its keys.
+
+    Raises:
+        NotFound: there is no such tenant.
+        Conflict: something was asked or stored in its name.
+    """
+    tenant_id = await tenant_named(connection, name)
+    for table in (requests, solves, request_groups, profile_reports):
+        if await connection.scalar(select(table.c.tenant_id).where(table.c.tenant_id == tenant_id).limit(1)):
+            raise Conflict(f"{name!r} has asked for something; `remat-service tenants disable {name}` shuts it out")
+    if name == DEFAULT_TENANT:
+        raise Conflict("the default tenant is made again at the next start")
+    ids = list((await connection.execute(select(api_keys.c.id).where(api_keys.c.tenant_id == tenant_id))).scalars())
+    await connection.execute(delete(api_keys).where(api_keys.c.tenant_id == tenant_id))
+    await connection.execute(delete(tenants).where(tenants.c.id == tenant_id))
+    await drop_own_scope(connection, name)
+    return ids
+
+
 async def tenant_named(connection: AsyncConnection, name: str) -> str:
     """The id of a tenant.
 
@@ -127,8 +148,8 @@ async def add_key(
     return key_id, key
 
 
-async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelta) -> tuple[str, str]:
-    """A new key like an old one, which goes on working for `overlap`: (id, key).
+async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelta) -> tuple[str, str, str]:
+    """A new key like an old one, which goes on working for `overlap`: (id, key, tenant).
 
     Raises:
         NotFound: there is no such key, or it is revoked.
@@ -146,11 +167,11 @@ async def rotate_key(connection: AsyncConnection, key_id: str, overlap: timedelt
     end = SYSTEM.now() + overlap
     if row.expires_at is None or row.expires_at > end:
         await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(expires_at=end))
-    return fresh
+    return *fresh, row.name
 
 
-async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
-    """End a key at once.
+async def revoke_key(connection: AsyncConnection, key_id: str) -> str:
+    """End a key at once; returns its tenant's name.
 
     Raises:
         NotFound: there is no such key.
@@ -158,6 +179,10 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> None:
     done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=SYSTEM.now()))
     if done.rowcount != 1:
         raise NotFound(f"there is no key {key_id!r}")
+    name: str = await connection.scalar(
+        select(tenants.c.name).join(api_keys, api_keys.c.tenant_id == tenants.c.id).where(api_keys.c.id == key_id)
+    )
+    return name
 
 
 async def any_key(connection: AsyncConnection) -> bool:

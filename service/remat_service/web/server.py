@@ -56,10 +56,12 @@ def check_exposure(settings: Settings) -> None:
     if not settings.require_keys:
         raise ServiceError(
             f"{settings.host} is reachable from other machines: set REMAT_REQUIRE_KEYS=true and make a key with "
-            "`remat-service keys create TENANT`, or listen on 127.0.0.1"
+            "`remat-service keys create TENANT --new-tenant`, or listen on 127.0.0.1"
         )
     if settings.oidc_issuer is None and not asyncio.run(_any_key(settings)):
-        raise ServiceError("keys are required and there are none; make one with `remat-service keys create TENANT`")
+        raise ServiceError(
+            "keys are required and there are none; make one with `remat-service keys create TENANT --new-tenant`"
+        )
 
 
 async def _prepare(settings: Settings) -> None:
