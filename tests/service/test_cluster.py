@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from typer.testing import CliRunner
 
 from remat_ir import Problem, plain_peak
@@ -22,9 +24,9 @@ from remat_service.solving.claim import claim_solve
 from remat_service.solving.cluster import Queue
 from remat_service.solving.dispatch import next_solve
 from remat_service.storage.prepare import migrate
-from remat_service.storage.tables import solves
+from remat_service.storage.tables import events, solves
 from remat_service.tenants.keys import add_tenant, default_caller
-from service.database import postgres
+from service.database import PrivatePostgres, fresh_database, postgres
 from service.serving import Worker, checked, eventually, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
@@ -122,6 +124,68 @@ async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> l
         request_id = await Submission(context, caller, ask).submit()
         ids.append((await find_request(context, caller, request_id)).solve_id)
     return ids
+
+
+async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(url: str) -> None:
+    """The next worker's solver begins below what the last one's has claimed: what is told never goes back, but where a
+    plan refutes it. The first run is no wait.
+    """
+    from remat_service.solving.outcome import Outcome
+    from remat_service.solving.record import SolveRecord
+
+    context = await _context(url)
+
+    async def told(record: SolveRecord, outcome: Outcome, bound_ns: int) -> tuple[int, list[int]]:
+        frame = {"type": "progress", "bound_ns": bound_ns, "whole_bound_ns": bound_ns, "restricted_to": []}
+        await record.take(outcome, frame)
+        async with context.database.read() as connection:
+            points = (await connection.execute(select(events.c.bound_ns).order_by(events.c.seq))).scalars()
+            return int(await connection.scalar(select(solves.c.bound_ns)) or 0), list(points)
+
+    try:
+        (solve_id,) = await _queued(context, "default", 1)
+        async with context.database.write() as connection:
+            await connection.execute(update(solves).values(queued_at=context.clock.now() - timedelta(hours=1)))
+        old = await claim_solve(context, solve_id)
+        assert old is not None
+        assert 3590 < old.queued_s < 3700
+        least = old.net.subject.total_cost_ns
+        assert (await told(SolveRecord(context, old), Outcome(old.net, "auto", "d", 0), least + 90))[0] == least + 90
+        assert (await Queue(context).reconcile_once()).requeued == 1
+        new = await claim_solve(context, solve_id)
+        assert new is not None
+        assert new.queued_s < 100
+        record, outcome = SolveRecord(context, new), Outcome(new.net, "auto", "d", 0)
+        for said, kept in ((least + 40, least + 90), (least + 95, least + 95), (least + 60, least + 95)):
+            bound, points = await told(record, outcome, said)
+            assert bound == kept
+            assert points == sorted(set(points))
+    finally:
+        await context.database.close()
+
+
+@pytest.mark.slow
+def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
+    """The database away for some rounds of every loop: neither server nor worker logs a traceback, or a line twice."""
+    for folder in (tmp_path / "server", tmp_path / "worker"):
+        folder.mkdir()
+    with PrivatePostgres() as private, fresh_database(private.url) as url:
+        with serving(tmp_path / "server", database_url=url, dispatcher="cluster", **SHORT) as server:
+            worker = Worker(tmp_path / "worker", url, **SHORT)
+            private.stop()
+            time.sleep(16)
+            private.start()
+            graph = training_graph(5)
+            problem = Problem(graph, plain_peak(graph))
+            eventually(lambda: server.http.get("/readyz").status_code == 200, 30)
+            checked(problem, server.post(problem, time_limit_s=5)[1])
+            worker.stop()
+        for log in (tmp_path / "server" / "service.log", tmp_path / "worker" / "worker.log"):
+            text = log.read_text()
+            assert "Traceback" not in text, text[:5000]
+            said = [line["event"] for line in map(json.loads, text.splitlines()) if "database" in line["event"]]
+            assert any("does not answer" in event for event in said)
+            assert len(said) == len(set(said)), said
 
 
 async def test_who_lost_the_claim_writes_nothing(url: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import psycopg
 import structlog
 from sqlalchemy.engine import make_url
 
+from ..outage import Outage
 from .notifier import Notifier
 
 log = structlog.get_logger("remat_service.notify")
@@ -48,13 +50,15 @@ class PostgresRelay:
         self._waiting.update(keys)
         self._some.set()
 
-    async def _keep(self, work: object) -> None:
+    async def _keep(self, work: Callable[[psycopg.AsyncConnection[tuple[object, ...]]], Awaitable[None]]) -> None:
+        outage = Outage(log, f"the relay's part {work.__name__.strip('_')}")
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True) as connection:
-                    await work(connection)  # type: ignore[operator]
+                    outage.over()
+                    await work(connection)
             except psycopg.Error as error:
-                log.warning("the relay lost its database connection", error=str(error).strip()[:200])
+                outage.failed(error)
             await asyncio.sleep(_AGAIN_S)
 
     async def _listen(self, connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:

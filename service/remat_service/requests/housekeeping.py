@@ -10,6 +10,7 @@ from sqlalchemy import select
 from remat_ir import Status
 
 from ..context import Context
+from ..outage import Outage
 from ..storage.eviction import evict
 from ..storage.tables import requests, solves
 from ..tenants.quotas import trim_requests
@@ -23,7 +24,7 @@ _LOCK = 0x6B656570  # one process at a time sums the store up
 
 async def housekeeping(context: Context) -> None:
     """Evict by age and bytes, and end requests that have waited too long, for ever."""
-    evicted = -float("inf")
+    evicted, outage = -float("inf"), Outage(log, "housekeeping")
     while not context.stopping:
         try:
             await expire_queued(context)
@@ -32,8 +33,9 @@ async def housekeeping(context: Context) -> None:
                 async with context.database.write() as connection:
                     context.metrics.evicted.labels("request").inc(await trim_requests(connection))
                 evicted = context.clock.monotonic()
-        except Exception:
-            log.exception("housekeeping failed; trying again")
+            outage.over()
+        except Exception as error:
+            outage.failed(error)
         await asyncio.sleep(min(context.settings.housekeeping_s, 5.0))
 
 

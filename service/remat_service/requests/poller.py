@@ -8,6 +8,7 @@ import structlog
 from sqlalchemy import select
 
 from ..context import Context
+from ..outage import Outage
 from ..storage.tables import requests, solves
 
 log = structlog.get_logger("remat_service.requests.poller")
@@ -25,11 +26,13 @@ async def poll(context: Context) -> None:
     Waits don't look by themselves, so that their number costs the database nothing.
     """
     seen: dict[str, State] = {}
+    outage = Outage(log, "looking for lost notes")
     while not context.stopping:
         try:
             seen = await look(context, seen)
-        except Exception:
-            log.exception("looking for lost notes failed; trying again")
+            outage.over()
+        except Exception as error:
+            outage.failed(error)
         await asyncio.sleep(_POLL_S)
 
 

@@ -28,7 +28,12 @@ class LostClaim(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A solve that is ours until its `attempt` changes."""
+    """A solve that is ours until its `attempt` changes.
+
+    Attributes:
+        queued_s: seconds without a worker before this claim: since it was queued, or since the last sign of life of the
+            worker that had it before.
+    """
 
     id: str
     attempt: int
@@ -36,6 +41,7 @@ class Claim:
     row: Any
     net: Problem
     keys: Keys
+    queued_s: float
 
 
 async def claim_solve(context: Context, solve_id: str, ticket: int | None = None) -> Claim | None:
@@ -44,6 +50,7 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
     async with context.database.write() as connection:
         if not await _has_room(connection, solve_id):
             return None
+        seen = await connection.scalar(select(solves.c.heartbeat_at).where(solves.c.id == solve_id))
         row = (
             await connection.execute(
                 update(solves)
@@ -64,13 +71,14 @@ async def claim_solve(context: Context, solve_id: str, ticket: int | None = None
             return None
         caller = await caller_of(connection, row.tenant_id)
         packed = await context.store.graph_row(connection, row.graph_key)
-    context.metrics.queue_seconds.observe((moment - row.queued_at).total_seconds())
+    queued_s = max(0.0, (moment - (seen or row.queued_at)).total_seconds())
+    context.metrics.queue_seconds.observe(queued_s)
     subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
     if subject is None:
         await _fail(context, row, "The stored graph is damaged; POST the problem again.")
         return None
     keys = Keys("", "", row.graph_key, "", row.method_key, row.flight_key)
-    return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys)
+    return Claim(row.id, row.attempt, caller, row, Problem(subject, row.budget_bytes), keys, queued_s)
 
 
 async def _has_room(connection: AsyncConnection, solve_id: str) -> bool:

@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
 from ..notify.postgres import libpq_url
+from ..outage import Outage
 from ..storage.database import try_lock
 from ..storage.tables import solves
 from .dispatch import next_solve
@@ -79,10 +80,12 @@ class Queue:
         context = self._context
         with contextlib.suppress(OSError, TimeoutError):
             await context.supervisor.warm()
+        outage = Outage(log, "taking tickets")
         while not context.stopping:
             try:
                 async with self._app().open_async() as app:
                     await self.reconcile(app.job_manager)
+                    outage.over()
                     await app.run_worker_async(
                         queues=[QUEUE, _UPKEEP_QUEUE],
                         name=context.name,
@@ -97,7 +100,7 @@ class Queue:
             except asyncio.CancelledError:
                 raise
             except Exception as error:
-                log.warning("the worker lost its queue; trying again", error=str(error).strip()[:200])
+                outage.failed(error)
             await asyncio.sleep(_AGAIN_S)
 
     async def reconcile_once(self) -> Reconciled:

@@ -11,6 +11,7 @@ import structlog
 from sqlalchemy import Select, and_, bindparam, case, func, or_, select
 
 from ..context import Context
+from ..outage import Outage, first_line
 from ..storage.tables import solves, tenants
 from ..turns import Waiting
 from .execute import execute_solve
@@ -101,13 +102,15 @@ class Dispatcher:
             await context.supervisor.warm()
         except (OSError, TimeoutError):
             log.exception("no solver child can be started; trying again with the first solve")
+        outage = Outage(log, "looking at the queue")
         with context.notifier.subscribe("queue") as changes:
             while not context.stopping:
                 changes.reset()
                 try:
                     await self._take()
-                except Exception:
-                    log.exception("a look at the queue failed; trying again")
+                    outage.over()
+                except Exception as error:
+                    outage.failed(error)
                     await asyncio.sleep(_LOOK_S)
                 await changes.wait(_LOOK_S)
 
@@ -126,6 +129,6 @@ class Dispatcher:
         self._running.pop(solve_id, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:  # the database is in trouble: the next look is soon enough
-            log.error("a solve could not be claimed; trying again", solve=solve_id, error=str(error))
+            log.error("a solve could not be claimed; trying again", solve=solve_id, error=first_line(error))
             return
         self._context.notifier.notify("queue")

@@ -11,6 +11,7 @@ import asyncio
 import structlog
 
 from ..context import Context
+from ..outage import first_line, is_outage
 from ..telemetry import span
 from .claim import LostClaim, claim_solve, give_back
 from .run import SolveRun
@@ -25,7 +26,7 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
         return False
     context.metrics.running.inc()
     logger = log.bind(solve=claim.id, attempt=claim.attempt, method=claim.row.method)
-    logger.info("solve started", queued_s=round((context.clock.now() - claim.row.queued_at).total_seconds(), 3))
+    logger.info("solve started", queued_s=round(claim.queued_s, 3))
     begun = context.clock.monotonic()
     try:
         about = {"remat.solve": claim.id, "remat.method": claim.row.method, "remat.attempt": claim.attempt}
@@ -46,8 +47,11 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
         await asyncio.shield(give_back(context, claim))
         logger.info("solve given back to the queue")
         raise
-    except Exception:
-        logger.exception("solve broke off; it will be taken up again")
+    except Exception as error:
+        if is_outage(error):
+            logger.warning("solve broke off; it will be taken up again", error=first_line(error))
+        else:
+            logger.exception("solve broke off; it will be taken up again")
         await give_back(context, claim, context.settings.stale_after_s)
     finally:
         seconds = context.clock.monotonic() - begun

@@ -10,6 +10,7 @@ import structlog
 from remat_ir import Status, gap_of
 
 from ..context import Context
+from ..outage import Outage
 from ..processes.supervisor import ChildRun
 from ..requests.completion import end_request
 from .claim import Claim, LostClaim, limits_of_open_requests
@@ -34,7 +35,7 @@ class Monitor:
     async def watch(self) -> None:
         """Look whenever something about the solve has changed, and now and then."""
         context, claim, record = self._context, self._claim, self._record
-        beat = context.clock.monotonic()
+        beat, outage = context.clock.monotonic(), Outage(log, "looking at the open requests")
         with context.notifier.subscribe(claim.id) as changes:
             while True:
                 await changes.wait(_TICK_S)
@@ -48,12 +49,13 @@ class Monitor:
                                 connection, {"heartbeat_at": context.clock.now(), "spent_s": record.spent()}
                             )
                     await self._review()
+                    outage.over()
                 except LostClaim:
                     record.lost = True
                     self._run.child.signal(signal.SIGKILL)
                     return
-                except Exception:
-                    log.exception("a look at the open requests failed; trying again", solve=claim.id)
+                except Exception as error:
+                    outage.failed(error, solve=claim.id)
 
     async def _review(self) -> None:
         """End requests that want no more than there is by now; stop the child when nobody wants anything."""

@@ -106,7 +106,9 @@ class SolveRecord:
         better = None
         if said.get("plan") is not None:
             better = await self._judged(said["plan"], frame)
-        bound, within = said["bound_ns"], column(said["restricted_to"])
+        bound, within = self._no_lower(
+            said["bound_ns"], column(said["restricted_to"]), self.cost_ns if better is None else better[1].cost_ns
+        )
         news = better is not None or (frame["type"] == "progress" and bound != self.bound_ns)
         if not news and proof is None:
             return
@@ -132,6 +134,16 @@ class SolveRecord:
         if news:
             self._told = told
             context.notifier.notify(claim.id)
+
+    def _no_lower(self, bound_ns: int | None, within: str, cost_ns: int | None) -> tuple[int | None, str]:
+        """A bound and its space, or what was told before where that says more and no plan refutes it.
+
+        A solver is not told what another worker's engine has claimed without a certificate, so it starts below that.
+        """
+        before, space = self.bound_ns, self._told["restricted_to"]
+        if before is None or (bound_ns is not None and bound_ns >= before) or space not in ("", within):
+            return bound_ns, within
+        return (bound_ns, within) if cost_ns is not None and before > cost_ns else (before, space)
 
     async def _checked(self, data: object, least_bytes: int | None) -> tuple[int, CheckedProof] | None:
         """A child's certificate and its budget: one byte less than it says is needed, or the problem's own."""

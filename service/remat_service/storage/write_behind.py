@@ -15,6 +15,7 @@ from sqlalchemy import Column, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from ..outage import Outage
 from .database import Database
 from .store import Store
 from .tables import requests, tenants
@@ -88,12 +89,14 @@ class WriteBehind:
             await self._store.touch(connection, graph_key, plan_id or None)
 
     async def _soon(self) -> None:
+        outage = Outage(log, "writing requests down")
         while self._rows:
             await asyncio.sleep(_SOON_S)
             try:
                 await self.flush()
-            except Exception:
-                log.exception("writing requests down failed; trying again")
+                outage.over()
+            except Exception as error:
+                outage.failed(error)
         self._task = None
 
     async def close(self) -> None:
