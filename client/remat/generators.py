@@ -1,4 +1,8 @@
-"""States of random generators: noted, put back, and kept over what draws from them in between.
+"""States of random generators: noted, put back, and own ones for what is measured.
+
+The default generators are the process's: what is put back after a while is wound back under every other thread, whose
+numbers then come twice. So planning draws from generators of its own, and puts back only after a single kernel, or a
+single call of Python's `random`, that can be given none.
 
 Besides those of torch's devices these are Python's own and numpy's, from which the code of a module may draw as well.
 To read and to set one of these two takes up to 50 µs, 625 numbers one by one, though mostly nothing has been drawn
@@ -12,16 +16,20 @@ import ctypes
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
-from .device import Device, of, with_generators
+from . import _compat
+from .device import KINDS, Device, of, with_generators
 
 _HOST = of("cpu")
+
+_DRAWING = ("cpu", *KINDS)
+"""Kinds of devices that have generators."""
 
 
 class Watched:
@@ -143,7 +151,7 @@ class Generators(NamedTuple):
     """The states of some devices' default generators when they were noted, and of the global ones of Python and numpy.
 
     Attributes:
-        numpy: None where numpy has not been imported.
+        python, numpy: None where they are not put back: numpy has not been imported, or see `drawn_from`.
     """
 
     states: tuple[tuple[Device, torch.Tensor], ...]
@@ -152,11 +160,22 @@ class Generators(NamedTuple):
 
     def restore(self) -> None:
         """Put them back."""
-        for device, state in self.states:
-            device.set_generator_state(state)
-        _python().set(self.python)
+        self.restore_torch()
+        if self.python is not None:
+            _python().set(self.python)
         if self.numpy is not None:
             _numpy().set(self.numpy)
+
+    def drawn_from(self) -> Generators:
+        """Without Python's and numpy's where nothing has drawn from them since."""
+        python = None if self.python is None or _python().state() is self.python else self.python
+        numpy = None if self.numpy is None or _numpy().state() is self.numpy else self.numpy
+        return self._replace(python=python, numpy=numpy)
+
+    def restore_torch(self) -> None:
+        """Put back those of torch's devices alone."""
+        for device, state in self.states:
+            device.set_generator_state(state)
 
 
 def noted(device: torch.device | None = None) -> Generators:
@@ -174,3 +193,110 @@ def kept(device: torch.device | None = None) -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+def draws(target: Any) -> bool:
+    """Whether an operator draws from a generator."""
+    return isinstance(target, _compat.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+class Own(_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, the kernels that this thread calls draw from generators of its own.
+
+    Attributes:
+        drew: whether one has.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed = seed
+        self._made: dict[torch.device, torch.Generator] = {}
+        self.drew = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled runs as it is."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if not draws(func):
+            return func(*args, **(kwargs or {}))
+        self.drew = True
+        return self.call(func, args, kwargs or {})()
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], Any] | Restoring:
+        """A random operator's call with a generator of its own.
+
+        Where it takes none, the state of its device's default generator is put back after each call.
+        """
+        found = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        device = found[0].device if found else torch.device(kwargs.get("device") or "cpu")
+        if kwargs.get("generator") is not None or device.type not in _DRAWING:
+            return lambda: target(*args, **kwargs)
+        taking = _compat.taking_generator(target)
+        if taking is not None and all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in found):
+            run, given = _compat.raw_call(taking), {**kwargs, "generator": self.on(device)}
+            return lambda: run(*args, **given)
+        return Restoring(lambda: target(*args, **kwargs), of(device))
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """Its generator on a device."""
+        if device not in self._made:
+            self._made[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._made[device]
+
+
+class Restoring:
+    """A kernel that can be given no generator: after it the default ones are as they were before.
+
+    Attributes:
+        kernel: what runs it.
+        device: whose generator it draws from; None where it may draw from any, Python's and numpy's too.
+    """
+
+    def __init__(self, kernel: Callable[[], Any], device: Device | None) -> None:
+        self.kernel, self.device = kernel, device
+
+    def __call__(self) -> Any:
+        """Run it."""
+        with self.around():
+            return self.kernel()
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Put back the states afterwards."""
+        if self.device is None:
+            with kept():
+                yield
+            return
+        before = self.device.generator_state()
+        try:
+            yield
+        finally:
+            self.device.set_generator_state(before)
+
+
+_MEASURED = Own()
+
+
+def own(device: torch.device) -> torch.Generator | None:
+    """The generator on a device for what is measured; None on one that has no numbers, such as "meta"."""
+    return _MEASURED.on(device) if device.type in _DRAWING else None
+
+
+def call(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], anything: bool = False
+) -> Callable[[], Any] | Restoring:
+    """A kernel's call, by the operator's own entry, that leaves the default generators as they are.
+
+    Args:
+        anything: whether it is an operator of which nothing is known, and may draw from any generator.
+    """
+    run = _compat.raw_call(target)
+    if anything:
+        return Restoring(lambda: run(*args, **kwargs), None)
+    return _MEASURED.call(target, args, kwargs) if draws(target) else lambda: run(*args, **kwargs)

@@ -84,6 +84,7 @@ from .operators import (
     process_group,
     raw_call,
     run_watched,
+    taking_generator,
     written_arguments,
 )
 from .optimizers import STEP_HOOKS, chooses_foreach, stand_in
@@ -106,6 +107,7 @@ from .tracing import (
     is_tangent,
     joint_graph,
     module_path,
+    numbers_kept,
     only_real_tensors,
     own_checkpoints,
     raised_by_the_code,
@@ -189,6 +191,7 @@ __all__ = [
     "module_path",
     "modules_of",
     "negative_view",
+    "numbers_kept",
     "of_torch_or_python",
     "only_real_tensors",
     "operator_name",
@@ -221,6 +224,7 @@ __all__ = [
     "storage_keys",
     "strict_graph",
     "surroundings",
+    "taking_generator",
     "traced_code",
     "traced_from",
     "unpack",

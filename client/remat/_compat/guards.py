@@ -17,7 +17,7 @@ import torch._dynamo.guards as _dynamo_guards
 from torch._C._dynamo.guards import DictGuardManager
 from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, GuardManagerType
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, RandomValueSource
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._guards import Source
 
@@ -159,6 +159,7 @@ class CallGuards:
 
     Attributes:
         names: of the tensors that the traced code reads elsewhere, as buffers of the graph.
+        drawing: whether reading them draws numbers from Python's `random`, as the call does.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class CallGuards:
         self._read: dict[int, str] = {}
         self._inputs: Callable[..., Any] | None = None
         self.names: tuple[str, ...] = ()
+        self.drawing = False
         local = self.local(call, args, kwargs)
         assert local is not None
         with get_metrics_context(), dynamo_timed("remat_guards"), _dynamo_config.patch(skip_nnmodule_hook_guards=False):
@@ -197,6 +199,7 @@ class CallGuards:
         guards._read = _lifted(graph, [str(source.name) for source in sources.values()], args, kwargs, arguments)
         guards._inputs = guards._up_to_the_graph(made) if guards._read else None
         guards.names = tuple(guards._read.values())
+        guards.drawing = any(isinstance(source, RandomValueSource) for source in sources.values())
         return guards
 
     def _up_to_the_graph(self, made: Any) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ __all__ = [
     "process_group",
     "raw_call",
     "run_watched",
+    "taking_generator",
     "written_arguments",
 ]
 
@@ -45,6 +46,7 @@ require(
         (
             (torch.ops.aten.add.Tensor, "_op"),
             (torch.ops.aten.add.Tensor, "_schema"),
+            (torch.ops.aten.add.Tensor, "_overloadname"),
             (torch._C, "_dispatch_key_for_device"),
         ),
     )
@@ -129,6 +131,14 @@ def full_name(target: OpOverload) -> str:
 def raw_call(target: Any) -> Callable[..., Any]:
     """An operator's own entry, without the Python wrapper around it."""
     return target._op if isinstance(target, OpOverload) else target
+
+
+def taking_generator(target: OpOverload) -> OpOverload | None:
+    """The overload of a random operator that takes a generator; None where there is none, as for `native_dropout`."""
+    if "generator" in parameter_names(target):
+        return target
+    packet, name = target.overloadpacket, f"{target._overloadname.removeprefix('default')}_generator".lstrip("_")
+    return getattr(packet, name) if name in packet.overloads() else None
 
 
 def run_watched(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], mode: TorchDispatchMode) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,12 +14,17 @@ from typing import Any, NoReturn
 import torch
 import torch._dynamo.config as _dynamo_config
 import torch._dynamo.output_graph as _output_graph
+import torch._dynamo.variables.user_defined as _user_defined
 import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._dynamo.functional_export import (
+    DynamoBytecodeFlatten,
+    DynamoBytecodeUnflatten,
+    dynamo_graph_capture_for_export,
+)
 from torch._dynamo.source import TempLocalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import (
@@ -56,6 +62,7 @@ __all__ = [
     "is_tangent",
     "joint_graph",
     "module_path",
+    "numbers_kept",
     "only_real_tensors",
     "own_checkpoints",
     "raised_by_the_code",
@@ -80,6 +87,7 @@ require(
             (_functorch_config, "donated_buffer"),
             (_output_graph, "warnings"),
             (_output_graph, "unimplemented"),
+            (_user_defined, "call_random_fn"),
             (InstructionTranslator, "current_tx"),
             (EffectHolder, "register"),
         ),
@@ -140,9 +148,11 @@ def strict_graph(
     settings: dict[str, Any] = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
     settings["skip_nnmodule_hook_guards"] = False
     told = _Told()
-    with told.listening(), _dynamo_config.patch(**settings):
+    with told.listening(), _drawing_nothing(), _dynamo_config.patch(**settings):
         graph: Any = dynamo_graph_capture_for_export(call)(*args, **kwargs)
     made = graph._dynamo_bytecode_flatten.out
+    if any(name.startswith("__gen_rand_values") for name in made.graph_capture_output.bytecode.co_names):
+        graph._dynamo_bytecode_flatten.__class__, graph._dynamo_bytecode_unflatten.__class__ = _Flatten, _Unflatten
     # left among the globals of the caller's code, it would hold the module and this call's arguments for good
     made.graph_capture_output.f_globals.pop(made.backend_input.backend_id, None)
     harmful = {source: stack for source, stack in told.side_effects.items() if not _harmless(source)}
@@ -154,6 +164,48 @@ def strict_graph(
             getattr(graph, name).clear()
         graph._wrapped_call.cls_call = None
     return graph  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def numbers_kept() -> Iterator[None]:
+    """Python's `random` is as before afterwards. For as short as possible: other threads draw from it, too."""
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+class _Flatten(DynamoBytecodeFlatten):
+    """From a call's arguments to the graph's inputs, for which it draws the numbers of Python's that the code draws."""
+
+    def __call__(self, *args: Any) -> Any:
+        with numbers_kept():
+            return super().__call__(*args)
+
+
+class _Unflatten(DynamoBytecodeUnflatten):
+    """From the graph's results to what the call returns; it draws those numbers again."""
+
+    def __call__(self, *args: Any) -> Any:
+        with numbers_kept():
+            return super().__call__(*args)
+
+
+@contextlib.contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    """Inside, the numbers of Python's `random` that Dynamo draws for examples are put back, each at once."""
+    before = _user_defined.call_random_fn
+
+    def put_back(*args: Any, **kwargs: Any) -> Any:
+        with numbers_kept():
+            return before(*args, **kwargs)
+
+    _user_defined.call_random_fn = put_back
+    try:
+        yield
+    finally:
+        _user_defined.call_random_fn = before
 
 
 class _Told:

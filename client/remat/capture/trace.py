@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 
-from .. import _compat, generators
+from .. import _compat
 from .._compat.module_state import backward_hooks_of_all, has_backward_hooks
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
@@ -98,7 +98,7 @@ def _traced(
     """
     began = time.process_time()
     try:
-        with generators.kept(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
             guards = _compat.CallGuards.of_graph(graph, run, args, kwargs)
             descriptor = _joint(stack, graph, args, kwargs)

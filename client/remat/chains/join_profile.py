@@ -11,7 +11,6 @@ from torch import nn
 
 from remat_ir import Graph
 
-from .. import generators
 from ..device import storage_bytes
 from ..planning.coordinator import Coordinator
 from .saved_state import saved_state_bytes
@@ -103,7 +102,7 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
     """Measure the stages of branches and the head that they meet in; each runs on a copy of its module.
 
     Needs the memory of the largest stage and of all activations between stages. Neither parameters, buffers, gradients
-    nor generators change.
+    nor torch's generators change; of Python's and numpy's see `chain_of`.
 
     Raises:
         CaptureError: a stage that the executor cannot run.
@@ -124,14 +123,13 @@ def join_of(branches: Sequence[Sequence[nn.Module]], head: nn.Module, inputs: Se
         costs.append(cost)
         stages.append(Stage(module, reads, width + n, costs[-1].needs_grad))
 
-    with generators.kept():
-        for j, branch in enumerate(branches):
-            cut = j
-            for i, module in enumerate(branch):
-                measure(module, (cut,), f"branch {j + 1}, stage {i + 1}", False)
-                cut = stages[-1].makes
-            ends.append(cut)
-        measure(head, tuple(ends), "the head", True)
+    for j, branch in enumerate(branches):
+        cut = j
+        for i, module in enumerate(branch):
+            measure(module, (cut,), f"branch {j + 1}, stage {i + 1}", False)
+            cut = stages[-1].makes
+        ends.append(cut)
+    measure(head, tuple(ends), "the head", True)
     noted = [saved_state_bytes(stage.module, inputs[0].device) for stage in stages]
     # parts of a shared gradient may come in any order, so each of its users may have left one
     waiting = sum(p.numel() * p.element_size() * len(users) for p, users in shared.users.items())

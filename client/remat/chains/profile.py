@@ -11,7 +11,6 @@ from torch import nn
 
 from remat_ir import Chain
 
-from .. import generators
 from ..device import storage_bytes
 from .saved_state import saved_state_bytes
 from .shared import SharedParameters, shared_parameters
@@ -37,10 +36,11 @@ def chain_of(
     """Rotor's chain of a list of stages: one stage at a time runs, forward and backward, on a copy of its module.
 
     Needs the memory of the largest stage and of all activations between stages. Neither parameters, buffers, gradients
-    nor generators change. Gradients of parameters that several stages use are held until the last of these stages has
-    run backward; they are charged from the first to the last of them. What the last stage gives is charged to the end,
-    since the caller may hold it: the loss is best made the last stage. So are the random states and buffers that are
-    noted for stages which may run again.
+    nor torch's generators change. Numbers of Python's and numpy's that the stages' code draws are not put back, since
+    other threads draw from these generators, too. Gradients of parameters that several stages use are held until the
+    last of these stages has run backward; they are charged from the first to the last of them. What the last stage
+    gives is charged to the end, since the caller may hold it: the loss is best made the last stage. So are the random
+    states and buffers that are noted for stages which may run again.
 
     Args:
         link_bytes_per_s, host_bytes: as in `Chain`.
@@ -51,14 +51,13 @@ def chain_of(
     """
     shared = shared_parameters(stages)
     costs: list[StageCost] = []
-    with generators.kept():
-        y = x
-        for n, stage in enumerate(stages):
-            needs = [n > 0 or x.requires_grad]
-            last = n + 1 == len(stages)
-            name, timing = f"stage {n + 1}", Timing(repetitions, clock)
-            cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
-            costs.append(cost)
+    y = x
+    for n, stage in enumerate(stages):
+        needs = [n > 0 or x.requires_grad]
+        last = n + 1 == len(stages)
+        name, timing = f"stage {n + 1}", Timing(repetitions, clock)
+        cost, y = stage_cost(stage, name, [y], needs, shared.of(n), last=last, timing=timing)
+        costs.append(cost)
     noted = [saved_state_bytes(stage, x.device) for stage in stages]
     # a stage that runs again works on copies of what was noted
     charged = [sum(noted) + own + costs[-1].activation_bytes for own in noted]

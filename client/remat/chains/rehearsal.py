@@ -73,7 +73,7 @@ class StagesRoom(Room):
             for x in xs:
                 x.grad = None
 
-        with torch.enable_grad(), _apart(made), generators.kept(self.device.device):
+        with torch.enable_grad(), _apart(made), generators.Own():
             return rehearsed(self.device, step, self._blocks)
 
 

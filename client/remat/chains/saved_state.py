@@ -146,12 +146,15 @@ class SavedState:
 
     Where its dropout has a state of its own, the first run seeds that from the generator, as every later one does: the
     masks of all runs are the same, and other ones than without a plan.
+
+    Args:
+        measured: whether the runs are measured only, with generators of their own: the process's stay as they are.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, module: nn.Module, device: torch.device, *, measured: bool = False) -> None:
+        self.device, self._measured = device, measured
         self.generators = generators.noted(device)
-        if draws_apart(module, device):
+        if draws_apart(module, device) and not measured:
             self.generators.restore()
         self._module = module
         self._copies: Buffers = []
@@ -194,11 +197,12 @@ class SavedState:
             self._noted.append(_Own.of(value))
 
     def check(self, what: str) -> None:
-        """Look at what the first run has left.
+        """Look at what the first run has left. Of generators that it has not drawn from no later run sets the state.
 
         Raises:
             CaptureError: it has written to a tensor that no later run finds as it was.
         """
+        self.generators = self.generators.drawn_from()
         for part, name, tensor, version in self._held:
             if version_counter(tensor) != version:
                 path = next((path for path, m in self._module.named_modules() if m is part), "")
@@ -214,11 +218,13 @@ class SavedState:
         Args:
             last: whether no run comes after this one, which may then have the saved buffers themselves.
         """
-        drawn = generators.noted(self.device)
+        drawn, first = generators.noted(self.device), self.generators
+        drawn = drawn._replace(python=first.python and drawn.python, numpy=first.numpy and drawn.numpy)
         buffers: Buffers = [(part, buffers_of(part).copy()) for part, _ in self._copies]
         now = [noted if noted.there() else noted.again() for noted in self._noted]
         try:
-            self.generators.restore()
+            if not self._measured:
+                self.generators.restore()
             _replace(self._copies if last else _cloned(self._copies))
             for noted, found in zip(self._noted, now, strict=True):
                 if found is not noted:
@@ -229,7 +235,8 @@ class SavedState:
                 if not found.there():
                     found.put()
             _replace(buffers)
-            drawn.restore()
+            if not self._measured:
+                drawn.restore()
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,8 @@ def stage_cost(
     stage = _copy(module, what)
     needs = [need and differentiable(x) for need, x in zip(needs, inputs, strict=True)]
     given = [x.detach() for x in inputs]
-    with no_collectives(what):
+    own = generators.Own()
+    with no_collectives(what), own:
         needs_grad = _differs(module, inputs)
         y = _output(stage, given, what)
         named = dict(stage.named_parameters())
@@ -100,8 +102,10 @@ def stage_cost(
         for _ in range(2):  # makes the gradients that the measured passes add to
             runs.backward(runs.forward())
         _warn_of_graphs(stage, what)
-    forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
-    sizes = _bytes(runs, inputs[0].device)
+    with own if own.drew else nullcontext():  # it takes some µs for each operator
+        forward_ns, backward_ns = _times(runs, inputs[0].device, timing or Timing())
+        sizes = _bytes(runs, inputs[0].device)
+        gradients, _ = runs.backward(runs.forward())
     made = storage_bytes(y)
     tape = max(made, sizes["tape"])
     taped, untaped = max(0, sizes["forward_peak"] - tape), max(0, sizes["untaped_peak"] - made)
@@ -109,7 +113,6 @@ def stage_cost(
     # less than next to a tape, but where kernels differ without grad: then the larger counts for both
     untaped = taped + tape - made if needs_grad else max(taped, untaped)
     taped = max(taped, untaped - (tape - made))
-    gradients, _ = runs.backward(runs.forward())
     # an expanded gradient is made whole by the stage before, whose own measurement has a whole one to start from
     into = tuple(
         max(storage_bytes(found[0]), storage_bytes(x)) if found else 0
@@ -184,7 +187,7 @@ class _Runs(NamedTuple):
     def first(self) -> SavedState:
         """The first forward step of a stage that runs again: its tape is not kept, and what it sees is noted."""
         with torch.no_grad():
-            saved = SavedState(self.stage, self.gradient.device)
+            saved = SavedState(self.stage, self.gradient.device, measured=True)
         if self.needs_grad:
             self.forward()
         else:
@@ -217,11 +220,9 @@ class _Runs(NamedTuple):
 def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
     """Whether a stage gives other bits under no_grad; a copy of it runs each time, from the same random numbers."""
     found = []
-    with generators.kept(inputs[0].device):
-        for grad in (False, True):
-            torch.manual_seed(0)
-            with torch.set_grad_enabled(grad):
-                found.append(copy.deepcopy(stage)(*(x.detach().clone() for x in inputs)))
+    for grad in (False, True):
+        with generators.Own(), torch.set_grad_enabled(grad):
+            found.append(copy.deepcopy(stage)(*(x.detach().clone() for x in inputs)))
     one, other = found
     return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import _compat
+from .. import _compat, generators
 from ..capture.dataflow import is_unknown
 
 DEPTHS = (0, 2, 4, 8, 32, None)
@@ -46,7 +46,7 @@ def arguments(node: fx.Node, depth: int | None = 0, given: Mapping[fx.Node, torc
         if is_unknown(n):
             raise RuntimeError(f"{n.name} is an operator of which nothing is known")
         args, kwargs = fx.map_arg((n.args, dict(n.kwargs)), value)
-        made[n] = _compat.raw_call(n.target)(*args, **kwargs)
+        made[n] = generators.call(n.target, args, kwargs)()
         for source in n.all_input_nodes:
             if source in readers:
                 readers[source] -= 1
@@ -98,13 +98,14 @@ def _like(fake: torch.Tensor, highest: int, device: torch.device) -> torch.Tenso
     real = torch.empty(extent, dtype=fake.dtype, device=device)
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         if fake.dtype.itemsize >= 2:
-            real.uniform_()  # where probabilities, variances and logarithms' arguments all lie
+            # where probabilities, variances and logarithms' arguments all lie
+            real.uniform_(generator=generators.own(device))
         else:
             real.zero_()
     elif fake.dtype == torch.bool:
         real.fill_(True)
     elif highest > 0 and fake.dtype in (torch.int64, torch.int32):
-        real.random_(0, highest)
+        real.random_(0, highest, generator=generators.own(device))
     else:
         real.zero_()
     return real.as_strided(shape, stride)

@@ -225,7 +225,7 @@ def _on_small(optimizer: Any, clip: bool, settings: Mapping[str, Any]) -> Update
     for most in ELEMENTS:
         if closing:
             most = max(16, most * ELEMENTS_WITH_CLOSURE // (ELEMENTS[-1] * len(trained)))
-        with generators.kept(), Allocations(_kind(optimizer)) as live:
+        with generators.Own(), Allocations(_kind(optimizer)) as live:
             copies = {id(p): _small(here(p), most) for p in trained}
             small = list(copies.values())
             sizes.append(sum(p.numel() for p in small))

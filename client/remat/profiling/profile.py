@@ -230,7 +230,7 @@ def _measure(nodes: Mapping[str, fx.Node], fitted: Mapping[str, int], given: Giv
         with ThreadPoolExecutor(1) as aside:
             return aside.submit(_measure, nodes, fitted, given).result()
     devices = {s: device_of_values([n]) for s, n in nodes.items()}
-    with generators.kept(), _compat.only_real_tensors(), torch.no_grad():
+    with _compat.only_real_tensors(), torch.no_grad():
         makes = _makers(nodes, devices, given)
         spaces = _workspaces(makes, devices)
         took = {**fitted, **times({s: make for s, make in makes.items() if s not in fitted}, devices)}
@@ -243,13 +243,18 @@ def _workspaces(makes: Mapping[str, Make], devices: Mapping[str, Device]) -> dic
     for text, make in sorted(makes.items()):
         with devices[text].guard():
             call, window = make(), Window(devices[text].device)
-            window.open()
-            try:
-                kept = call()
-            finally:
-                peak = window.close()
+            run: Callable[[], Any] = call
+            around: AbstractContextManager[Any] = nullcontext()
+            if isinstance(call, generators.Restoring):  # the states that it notes are not the kernel's
+                run, around = call.kernel, call.around()
+            with around:
+                window.open()
+                try:
+                    kept = run()
+                finally:
+                    peak = window.close()
             found[text] = max(0, peak.peak_bytes - max(0, peak.left_bytes))
-            del kept, call
+            del kept, call, run
     return found
 
 
@@ -299,8 +304,7 @@ def _alone(node: fx.Node) -> AbstractContextManager[Any]:
 
 def _call(node: fx.Node, depth: int | None = 0, given: Given | None = None) -> Callable[[], Any]:
     args, kwargs = arguments(node, depth, given)
-    target = _compat.raw_call(node.target)
-    return lambda: target(*args, **kwargs)
+    return generators.call(node.target, args, kwargs, anything=is_unknown(node))
 
 
 def _nearest(node: fx.Node, measured: Mapping[fx.Node, Measured]) -> Measured:

@@ -143,7 +143,7 @@ class Rematerialized(nn.Module):
         except RuntimeError as error:
             if device_failed(error):
                 raise
-            before.restore()
+            before.restore_torch()  # a step draws no other numbers after its inputs are read
             if any(map(is_check, made.step.operations.flow.kernels)):
                 _raise_what_the_code_raises(call)
             why = str(error).partition("\n")[0]
@@ -191,8 +191,7 @@ class Rematerialized(nn.Module):
             self._latest(other)
         known = [made for made in kinds.values() if made is not None]
         try:
-            with generators.kept():  # reading a call's inputs draws the numbers of Python's that its code draws
-                made = self._make_plan(call, known)
+            made = self._make_plan(call, known)
         except CaptureError as error:
             if self._on_failure != "plain":
                 if error.raised_by_the_code:
@@ -358,5 +357,5 @@ def refuse_enabled(model: nn.Module) -> None:
 
 def _raise_what_the_code_raises(call: Call) -> None:
     """Run a call whose code may raise, so that the caller gets that exception and not one about its capture."""
-    with generators.kept(), torch.no_grad():
+    with torch.no_grad():
         call.run(*call.args, **call.kwargs)

@@ -157,8 +157,7 @@ def _refuse_coupled(optimizer: Any) -> None:
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     found: list[list[torch.Tensor]] = []
     try:
-        with generators.kept(), torch.no_grad():
-            torch.manual_seed(0)
+        with generators.Own(), torch.no_grad():
             seeds = [_small_like(here(p)) for p in trained]
             for together in (True, False):
                 copies = {id(p): s.clone().requires_grad_() for p, s in zip(trained, seeds, strict=True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -227,7 +228,8 @@ def training_step(
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
     call = Call(module, module if run is None else run, args, kwargs)
-    state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
+    with _compat.numbers_kept() if captured.guards.drawing else nullcontext():
+        state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
     names = captured.guards.names
     split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
     if release is not None:
