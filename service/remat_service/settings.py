@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import URL
 
 
 class Settings(BaseSettings):
@@ -18,7 +19,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8750, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     database_url: SecretStr = Field(
         default=SecretStr("sqlite:///.remat/service.sqlite"),
-        description="SQLAlchemy URL: `sqlite:///PATH`, or `postgresql://…` for a cluster.",
+        description="`sqlite:///PATH`, with the path as it is, or `postgresql://…` for a cluster.",
     )
     seal_key: SecretStr | None = Field(
         default=None,
@@ -147,14 +148,20 @@ class Settings(BaseSettings):
         return self.dispatcher == "embedded"
 
 
-def driver_url(url: str) -> str:
-    """The URL with the async driver that the service uses, and the folder of a SQLite file made."""
+def driver_url(url: str) -> str | URL:
+    """The URL with the async driver that the service uses: a string for PostgreSQL, an object for SQLite.
+
+    What follows `sqlite:///` is a path as it is, with `#`, `?` and `%`; only what reads as an option is refused.
+
+    Raises:
+        ValueError: another database, or options where there are none.
+    """
     for scheme in ("sqlite+aiosqlite://", "sqlite://"):
         if url.startswith(scheme):
-            path = url.removeprefix(scheme).removeprefix("/").partition("?")[0]
-            if path and path != ":memory:":
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-            return "sqlite+aiosqlite://" + url.removeprefix(scheme)
+            path = url.removeprefix(scheme).removeprefix("/")
+            if re.search(r"\?\w+=[^/]*$", path):
+                raise ValueError("REMAT_DATABASE_URL takes a path after sqlite:/// and no options after a ?")
+            return URL.create("sqlite+aiosqlite", database=path or None)
     for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
         if url.startswith(scheme):
             return "postgresql+psycopg://" + url.removeprefix(scheme)

@@ -11,8 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
+from typer.testing import CliRunner
 
-from service.serving import eventually, serving
+from remat_ir import Problem, plain_peak
+from remat_service.cli import app
+from remat_service.storage.database import Database
+from remat_service.storage.snapshot import SnapshotReader
+from remat_service.storage.tables import graphs, requests
+from service.serving import eventually, serving, training_graph
 
 
 def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +42,7 @@ def _started(tmp_path: Path, *command: str, **settings: str) -> subprocess.Compl
         ({"database_url": "postgresql://u:hunter2@127.0.0.1:1/none"}, "can't use the database postgresql"),
         ({"database_url": "sqlite:////proc/none/x.sqlite"}, "/proc/none"),
         ({"dispatcher": "cluster"}, "needs a postgresql"),
+        ({"database_url": "sqlite:///x.sqlite?timeout=3"}, "no options after a ?"),
     ],
 )
 def test_what_is_wrong_at_the_start_is_one_sentence(tmp_path: Path, settings: dict[str, str], said: str) -> None:
@@ -107,3 +115,44 @@ def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
             done = _started(tmp_path, database_url=f"sqlite:///{tmp_path}/{name}")
             assert done.returncode != 0
             assert "another service has" in done.stdout + done.stderr
+
+
+async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Path) -> None:
+    """One file of that name, with what SQLite and seals put next to it; a backup; read by a connection of its own."""
+    folder, name = tmp_path / "data", "a b#c?d%41"
+    url = f"sqlite:///{folder}/{name}.sqlite"
+    environment = {"REMAT_DATABASE_URL": url}
+    before = os.umask(0)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("REMAT_SEAL_KEY", raising=False)
+            with serving(tmp_path, database_url=url, workers=1) as own:
+                graph = training_graph(5)
+                _, posted = own.post(Problem(graph, plain_peak(graph)))
+                copy = folder / f"{name}.copy"
+                done = CliRunner().invoke(app, ["backup", str(copy)], env=environment)
+                assert done.exit_code == 0, done.output
+                files = sorted(folder.iterdir())
+                assert {path.name.removeprefix(name) for path in files} == {
+                    ".sqlite", ".sqlite-shm", ".sqlite-wal", ".sqlite.seal-key", ".copy",
+                }  # fmt: skip
+                assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o600"}
+    finally:
+        os.umask(before)
+    database = Database(f"sqlite:///{copy}")
+    reader = SnapshotReader(database)
+    async with database.read() as connection:
+        key = await connection.scalar(select(graphs.c.key))
+        assert await connection.scalar(select(requests.c.id)) == posted["id"]
+    assert await reader.graph_row(key)
+    assert reader._own is not None
+    reader.close()
+    await database.close()
+
+
+def test_a_backup_of_nothing_is_refused(tmp_path: Path) -> None:
+    """One sentence, and no file is made."""
+    done = _started(tmp_path, "backup", "copy.sqlite", database_url="sqlite:///none.sqlite")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "there is no database none.sqlite" in done.stderr
+    assert list(tmp_path.iterdir()) == []

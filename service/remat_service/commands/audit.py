@@ -177,7 +177,7 @@ class Audit:
         self.wrong += 1
         written = ""
         if instance:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is a tenant's graph
             path = self._folder / f"{self.wrong:03}.json"
             path.write_text(json.dumps(instance))
             written = f" ({path})"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sqlalchemy import delete, func, select, union
+from sqlalchemy import URL, delete, func, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..errors import Invalid
 from ..settings import Settings, driver_url
-from ..storage.database import Database
+from ..storage.database import Database, read_only
 from ..storage.prepare import migrate as prepare
 from ..storage.scrub import scrub as read_again
 from ..storage.seal_keys import adopt_key
@@ -124,15 +125,19 @@ def backup(target: Path) -> None:
     """Copy the SQLite database of the settings to a new file, also while a service runs on it.
 
     Raises:
-        Invalid: the database is not SQLite, or the target is there.
+        Invalid: the database is not SQLite, or not there, or the target is.
     """
     url = driver_url(Settings().database_url.get_secret_value())
-    path = url.removeprefix("sqlite+aiosqlite:///")
-    if path == url:
+    if not isinstance(url, URL):
         raise Invalid("this is not a SQLite database; use pg_dump")
-    if target.exists():
-        raise Invalid(f"{target} is there already")
-    source = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    path = url.database or ":memory:"
+    if not Path(path).exists():
+        raise Invalid(f"there is no database {path}; see REMAT_DATABASE_URL")
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise Invalid(f"{target} is there already") from None
+    source = sqlite3.connect(read_only(path), uri=True)
     copy = sqlite3.connect(target)
     try:
         source.backup(copy)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, event, text
+from sqlalchemy import URL, Connection, Table, event, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from ..clock import SYSTEM, Clock
+from ..errors import ServiceError
 from ..settings import driver_url
 
 Connect = Callable[..., Awaitable[Any]]
@@ -31,18 +34,20 @@ class Database:
     """
 
     def __init__(self, url: str, clock: Clock = SYSTEM, connect: Connect | None = None) -> None:
-        self.url, self.clock = driver_url(url), clock
-        self.is_sqlite = self.url.startswith("sqlite")
+        found = driver_url(url)
+        self.url, self.clock, self.is_sqlite = str(found), clock, isinstance(found, URL)
         # a burst waits for a connection rather than failing
         more: dict[str, Any] = {"pool_size": 10, "max_overflow": 0, "pool_timeout": 60.0}
         more["json_deserializer"] = json_or_nothing
         if not self.is_sqlite:
             more |= {"pool_pre_ping": True}
-        elif self.url.removeprefix("sqlite+aiosqlite://") in ("", "/", "/:memory:"):
+        elif isinstance(found, URL) and found.database not in (None, ":memory:"):
+            _make_private(Path(str(found.database)))
+        else:
             more = {"json_deserializer": json_or_nothing}
         if connect is not None:
             more["async_creator"] = connect
-        self.engine: AsyncEngine = create_async_engine(self.url, **more)
+        self.engine: AsyncEngine = create_async_engine(found, **more)
         self._reader = self.engine
         if not self.is_sqlite:  # READ COMMITTED has no snapshot to lose, and BEGIN and ROLLBACK are a trip each
             self._reader = self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -110,6 +115,27 @@ def json_or_nothing(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, where there is none, for its owner alone; SQLite gives what it writes next to it the same mode.
+
+    Raises:
+        ServiceError: it can't be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # never one that is there: closing it would end the locks that SQLite has on it in this process
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ServiceError(f"can't make the database {path}: {error.strerror}; see REMAT_DATABASE_URL") from None
+
+
+def read_only(path: str) -> str:
+    """The URI by which SQLite opens a file to read from it alone, whatever its name is."""
+    return Path(path).absolute().as_uri() + "?mode=ro"
 
 
 def _on_connect(connection: Any, record: object) -> None:

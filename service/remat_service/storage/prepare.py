@@ -41,7 +41,7 @@ def sole_owner(database: Database) -> Iterator[None]:
     if not database.is_sqlite or not path or path == ":memory:":
         yield
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

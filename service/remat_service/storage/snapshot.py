@@ -20,7 +20,7 @@ from ..identity import Caller
 from ..lru import Lru
 from .cache_key import SOLVER, Keys
 from .claims import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Effort, Floor
-from .database import Database, json_or_nothing
+from .database import Database, json_or_nothing, read_only
 from .epochs import of_epoch
 from .store import PLAN_COLUMNS, PROOF_COLUMNS, StoredPlan, StoredProof
 from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, proofs, requests, solves
@@ -311,8 +311,8 @@ class SnapshotReader:
         if self._database.is_sqlite:
             try:
                 if self._own is None:
-                    path = self._database.engine.url.database or ":memory:"
-                    self._own = sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None, timeout=0.0)
+                    file = read_only(self._database.engine.url.database or ":memory:")
+                    self._own = sqlite3.connect(file, uri=True, isolation_level=None, timeout=0.0)
                 return self._own_row(self._own, query, named, make)
             except sqlite3.Error:
                 self.close()
