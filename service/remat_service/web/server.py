@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import resource
+import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -114,7 +115,7 @@ class Server(uvicorn.Server):
         if not self.force_exit:
             await asyncio.sleep(context.settings.notice_s)
         await super().shutdown(sockets)
-        await asyncio.to_thread(self._exports.close)  # here, since a signal ends the process right after
+        await asyncio.to_thread(self._exports.close)
 
 
 def _allow_descriptors(connections: int) -> None:
@@ -154,6 +155,8 @@ def serve(settings: Settings) -> None:
     exports = ExitStack()
     exports.enter_context(exported(app.state.context.metrics.registry, app))
     server = Server(config, app, listener, exports)
+    for number in (signal.SIGTERM, signal.SIGINT):  # raised again by uvicorn once it has stopped: that is no failure
+        signal.signal(number, lambda *_: None)
     try:
         server.run(sockets=[listener])
     finally:

@@ -24,12 +24,14 @@ from .describe import refusals
 router = APIRouter(tags=["service"])
 
 
+@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Alive?", response_model=Health)
 async def livez() -> Any:
     """The process answers."""
     return {"status": "alive"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
 async def readyz(request: Request) -> Any:
     """The database takes writes and the service is not stopping."""
@@ -42,6 +44,7 @@ async def readyz(request: Request) -> Any:
     return {"status": "ready"}
 
 
+@router.head("/metrics", include_in_schema=False)
 @router.get(
     "/metrics",
     summary="Prometheus metrics",
