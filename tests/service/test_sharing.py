@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
 
@@ -115,6 +116,40 @@ def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert "everyone's already" in refused(own, "groups", "create", "more", "--everyone")
         problem = Problem(training_graph(6), plain_peak(training_graph(6)))
         assert [each.post(problem).json()["cache"] for each in (fred, hugo, apart)] == ["miss", "hit", "miss"]
+
+
+def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
+    """What two teams of a group have pinned stays pinned until both let go; who has pinned nothing lets go of nothing;
+    a pin is let go where a better plan has come meanwhile.
+    """
+    cli(own, "groups", "create", "pinning")
+    for name in ("quin", "rosa"):
+        cli(own, "tenants", "add", name, "--group", "pinning")
+    quin, rosa = tenant(own, "quin"), tenant(own, "rosa")
+    graph = hard_graph(8, 3)
+    problem = Problem(graph, budget_at(graph, 0.6))
+    path = own.database_url.removeprefix("sqlite:///")
+
+    def pinned() -> int:
+        with sqlite3.connect(path) as database:
+            return int(database.execute("SELECT count(*) FROM plans WHERE pinned").fetchone()[0])
+
+    digest = quin.post(problem, method="greedy", time_limit_s=5).json()["digest"]
+
+    def change(who: Tenant, method: str) -> None:
+        reply = who.http.request(method, f"/v1/plans/{digest}/pin")
+        assert reply.status_code == 204
+
+    change(quin, "PUT")
+    change(rosa, "DELETE")
+    assert pinned() == 1
+    change(rosa, "PUT")
+    change(quin, "DELETE")
+    assert pinned() == 1
+    cost = rosa.post(problem, method="greedy", time_limit_s=5).json()["cost_ns"]
+    assert rosa.post(problem, method="milp", time_limit_s=20, max_gap=0).json()["cost_ns"] <= cost
+    change(rosa, "DELETE")
+    assert pinned() == 0
 
 
 def test_administration_is_written_down(own: Service) -> None:

@@ -13,13 +13,13 @@ from ..errors import NotFound
 from ..identity import Caller
 from ..storage.answers import document, rendered
 from ..storage.cache_key import Keys
-from ..storage.eviction import pin
+from ..storage.eviction import pin, unpin
 from ..storage.tables import problems
 from .read import plan_text
 
 
 async def pin_by_digest(context: Context, caller: Caller, digest: str, pinned: bool) -> None:
-    """Pin or unpin the best plan of a problem digest.
+    """Pin the best plan of a problem digest for the caller's tenant, or take the tenant's pins of the problem back.
 
     Raises:
         NotFound: this tenant's scope has none.
@@ -28,7 +28,8 @@ async def pin_by_digest(context: Context, caller: Caller, digest: str, pinned: b
     known = await context.cache.known(caller, keys, net)
     if known.plan is None:
         raise NotFound("there is no plan for this digest")
-    await pin(context.database, known.plan.id, pinned)
+    change = pin if pinned else unpin
+    await change(context.database, known.plan.id, caller.tenant_id, keys.problem)
 
 
 async def plan_by_digest(context: Context, caller: Caller, digest: str, method: str) -> bytes:

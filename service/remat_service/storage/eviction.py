@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..metrics import Metrics
 from ..settings import Settings
 from .database import Database, try_lock
-from .tables import graphs, groups, plans, proofs, requests, solves
+from .tables import graphs, groups, pins, plans, proofs, requests, solves
 
 _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
@@ -83,7 +83,23 @@ async def store_bytes(connection: AsyncConnection) -> int:
     return total
 
 
-async def pin(database: Database, plan_id: str, pinned: bool) -> None:
-    """Keep a plan from eviction, or let it go again."""
+async def pin(database: Database, plan_id: str, tenant_id: str, problem_key: str) -> None:
+    """Keep a plan, if it is still there, from eviction for a tenant and a problem."""
+    row = {"plan_id": plan_id, "tenant_id": tenant_id, "problem_key": problem_key}
     async with database.write() as connection:
-        await connection.execute(update(plans).where(plans.c.id == plan_id).values(pinned=pinned))
+        done = await connection.execute(update(plans).where(plans.c.id == plan_id).values(pinned=True))
+        if done.rowcount:
+            await connection.execute(database.insert(pins).values(row).on_conflict_do_nothing())
+
+
+async def unpin(database: Database, plan_id: str, tenant_id: str, problem_key: str) -> None:
+    """Let go of what a tenant has pinned for a problem; what others have pinned stays.
+
+    Args:
+        plan_id: the best plan by now, which may be another one, or pinned by nobody, from before pins had owners.
+    """
+    async with database.write() as connection:
+        mine = pins.c.tenant_id == tenant_id, pins.c.problem_key == problem_key
+        own = (await connection.execute(delete(pins).where(*mine).returning(pins.c.plan_id))).scalars()
+        kept = exists().where(pins.c.plan_id == plans.c.id)
+        await connection.execute(update(plans).where(plans.c.id.in_([plan_id, *own]), ~kept).values(pinned=False))

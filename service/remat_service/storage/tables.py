@@ -2,6 +2,7 @@
 
 tenants, scopes, api_keys     who may ask, and whose keys are salted alike
 graphs, problems              what was asked about, under salted keys
+pins                          which tenant keeps which plan, for which problem; `plans.pinned` says whether any does
 plans, proofs                 what was found and proved, checked whenever it is read: it outlives its solver
 bounds, floors, efforts       what nobody can check anew: it carries the solver's version and a seal (`seals.py`)
 solves, events                the work: one row a flight, with a fencing token; its improvements in order
@@ -163,6 +164,15 @@ plans = Table(
     Column("used_at", Utc, nullable=False, index=True),
     UniqueConstraint("graph_key", "method_key", "checksum"),
     Index("ix_plans_graph_key_cost_ns", "graph_key", "cost_ns"),
+)
+
+pins = Table(
+    "pins",
+    metadata,
+    Column("plan_id", _ID, ForeignKey("plans.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", _ID, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False),
+    Column("problem_key", _KEY, nullable=False, index=True),
+    PrimaryKeyConstraint("plan_id", "tenant_id", "problem_key"),
 )
 
 proofs = Table(
