@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from client.commands import remat
-from client.liar import Said, in_turn, lying
+from client.liar import Asked, Said, in_turn, lying
 from client.test_cli import chain_graph, graph_file
 from client.test_cli_chains import CHAIN, JOIN
 from remat.cli.app import BAD_INPUT, NOTHING_FOUND, SERVICE
@@ -97,11 +98,10 @@ def test_ids_may_be_abbreviated_and_the_list_fits_a_terminal(remat: Any, monkeyp
     answer = greedy_answer(Problem(chain_graph(), 14)).to_json()
     facts = {"status": "nothing_found", "method": "linearized-greedy", "overhead": 0.1234, "gap": 0.012345}
     rows = {"solves": [facts | {"id": each, "budget_bytes": 2**40, "seconds": 1234.5} for each in ids], "next": None}
-    missing = Said(404, {"detail": "there is no such solve"})
-    with lying(in_turn(missing, Said(200, rows), Said(200, {**answer, "id": ids[0]}))) as server:
+    with lying(in_turn(Said(200, rows), Said(200, {**answer, "id": ids[0]}))) as server:
         ran = remat("attach", "abcd1", "--base-url", server.url, "--json", "-q")
         assert (ran.code, ran.data["id"]) == (0, ids[0])
-    with lying(in_turn(missing, Said(200, rows))) as server:
+    with lying(in_turn(Said(200, rows))) as server:
         ran = remat("cancel", "abcd", "--base-url", server.url)
         assert ran.code == 2
         assert "abcd1111, abcd2222" in ran.err
@@ -110,6 +110,35 @@ def test_ids_may_be_abbreviated_and_the_list_fits_a_terminal(remat: Any, monkeyp
     assert max(map(len, lines)) <= 80
     assert "abcd1111" in lines[1]
     assert "…" not in "".join(lines)
+
+
+def test_every_id_of_a_list_is_taken(remat: Any, own: Service) -> None:
+    """Of a burst of solves, whose ids begin alike, each that a short list prints names one, also behind the list."""
+    graph = chain_graph()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda size: own.post(Problem(graph, size), wait=0, method="greedy"), range(14, 44)))
+    printed = [line.split()[0] for line in remat("ls", "-n", "7", "--base-url", own.url).out.splitlines()[1:]]
+    newest = [row["id"] for row in own.http.get("/v1/solves", params={"limit": 7}).json()["solves"]]
+    assert len(printed) == 7
+    for short, whole in zip(printed, newest, strict=True):
+        ran = remat("attach", short, "--base-url", own.url, "--json", "-q")
+        assert ran.data["id"] == whole, ran.err
+
+
+@pytest.mark.parametrize("words", [("solve",), ("sweep", "--budgets", "14B")], ids=["solve", "sweep"])
+def test_a_lost_connection_names_the_way_back(remat: Any, graph_file: Path, words: tuple[str, ...]) -> None:
+    """The solve was posted, so its answer is found by its id once the service is back."""
+    running = {"id": "a" * 32, "status": "running", "method": "auto", "budget_bytes": 14}
+    posted = running | {"ended": False, "solves": [running]}
+
+    def script(asked: Asked) -> Said:
+        return Said(202, posted if words[0] == "sweep" else running) if asked.method == "POST" else Said(drop=True)
+
+    with lying(script) as server:
+        budget = ("--budget", "14B") if words[0] == "solve" else ()
+        ran = remat(words[0], graph_file, *words[1:], *budget, "--base-url", server.url, "-t", "1")
+    assert ran.code == SERVICE
+    assert f"`remat attach {'a' * 32}` gets its answer" in ran.err
 
 
 def test_doctor_names_the_variable_of_a_missing_key(remat: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,6 @@ from rich.text import Text
 
 from remat_ir import Answer, InvalidData
 
-from ..errors import NotFound
 from ..planning import service
 from ..planning.budget import readable
 from ..planning.sources import ServicePlanner
@@ -25,8 +25,8 @@ from .files import write_json
 from .show import STYLES, answer_table, percent
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a solve, or the first characters of it.")]
-LATEST = 1000
-"""How many of the newest solves an abbreviated id is looked for in."""
+MATCHES = 1000
+"""How many solves that the service finds for an abbreviated id are looked at."""
 SHORT, WHOLE = 8, 32
 """Characters of an id in a list, and of a whole one."""
 NAME, WIDE = 14, 100
@@ -68,7 +68,8 @@ def list_solves(
     as_json: JsonOption = False,
 ) -> int:
     """List the solves at the service, newest first."""
-    rows = service.solves(_planner(base_url).http, limit)
+    rows = service.solves(_planner(base_url).http, limit + 1)
+    rows, older = rows[:limit], rows[limit:]  # ids are in the order of time: the next one is the most alike
     if as_json:
         print(json.dumps(rows))
         return 0
@@ -80,8 +81,8 @@ def list_solves(
     for name in ("id", *(("name",) if name_width else ()), "status", "method", "overhead", "gap", "budget", *last):
         side: Any = "right" if name in ("overhead", "gap", "budget", "seconds") else "left"
         table.add_column(name, justify=side, no_wrap=True)
-    ids = _short([str(row.get("id", "")) for row in rows])
-    for short, called, row in zip(ids, names, rows, strict=True):
+    ids = _short([str(row.get("id", "")) for row in rows + older])
+    for short, called, row in zip(ids, names, rows, strict=False):
         seconds = _number(row.get("seconds"), lambda seconds: f"{seconds:.2f}")
         table.add_row(
             short,
@@ -115,24 +116,20 @@ def _short(ids: list[str]) -> list[str]:
 
 
 def _whole_id(planner: ServicePlanner, given: str) -> str:
-    """The id that an abbreviation means; what means none is left to the service to refuse.
+    """The id that an abbreviation means; what can be none is left to the service to refuse.
 
     Raises:
-        InvalidData: several solves have ids that begin so.
+        InvalidData: several solves have ids that begin so, or none has.
     """
-    if len(given) >= WHOLE:
+    if len(given) >= WHOLE or not re.fullmatch("[0-9a-f]+", given):
         return given
-    try:
-        service.poll(planner.http, given)
-    except NotFound:
-        found = [str(row.get("id")) for row in service.solves(planner.http, LATEST)]
-        matches = [each for each in found if each.startswith(given)]
-        if len(matches) > 1:
-            raise InvalidData(
-                f"{len(matches)} solves have ids that begin with {given}: {', '.join(_short(matches[:4]))}"
-            ) from None
-        return matches[0] if matches else given
-    return given
+    found = [str(row.get("id")) for row in service.solves(planner.http, MATCHES, given)]
+    matches = [each for each in found if each.startswith(given)]
+    if len(matches) > 1:
+        raise InvalidData(f"{len(matches)} solves have ids that begin with {given}: {', '.join(_short(matches[:4]))}")
+    if not matches:
+        raise InvalidData(f"no solve at {planner.http.base_url} has an id that begins with {given}")
+    return matches[0]
 
 
 def _watched(planner: ServicePlanner, solve_id: str, until: float, quiet: bool) -> Answer:

@@ -99,7 +99,8 @@ class AsyncRemat:
         if not answer.status.ended:
             if answer.id is None:
                 raise InvalidResponse(f"{self.http.base_url} is solving the problem but does not say under which id")
-            answer = await self.wait(answer.id, give_up_at=give_up_at)
+            with service.found_again(answer.id):
+                answer = await self.wait(answer.id, give_up_at=give_up_at)
         return await asyncio.to_thread(checked, problem, answer)
 
     async def wait(self, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:

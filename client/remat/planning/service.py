@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from remat_ir import Answer, InvalidData, Problem, Subject
 from remat_ir.subject import subject_kind
 
-from ..errors import InvalidResponse
+from ..errors import InvalidResponse, Unreachable
 from .call import Reply
 from .http import Http
 from .options import SolveOptions
@@ -101,12 +102,30 @@ def cancel_max_batch(http: Http, search_id: str, *, give_up_at: float = float("i
     return _search(http.call("POST", f"/v1/max-batch/{_segment(search_id)}/cancel", give_up_at=give_up_at))
 
 
-def solves(http: Http, most: int) -> list[dict[str, Any]]:
-    """The newest solves without their plans, page after page."""
+@contextmanager
+def found_again(solve_id: str | None) -> Iterator[None]:
+    """What a connection that is lost while a solve is waited for says besides: under which id the answer is found.
+
+    Raises:
+        Unreachable: with that.
+    """
+    try:
+        yield
+    except Unreachable as error:
+        raise Unreachable(f"{error}; the solve goes on there: `remat attach {solve_id}` gets its answer") from error
+
+
+def solves(http: Http, most: int, search: str = "") -> list[dict[str, Any]]:
+    """The newest solves without their plans, page after page.
+
+    Args:
+        search: only those whose id begins with it, or whose name or method has it.
+    """
     rows: list[dict[str, Any]] = []
     after: str | None = None
     while len(rows) < most:
         params = {"limit": str(min(200, most - len(rows))), **({"after": after} if after else {})}
+        params |= {"search": search} if search else {}
         data = http.call("GET", "/v1/solves", params=params).data
         page = data.get("solves") if isinstance(data, dict) else None
         if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):

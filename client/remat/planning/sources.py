@@ -181,14 +181,15 @@ class ServicePlanner:
             log.info(
                 "solve %s: waiting at %s; `remat attach %s` finds it again", answer.id, self.http.base_url, answer.id
             )
-            answer = self.wait(
-                answer.id,
-                give_up_at=give_up_at,
-                on_progress=on_progress,
-                first=answer,
-                enough=enough,
-                look_s=look_s,
-            )
+            with service.found_again(answer.id):
+                answer = self.wait(
+                    answer.id,
+                    give_up_at=give_up_at,
+                    on_progress=on_progress,
+                    first=answer,
+                    enough=enough,
+                    look_s=look_s,
+                )
         return checked(problem, answer)
 
     def sweep(
@@ -216,7 +217,9 @@ class ServicePlanner:
         answers = []
         for budget, solve_id in zip(budgets, solve_ids, strict=True):
             give_up_at += options.time_limit_s  # they may be solved one after another
-            answers.append(checked(Problem(subject, budget), self.wait(solve_id, give_up_at=give_up_at)))
+            with service.found_again(solve_id):
+                answer = self.wait(solve_id, give_up_at=give_up_at)
+            answers.append(checked(Problem(subject, budget), answer))
             if on_answer is not None:
                 on_answer(answers[-1])
         return answers
