@@ -118,6 +118,36 @@ def test_everyone_shares(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert [each.post(problem).json()["cache"] for each in (fred, hugo, apart)] == ["miss", "hit", "miss"]
 
 
+def test_teams_of_a_group_share_a_solve_under_way(own: Service) -> None:
+    """One problem of two teams at once is solved once; each has its own request; neither may move meanwhile; the solve
+    ends with the last of them. A team outside has a solve of its own.
+    """
+    cli(own, "groups", "create", "together")
+    for name in ("sven", "tina"):
+        cli(own, "tenants", "add", name, "--group", "together")
+    sven, tina, outside = (tenant(own, name) for name in ("sven", "tina", "uwe"))
+    graph = hard_graph(60, 11)
+    problem = Problem(graph, budget_at(graph, 0.4))
+    asked = {"method": "staged", "time_limit_s": 60, "max_gap": 0}
+    first, second, other = (each.post(problem, wait=0, **asked).json() for each in (sven, tina, outside))
+    assert [each["cache"] for each in (first, second, other)] == ["miss", "joined", "miss"]
+    assert outside.http.post(f"/v1/solves/{other['id']}/cancel").status_code == 200
+    eventually(lambda: tina.http.get(f"/v1/solves/{second['id']}").json()["status"] == "running")
+    assert tina.http.get(f"/v1/solves/{first['id']}").status_code == 404
+    assert sven.http.post(f"/v1/solves/{first['id']}/cancel").json()["status"] == "cancelled"
+    for name in ("sven", "tina"):
+        assert "are under way" in refused(own, "groups", "leave", name)
+    assert tina.http.get(f"/v1/solves/{second['id']}").json()["status"] == "running"
+    assert tina.http.post(f"/v1/solves/{second['id']}/cancel").json()["status"] == "cancelled"
+    eventually(
+        lambda: (
+            not CliRunner()
+            .invoke(app, ["groups", "leave", "tina"], env={"REMAT_DATABASE_URL": own.database_url})
+            .exit_code
+        )
+    )
+
+
 def test_a_team_takes_back_its_own_pin_alone(own: Service) -> None:
     """What two teams of a group have pinned stays pinned until both let go; who has pinned nothing lets go of nothing;
     a pin is let go where a better plan has come meanwhile.

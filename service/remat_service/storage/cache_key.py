@@ -74,7 +74,7 @@ def keys_of(caller: Caller, digests: Digests, method_key: str) -> Keys:
         graph=caller.key(digests.graph),
         structure=caller.key(digests.structure),
         method=method_key,
-        flight=hashlib.sha256(f"{caller.tenant_id}:{key}:{method_key}".encode()).hexdigest(),
+        flight=hashlib.sha256(f"{key}:{method_key}".encode()).hexdigest(),  # one for all who share what is stored
     )
 
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
 from ..errors import Conflict, Invalid, NotFound
-from ..storage.tables import scopes, solves, tenants
+from ..storage.tables import requests, scopes, solves, tenants
 
 _OF_GROUP, _OF_TENANT = "group:", "tenant:"
 
@@ -164,7 +164,15 @@ async def _move(connection: AsyncConnection, tenant: str, scope_id: str) -> None
     under_way = await connection.scalar(
         select(func.count())
         .select_from(solves)
-        .where(solves.c.tenant_id == row.id, solves.c.state.in_(("queued", "running")))
+        .where(
+            solves.c.state.in_(("queued", "running")),
+            or_(
+                solves.c.tenant_id == row.id,
+                solves.c.id.in_(
+                    select(requests.c.solve_id).where(requests.c.tenant_id == row.id, requests.c.ended.is_(False))
+                ),
+            ),
+        )
     )
     if under_way:
         raise Conflict(f"{under_way} solves of {tenant} are under way; wait for them, or cancel them", retry_after_s=60)
