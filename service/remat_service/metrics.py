@@ -27,6 +27,10 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)
+        self.second_queue = Gauge(
+            "remat_second_queue_workers", "Workers alive while this server solves in its own children",
+            registry=registry,
+        )  # fmt: skip
         self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
         of_tenant = ("tenant",)
         self.tenant_queued = Gauge("remat_tenant_queue_depth", "Solves waiting", of_tenant, registry=registry)

@@ -33,7 +33,9 @@ class Settings(BaseSettings):
     )
     require_keys: bool = Field(default=False, description="Refuse requests without an API key.")
     allowed_hosts: list[str] = Field(
-        default_factory=list, description="Host headers to accept besides loopback names and `host` (JSON array)."
+        default_factory=list,
+        description="Host headers to accept besides loopback names and `host` (JSON array). Where it is empty and "
+        "keys are required, any is accepted: a page of another host has no key to send.",
     )
 
     oidc_issuer: str | None = Field(

@@ -165,6 +165,24 @@ async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(url: str) -> N
 
 
 @pytest.mark.slow
+def test_a_server_that_solves_next_to_workers_says_so(tmp_path: Path, url: str) -> None:
+    """In the log and in a metric, whoever comes first; no longer once the worker is gone."""
+    folder = tmp_path / "worker"
+    folder.mkdir()
+    worker = Worker(folder, url, **SHORT)
+    with serving(tmp_path, database_url=url, **SHORT) as server:
+        eventually(lambda: server.metric("remat_second_queue_workers") == 1)
+        log = (tmp_path / "service.log").read_text()
+        assert log.count("set REMAT_DISPATCHER=cluster for all servers") == 1
+        assert worker.stop() == 0
+        eventually(lambda: server.metric("remat_second_queue_workers") == 0)
+    with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server:
+        worker = Worker(folder, url, **SHORT)
+        assert server.metric("remat_second_queue_workers") == 0
+        worker.stop()
+
+
+@pytest.mark.slow
 def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
     """The database away for some rounds of every loop: neither server nor worker logs a traceback, or a line twice."""
     for folder in (tmp_path / "server", tmp_path / "worker"):

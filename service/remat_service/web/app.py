@@ -27,6 +27,7 @@ from ..requests.poller import poll
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
+from ..solving.second_queue import keep_looking
 from .admission import Admission
 from .authentication import Callers
 from .body import Bodies
@@ -75,6 +76,8 @@ def _lifespan(context: Context) -> Any:
             keepers = [asyncio.create_task(housekeeping(context))]
             if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
                 keepers.append(asyncio.create_task(poll(context)))
+                if context.settings.embedded:
+                    keepers.append(asyncio.create_task(keep_looking(context)))
             try:
                 yield
             finally:
