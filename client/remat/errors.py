@@ -137,7 +137,7 @@ class ServiceError(RematError):
         >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
         >>> import remat
         >>> try:
-        ...     remat.ServicePlanner("http://127.0.0.1:9").plan(problem)
+        ...     remat.ServicePlanner("http://127.0.0.1:9").plan(problem, remat.SolveOptions(time_limit_s=0.1))
         ... except ServiceError as error:
         ...     print(type(error).__name__)
         Unreachable
@@ -180,11 +180,13 @@ class RateLimited(Refused):
 
 
 class ServiceFailed(ServiceError):
-    """The service is at fault; `retry_after_s` is its advice, or None."""
+    """The service is at fault; `status` is the HTTP status, `retry_after_s` its advice, or None."""
 
-    def __init__(self, message: str, *, request_id: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 500, request_id: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message, request_id=request_id)
-        self.retry_after_s = retry_after_s
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class InvalidResponse(ServiceError):

@@ -31,6 +31,8 @@ from .turns import Turns
 from .waits import Waits
 
 _MOST_GIVEN_BYTES = 32 << 20
+COME_BACK_S = 5
+"""Seconds after which clients of a stopping server find it, or another, ready again."""
 Enqueue = Callable[[AsyncConnection], Awaitable[None]]
 """Tells a queue of a new solve, on the connection of the transaction that writes it."""
 
@@ -41,7 +43,12 @@ async def enqueue_nothing(connection: AsyncConnection) -> None:
 
 @dataclass
 class Context:
-    """One process's share of the service; several share one database."""
+    """One process's share of the service; several share one database.
+
+    Attributes:
+        stopping: no new work is begun; balancers are told so, and requests that wait are held.
+        leaving: nobody waits here any longer.
+    """
 
     settings: Settings
     database: Database
@@ -65,6 +72,12 @@ class Context:
     given: Lru[str, Given] = field(default_factory=lambda: Lru(_MOST_GIVEN_BYTES))
     turns: Turns = field(default_factory=Turns)
     stopping: bool = False
+    leaving: bool = False
+
+    def leave(self) -> None:
+        """Answer who still waits with what there is: the server is about to close its connections."""
+        self.stopping = self.leaving = True
+        self.notifier.notify_all()
 
     @property
     def clock(self) -> Clock:

@@ -137,7 +137,7 @@ def _watched(planner: ServicePlanner, solve_id: str, until: float, quiet: bool) 
     seen: tuple[Any, Any] | None = None
     while True:
         left = until - time.monotonic()
-        answer = service.poll(planner.http, solve_id, wait_s=round(max(0.0, min(2.0, left)), 2))
+        answer = service.poll(planner.http, solve_id, wait_s=round(max(0.0, min(2.0, left)), 2), wait_until=until)
         if not quiet and (answer.cost_ns, answer.bound_ns) != seen:
             seen = (answer.cost_ns, answer.bound_ns)
             gap = "" if answer.gap is None else f", gap {percent(answer.gap)}"

@@ -16,7 +16,7 @@ from ..errors import InvalidResponse, ServiceError, Unreachable
 from ..settings import checked_url, settings
 from . import service
 from .async_http import AsyncHttp
-from .call import Timeouts
+from .call import Timeouts, come_back_s
 from .check import checked
 from .options import SolveFields, SolveOptions, solve_options
 from .sources import LONGEST_POLL_S, PATIENCE_S
@@ -94,8 +94,10 @@ class AsyncRemat:
         return await self._solve(problem, solve_options(AsyncRemat.solve, SolveFields, None, options))
 
     async def _solve(self, problem: Problem, chosen: SolveOptions) -> Answer:
-        give_up_at = time.monotonic() + chosen.time_limit_s + self.patience_s
-        answer = service.answer_of(await self.http.call(**service.submission(problem, chosen), give_up_at=give_up_at))
+        wait_until = time.monotonic() + chosen.time_limit_s
+        give_up_at = wait_until + self.patience_s
+        call = service.submission(problem, chosen)
+        answer = service.answer_of(await self.http.call(**call, give_up_at=give_up_at, wait_until=wait_until))
         if not answer.status.ended:
             if answer.id is None:
                 raise InvalidResponse(f"{self.http.base_url} is solving the problem but does not say under which id")
@@ -112,10 +114,12 @@ class AsyncRemat:
         """
         while (left := give_up_at - time.monotonic()) > 0:
             wait_s = round(min(LONGEST_POLL_S, left), 2)
-            reply = await self.http.call(**service.polling(solve_id, wait_s), give_up_at=give_up_at + 1.0)
+            call, began = service.polling(solve_id, wait_s), time.monotonic()
+            reply = await self.http.call(**call, give_up_at=give_up_at + 1.0, wait_until=give_up_at)
             answer = service.answer_of(reply)
             if answer.status.ended:
                 return answer
+            await asyncio.sleep(come_back_s(reply, wait_s, time.monotonic() - began, give_up_at))
         reply = await self.http.call(**service.cancellation(solve_id), give_up_at=time.monotonic() + 5.0)
         answer = service.answer_of(reply)
         if not answer.status.ended:

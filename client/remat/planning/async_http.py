@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from typing import Any
 
@@ -10,7 +11,7 @@ import httpx2
 
 from ..errors import ServiceError
 from . import encoding
-from .call import NO_REPLY, RETRIES, Call, Reply, Timeouts, common_headers
+from .call import NO_REPLY, RETRIES, Absence, Call, Reply, Timeouts, common_headers
 
 
 class AsyncHttp:
@@ -34,6 +35,7 @@ class AsyncHttp:
         self.base_url = base_url
         self.timeouts = timeouts or Timeouts()
         self.retries = retries
+        self._absence = Absence(base_url)
         self._client = httpx2.AsyncClient(
             base_url=base_url,
             headers=common_headers(api_key),
@@ -54,15 +56,19 @@ class AsyncHttp:
             ServiceError: one of its kinds, with the service's request id where it gave one.
         """
         call = Call.of(self.base_url, self.timeouts, method, path, **given)
-        for attempt in range(self.retries + 1):
+        for attempt in itertools.count():
             try:
-                return await self._once(call)
+                reply = await self._once(call)
             except ServiceError as error:
-                pause = call.pause(error, attempt, random.random())
-                if pause is None or attempt == self.retries:
+                pause = call.pause(error, attempt, random.random(), self.retries)
+                if pause is None:
                     raise
+                self._absence.note(error, call, attempt)
+            else:
+                self._absence.over()
+                return reply
             await asyncio.sleep(pause)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise AssertionError("unreachable: an attempt returns or raises")
 
     async def _once(self, call: Call) -> Reply:
         limits, seconds = call.limits()

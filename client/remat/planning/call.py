@@ -1,12 +1,14 @@
 """One logical call to the service: what is sent, how long each attempt may take, what a reply means, when to try again.
 
 Two retries from half a second with full jitter, on 408, 409, 429, 5xx and connection errors; Retry-After is honoured;
-one idempotency key per logical call, the same on every retry; replies are read up to a bound.
+one idempotency key per logical call, the same on every retry; replies are read up to a bound. A service that is away,
+or whose database is, is waited for until a moment that the caller names: a restart costs nobody an answer.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -31,10 +33,16 @@ from ..errors import (
 )
 from . import encoding
 
+log = logging.getLogger("remat")
+
 RETRIED = frozenset({408, 409, 429})
+AWAY = frozenset({502, 503, 504})
+"""A proxy without its server, a server that stops, is full, or is without its database: it will be back."""
 RETRIES = 2
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
+LONGEST_AWAY_PAUSE_S = 2.0
+"""Between two looks for a service that is away."""
 MOST_PATIENCE_S = 60.0
 """A Retry-After beyond this is passed on to the caller rather than slept through."""
 
@@ -68,6 +76,7 @@ class Call:
     Attributes:
         wait_s: seconds that the service was asked to hold the reply.
         give_up_at: the moment of `time.monotonic()` after which no attempt starts, and none goes on.
+        wait_until: the moment up to which a service that is away is waited for, beyond the usual retries.
     """
 
     base_url: str
@@ -79,6 +88,7 @@ class Call:
     headers: Mapping[str, str]
     wait_s: float
     give_up_at: float
+    wait_until: float = 0.0
 
     @staticmethod
     def of(
@@ -92,6 +102,7 @@ class Call:
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         give_up_at: float = float("inf"),
+        wait_until: float = 0.0,
     ) -> Call:
         """A call that sends a JSON value, or nothing where it is not a POST."""
         sent = dict(headers or {})
@@ -103,7 +114,7 @@ class Call:
             content, how = encoding.compressed(content)
             if how is not None:
                 sent["Content-Encoding"] = how
-        return Call(base_url, timeouts, method, path, content, dict(params or {}), sent, wait_s, give_up_at)
+        return Call(base_url, timeouts, method, path, content, dict(params or {}), sent, wait_s, give_up_at, wait_until)
 
     @property
     def name(self) -> str:
@@ -146,12 +157,16 @@ class Call:
             ) from None
         return Reply(reply.status_code, reply.headers, data)
 
-    def pause(self, error: ServiceError, attempt: int, jitter: float) -> float | None:
+    def pause(self, error: ServiceError, attempt: int, jitter: float, retries: int = RETRIES) -> float | None:
         """Seconds to wait before the next attempt, or None where another could not help, or would come too late.
 
         Args:
             jitter: in [0, 1).
+            retries: how often it is tried again where the service is not waited for.
         """
+        away = self.waits_for(error)
+        if attempt >= retries and not away:
+            return None
         advised: float | None = None
         if isinstance(error, (RateLimited, ServiceFailed)):
             advised = error.retry_after_s
@@ -162,10 +177,51 @@ class Call:
                 return None
         elif isinstance(error, InvalidResponse):
             return None
-        jittered = jitter * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
+        longest = LONGEST_AWAY_PAUSE_S if away else LONGEST_PAUSE_S
+        jittered = jitter * min(longest, FIRST_PAUSE_S * 2.0 ** min(attempt, 10))
         # the advice is a floor; the jitter above it keeps many ranks from coming back in one instant
         pause = jittered if advised is None else advised + jittered
         return None if time.monotonic() + pause > self.give_up_at else pause
+
+    def waits_for(self, error: ServiceError) -> bool:
+        """Whether a service that failed so is away, and is to be waited for."""
+        away = isinstance(error, Unreachable) or (isinstance(error, ServiceFailed) and error.status in AWAY)
+        return away and time.monotonic() < self.wait_until
+
+
+class Absence:
+    """That a service is away, said once, and once that it is back."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._since: float | None = None
+
+    def note(self, error: ServiceError, call: Call, attempt: int) -> None:
+        """A call has failed, and is tried again."""
+        if attempt and self._since is None and call.waits_for(error):
+            self._since = time.monotonic()
+            left = call.wait_until - self._since
+            log.warning("%s; waiting for the service, %.0f s at most", error, left)
+
+    def over(self) -> None:
+        """A call has succeeded."""
+        if self._since is not None:
+            log.info("%s answers again, after %.0f s", self._base_url, time.monotonic() - self._since)
+            self._since = None
+
+
+def come_back_s(reply: Reply, asked_s: float, held_s: float, give_up_at: float) -> float:
+    """Seconds before the next poll: none after one that was held as asked, else what the service advises.
+
+    Args:
+        asked_s, held_s: how long the reply was to be held, and how long it was.
+    """
+    if reply.status != 202 or held_s >= 0.9 * asked_s:
+        return 0.0
+    advised = _retry_after(reply.headers)
+    return max(
+        0.0, min(FIRST_PAUSE_S / 2 if advised is None else advised, MOST_PATIENCE_S, give_up_at - time.monotonic())
+    )
 
 
 NO_REPLY = (httpx2.TransportError, httpx2.DecodingError, encoding.TooLarge, encoding.Garbled, TimeoutError)
@@ -192,9 +248,9 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
     message = f"{base_url} answered {call} with {status}" + (f": {said}" if said else "")
     pointer = str(data.get("pointer") or "") if isinstance(data, dict) else ""
     if status >= 500:
-        return ServiceFailed(message, request_id=request_id, retry_after_s=_retry_after(reply))
+        return ServiceFailed(message, status=status, request_id=request_id, retry_after_s=_retry_after(reply.headers))
     if status == 429:
-        return RateLimited(message, request_id=request_id, retry_after_s=_retry_after(reply))
+        return RateLimited(message, request_id=request_id, retry_after_s=_retry_after(reply.headers))
     if status in (401, 403):
         return NotAllowed(message, status=status, request_id=request_id)
     if status in (404, 410):
@@ -204,9 +260,9 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
     return InvalidResponse(f"{message}, which remat does not expect", request_id=request_id)
 
 
-def _retry_after(reply: httpx2.Response) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Retry-After in seconds, from either of its forms (RFC 9110, Section 10.2.3)."""
-    text = reply.headers.get("Retry-After", "").strip()
+    text = headers.get("Retry-After", "").strip()
     if text.isdigit():
         return float(text[:9])
     try:

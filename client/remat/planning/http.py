@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 import weakref
@@ -12,7 +13,7 @@ import httpx2
 
 from ..errors import ServiceError
 from . import encoding
-from .call import NO_REPLY, RETRIES, Call, Reply, Timeouts, common_headers
+from .call import NO_REPLY, RETRIES, Absence, Call, Reply, Timeouts, common_headers
 from .line import Line, Lines
 
 
@@ -38,6 +39,7 @@ class Http:
         self.base_url = base_url
         self.timeouts = timeouts or Timeouts()
         self.retries = retries
+        self._absence = Absence(base_url)
         self._sleep, self._jitter = sleep, jitter
         self._lines = Lines(
             lambda: httpx2.Client(
@@ -67,6 +69,7 @@ class Http:
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         give_up_at: float = float("inf"),
+        wait_until: float = 0.0,
     ) -> Reply:
         """One logical call.
 
@@ -74,23 +77,28 @@ class Http:
             body: a JSON value to send.
             wait_s: seconds that the service was asked to hold the reply.
             give_up_at: the moment of `time.monotonic()` after which no retry starts.
+            wait_until: the moment up to which a service that is away is waited for, beyond the usual retries.
 
         Raises:
             ServiceError: one of its kinds, with the service's request id where it gave one.
         """
         call = Call.of(
             self.base_url, self.timeouts, method, path,
-            body=body, params=params, headers=headers, wait_s=wait_s, give_up_at=give_up_at,
+            body=body, params=params, headers=headers, wait_s=wait_s, give_up_at=give_up_at, wait_until=wait_until,
         )  # fmt: skip
-        for attempt in range(self.retries + 1):
+        for attempt in itertools.count():
             try:
-                return self._once(call)
+                reply = self._once(call)
             except ServiceError as error:
-                pause = call.pause(error, attempt, self._jitter())
-                if pause is None or attempt == self.retries:
+                pause = call.pause(error, attempt, self._jitter(), self.retries)
+                if pause is None:
                     raise
+                self._absence.note(error, call, attempt)
+            else:
+                self._absence.over()
+                return reply
             self._sleep(pause)
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise AssertionError("unreachable: an attempt returns or raises")
 
     def _once(self, call: Call) -> Reply:
         limits, seconds = call.limits()

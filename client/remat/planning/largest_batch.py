@@ -50,7 +50,8 @@ def largest_batch(
     body |= {name: getattr(options, name) for name in ("method", "time_limit_s")}
     if options.name is not None:
         body["name"] = options.name
-    found = service.start_max_batch(planner.http, body, give_up_at=give_up_at)
+    wait_until = started + total_s
+    found = service.start_max_batch(planner.http, body, give_up_at=give_up_at, wait_until=wait_until)
     search_id, seen = found["id"], None
     while not found["ended"]:
         known = _known(found, None, started)
@@ -60,12 +61,14 @@ def largest_batch(
         if time.monotonic() > give_up_at:
             found = service.cancel_max_batch(planner.http, search_id, give_up_at=time.monotonic() + 5.0)
             break
-        found = service.poll_max_batch(planner.http, search_id, wait_s=_POLL_S, give_up_at=give_up_at)
-    known = _known(found, _plan(planner, family, found), started)
+        found = service.poll_max_batch(
+            planner.http, search_id, wait_s=_POLL_S, give_up_at=give_up_at, wait_until=give_up_at
+        )
+    known = _known(found, _plan(planner, family, found, give_up_at), started)
     proof = None
     for batch, solve in zip(found.get("batches", ()), found.get("solves", ()), strict=False):
         if batch == known.bound + 1:
-            proof = service.poll(planner.http, str(solve.get("id"))).proof or proof
+            proof = service.poll(planner.http, str(solve.get("id")), wait_until=give_up_at).proof or proof
     certain = family.impossible(known.bound + 1, known.most_cost_ns, proof)
     return replace(known, proof=proof if certain else None, claimed_by=None if certain else SERVICE)
 
@@ -78,11 +81,11 @@ def _known(found: dict[str, Any], answer: Answer | None, started: float) -> Larg
     return LargestBatch(batch, bound, found["most_cost_ns"], answer, seconds, claimed_by=SERVICE)
 
 
-def _plan(planner: ServicePlanner, family: BatchFamily, found: dict[str, Any]) -> Answer | None:
+def _plan(planner: ServicePlanner, family: BatchFamily, found: dict[str, Any], wait_until: float) -> Answer | None:
     """The answer at the batch that is claimed, its plan replayed there."""
     if not found["best_batch"]:
         return None
-    solved = service.poll(planner.http, str(found.get("best_solve")))
+    solved = service.poll(planner.http, str(found.get("best_solve")), wait_until=wait_until)
     plan = solved.plan
     if not isinstance(plan, Plan):
         raise InvalidResponse(f"the service claims a batch of {found['best_batch']} and has no plan for it")

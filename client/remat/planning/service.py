@@ -11,7 +11,7 @@ from remat_ir import Answer, InvalidData, Problem, Subject
 from remat_ir.subject import subject_kind
 
 from ..errors import InvalidResponse, Unreachable
-from .call import Reply
+from .call import Reply, come_back_s
 from .http import Http
 from .options import SolveOptions
 
@@ -48,9 +48,15 @@ def answer_of(reply: Reply) -> Answer:
         raise InvalidResponse(f"the service's reply about a solve is not an answer: {error}") from None
 
 
-def poll(http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")) -> Answer:
-    """What a solve's answer is by now, or by the end of `wait_s` seconds."""
-    return answer_of(http.call(**polling(solve_id, wait_s), give_up_at=give_up_at))
+def poll(
+    http: Http, solve_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf"), wait_until: float = 0.0
+) -> Answer:
+    """What a solve's answer is by now, or by the end of `wait_s` seconds.
+
+    Args:
+        wait_until: as in `Http.call`.
+    """
+    return answer_of(_held(http, polling(solve_id, wait_s), give_up_at, wait_until))
 
 
 def cancel(http: Http, solve_id: str, *, give_up_at: float = float("inf")) -> Answer:
@@ -66,6 +72,7 @@ def start_sweep(
     method_options: Mapping[str, object] | None = None,
     *,
     give_up_at: float = float("inf"),
+    wait_until: float = 0.0,
 ) -> tuple[str, list[str]]:
     """POST a sweep: its id, and those of its solves in the order of the budgets.
 
@@ -73,7 +80,7 @@ def start_sweep(
         InvalidResponse: the reply has not one id for each budget.
     """
     body = {subject_kind(subject): subject.to_json(), "budgets_bytes": list(budgets)} | _asked(options, method_options)
-    data = http.call("POST", "/v1/sweeps", body=body, give_up_at=give_up_at).data
+    data = http.call("POST", "/v1/sweeps", body=body, give_up_at=give_up_at, wait_until=wait_until).data
     try:
         sweep_id, solve_ids = data["id"], [row["id"] for row in data["solves"]]
     except (KeyError, TypeError):
@@ -83,18 +90,21 @@ def start_sweep(
     return str(sweep_id), solve_ids
 
 
-def start_max_batch(http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf")) -> dict[str, Any]:
+def start_max_batch(
+    http: Http, body: Mapping[str, Any], *, give_up_at: float = float("inf"), wait_until: float = 0.0
+) -> dict[str, Any]:
     """POST a search for the largest batch: its document, under way."""
-    return _search(http.call("POST", "/v1/max-batch", body=body, give_up_at=give_up_at))
+    return _search(http.call("POST", "/v1/max-batch", body=body, give_up_at=give_up_at, wait_until=wait_until))
 
 
 def poll_max_batch(
-    http: Http, search_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf")
+    http: Http, search_id: str, *, wait_s: float = 0.0, give_up_at: float = float("inf"), wait_until: float = 0.0
 ) -> dict[str, Any]:
     """GET a search, held by the service for up to `wait_s` seconds until it ends."""
     params = {"wait": f"{wait_s:g}"} if wait_s else {}
     route = f"/v1/max-batch/{_segment(search_id)}"
-    return _search(http.call("GET", route, params=params, wait_s=wait_s, give_up_at=give_up_at))
+    call = {"method": "GET", "path": route, "params": params, "wait_s": wait_s}
+    return _search(_held(http, call, give_up_at, wait_until))
 
 
 def cancel_max_batch(http: Http, search_id: str, *, give_up_at: float = float("inf")) -> dict[str, Any]:
@@ -158,6 +168,16 @@ def ready(http: Http) -> float:
     start = time.monotonic()
     http.call("GET", "/readyz")
     return time.monotonic() - start
+
+
+def _held(http: Http, call: dict[str, Any], give_up_at: float, wait_until: float) -> Reply:
+    """The reply to a long poll; after one that came early, as a stopping service gives it, it is waited as advised."""
+    began = time.monotonic()
+    reply = http.call(**call, give_up_at=give_up_at, wait_until=wait_until)
+    pause = come_back_s(reply, call["wait_s"], time.monotonic() - began, give_up_at)
+    if pause:
+        time.sleep(pause)
+    return reply
 
 
 def _asked(options: SolveOptions, method_options: Mapping[str, object] | None) -> dict[str, Any]:

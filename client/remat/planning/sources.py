@@ -145,7 +145,8 @@ class ServicePlanner:
         """The service's answer, checked against the problem; the id of the solve is logged before it is waited for.
 
         Raises:
-            ServiceError: unreachable, refused, failed, out of time, or an answer that is not what it claims to be.
+            ServiceError: unreachable for the whole time limit, refused, failed, out of time, or an answer that is not
+                what it claims to be.
         """
         steps = options.steps if options.max_gap else None
 
@@ -172,9 +173,10 @@ class ServicePlanner:
         look_s: float,
         on_progress: OnProgress | None = None,
     ) -> Answer:
-        give_up_at = time.monotonic() + options.time_limit_s + self.patience_s
+        wait_until = time.monotonic() + options.time_limit_s
+        give_up_at = wait_until + self.patience_s
         call = service.submission(problem, options, self.options)
-        answer = service.answer_of(self.http.call(**call, give_up_at=give_up_at))
+        answer = service.answer_of(self.http.call(**call, give_up_at=give_up_at, wait_until=wait_until))
         if not answer.status.ended:
             if answer.id is None:
                 raise InvalidResponse(f"{self.http.base_url} is solving the problem but does not say under which id")
@@ -210,8 +212,15 @@ class ServicePlanner:
             ServiceError: as `plan`.
         """
         give_up_at = time.monotonic() + self.patience_s
+        wait_until = time.monotonic() + options.time_limit_s
         sweep_id, solve_ids = service.start_sweep(
-            self.http, subject, budgets, options, self.options, give_up_at=give_up_at + options.time_limit_s
+            self.http,
+            subject,
+            budgets,
+            options,
+            self.options,
+            give_up_at=wait_until + self.patience_s,
+            wait_until=wait_until,
         )
         log.info("sweep %s: waiting at %s/#/sweep/%s", sweep_id, self.http.base_url, sweep_id)
         answers = []
@@ -262,4 +271,6 @@ class ServicePlanner:
                     raise Unreachable(f"{self.http.base_url} did not end solve {solve_id} in the time given")
                 return answer
             wait_s = min(look_s if on_progress is None else min(look_s, 1.0), left)
-            answer = service.poll(self.http, solve_id, wait_s=round(wait_s, 2), give_up_at=give_up_at + 1.0)
+            answer = service.poll(
+                self.http, solve_id, wait_s=round(wait_s, 2), give_up_at=give_up_at + 1.0, wait_until=give_up_at
+            )

@@ -312,7 +312,7 @@ async def status(
                 raise NotFound(f"there is no {KIND} with this id")
             ended = row.about["ended"] is not None
             left = until - context.clock.monotonic()
-            if ended or left <= 0 or context.stopping:
+            if ended or left <= 0 or context.leaving:
                 return await _document(context, caller, row), ended
             searches.drive(caller, group_id)
             await changes.wait(min(left, _POLL_S))

@@ -65,9 +65,9 @@ async def answer(context: Context, caller: Caller, request_id: str, until: float
                 context.notifier.notify_here(request_id)
                 return body, True
             left = until - context.clock.monotonic()
-            if not looked or found is not None or left <= 0 or context.stopping:
+            if not looked or found is not None or left <= 0 or context.leaving:
                 row, looked = await find_request(context, caller, request_id), True
-                if row.ended or left <= 0 or context.stopping:
+                if row.ended or left <= 0 or context.leaving:
                     return await _settled(context, caller, row)
             await changes.wait(left)
 
@@ -138,7 +138,7 @@ async def wait(context: Context, caller: Caller, request_id: str, until: float) 
             changes.reset()
             row = await find_request(context, caller, request_id)
             left = until - context.clock.monotonic()
-            if row.ended or left <= 0 or context.stopping:
+            if row.ended or left <= 0 or context.leaving:
                 if row.ended:
                     context.notifier.notify_here(request_id)
                 return row

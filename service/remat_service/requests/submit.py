@@ -17,7 +17,7 @@ from remat_solver.certify.pairs import pair_proof
 from remat_solver.knowledge import Ending, Known
 from remat_solver.solve import checked
 
-from ..context import Context
+from ..context import COME_BACK_S, Context
 from ..errors import Conflict, Unavailable
 from ..identity import Caller, Retry
 from ..storage.answers import document
@@ -279,7 +279,7 @@ class Submission:
     async def _queue(self, looked: _Looked, start_plan_id: str | None) -> str:
         context, keys = self.context, looked.keys
         if context.stopping:
-            raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=5)
+            raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=COME_BACK_S)
         row = self._keyed_row(keys)
         async with context.database.write() as connection:
             solve_id = await self._join(connection, keys)

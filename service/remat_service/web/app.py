@@ -81,8 +81,7 @@ def _lifespan(context: Context) -> Any:
             try:
                 yield
             finally:
-                context.stopping = True
-                context.notifier.notify_all()
+                context.leave()
                 await app.state.batch_searches.stop()
                 for keeper in keepers:
                     keeper.cancel()

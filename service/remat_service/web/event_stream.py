@@ -43,7 +43,7 @@ async def stream(
                 if row.ended:
                     yield event("end", read.listed_answer(context, row), after)
                     return
-            if context.stopping:
+            if context.leaving:
                 return  # the client comes back with Last-Event-ID
             if context.clock.monotonic() - quiet_since >= _ALIVE_S:
                 yield b": alive\n\n"

@@ -108,12 +108,15 @@ class Server(uvicorn.Server):
             print(f"remat-service ready on http://{shown}:{port}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Not ready from here on, while a balancer takes notice; long polls answer with what there is; then the end."""
+        """Not ready from here on, while a balancer takes notice; then long polls answer with what there is; the end.
+
+        A poll that was answered at once would be sent again at once, to this very server, for as long as it listens.
+        """
         context: Context = self._app.state.context
         context.stopping = True
-        context.notifier.notify_all()
         if not self.force_exit:
             await asyncio.sleep(context.settings.notice_s)
+        context.leave()
         await super().shutdown(sockets)
         await asyncio.to_thread(self._exports.close)
 

@@ -77,8 +77,7 @@ class Process:
 
     async def stop(self) -> None:
         """As on SIGTERM."""
-        self.context.stopping = True
-        self.context.notifier.notify_all()
+        self.context.leave()
         for keeper in self._keepers:
             keeper.cancel()
         await self.dispatcher.stop()

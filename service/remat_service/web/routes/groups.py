@@ -19,17 +19,17 @@ from ..authentication import caller_with
 from ..body import Bodies
 from ..schemas import BatchDocument, SweepDocument
 from .describe import body, examples, link, refusals
-from .solves import Wait, preferred_wait
+from .solves import Wait, come_back, preferred_wait
 
 router = APIRouter(tags=["groups"])
 
 GroupId = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="Id of a group of requests.")]
 
 
-def _response(route: str, data: dict[str, Any], ended: bool) -> Response:
+def _response(context: Context, route: str, data: dict[str, Any], ended: bool) -> Response:
     headers = {"Cache-Control": "no-store"}
     if not ended:
-        headers |= {"Location": f"{route}/{data['id']}", "Retry-After": "1"}
+        headers |= {"Location": f"{route}/{data['id']}", "Retry-After": come_back(context)}
     return Response(json.dumps(data), 200 if ended else 202, headers, "application/json")
 
 
@@ -51,7 +51,7 @@ async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: flo
         found = await batches.status(context, request.app.state.batch_searches, caller, group_id, wait_s)
     except NotFound:
         found = await groups.status(context, caller, batches.KIND, group_id, wait_s)
-    return _response("/v1/max-batch", *found)
+    return _response(context, "/v1/max-batch", *found)
 
 
 @router.post(
@@ -69,7 +69,8 @@ async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_
     """Each budget is a solve of its own; bounds and plans are shared between them. Plans are read by solve id."""
     context: Context = request.app.state.context
     group_id = await _started(request, caller, groups.read_sweep)
-    return _response("/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, preferred_wait(request)))
+    found = await groups.status(context, caller, "sweep", group_id, preferred_wait(request))
+    return _response(context, "/v1/sweeps", *found)
 
 
 @router.get(
@@ -83,7 +84,8 @@ async def get_sweep(
     request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("read"))], wait: Wait = 0.0
 ) -> Response:
     """The answers so far, without plans."""
-    return _response("/v1/sweeps", *await groups.status(request.app.state.context, caller, "sweep", group_id, wait))
+    context: Context = request.app.state.context
+    return _response(context, "/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, wait))
 
 
 @router.post(

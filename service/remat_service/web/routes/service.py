@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from remat_solver import METHODS
 
-from ...context import Context
+from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
 from ...identity import Caller
 from ...storage.cache_key import SOLVER
@@ -37,7 +37,7 @@ async def readyz(request: Request) -> Any:
     """The database takes writes and the service is not stopping."""
     context: Context = request.app.state.context
     if context.stopping:
-        raise Unavailable("stopping", retry_after_s=5)
+        raise Unavailable("stopping", retry_after_s=COME_BACK_S)
     wrong = await context.health.wrong()
     if wrong is not None:
         raise Unavailable(wrong, retry_after_s=5)

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from remat_ir import Status
 
-from ...context import Context
+from ...context import COME_BACK_S, Context
 from ...errors import BadRequest
 from ...identity import Caller, Retry
 from ...requests import read, timeline
@@ -52,13 +52,18 @@ def preferred_wait(request: Request) -> float:
     return 0.0 if found is None else float(found.group(1))
 
 
+def come_back(context: Context) -> str:
+    """Seconds after which to poll again."""
+    return str(COME_BACK_S if context.stopping else 1)
+
+
 async def answered(context: Context, caller: Caller, request_id: str, wait_s: float) -> Response:
     """200 with the whole answer when the request has ended within `wait_s`, else 202 with what there is."""
     until = context.clock.monotonic() + min(wait_s, context.settings.longest_wait_s)
     text, ended = await read.answer(context, caller, request_id, until)
     headers = {"Cache-Control": "no-store"}
     if not ended:
-        headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": "1"}
+        headers |= {"Location": f"/v1/solves/{request_id}", "Retry-After": come_back(context)}
     return Response(text, 200 if ended else 202, headers, "application/json")
 
 
