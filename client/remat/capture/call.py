@@ -83,15 +83,21 @@ class CacheSwitch:
         return {**kwargs, "use_cache": False}
 
 
-def install_recorders(module: nn.Module) -> None:
-    """Install the hooks by which transformers records what parts of a model give, such as routers.
+def install_recorders(module: nn.Module, kwargs: Mapping[str, Any]) -> None:
+    """Install the hooks by which transformers records what parts of a model give, such as routers, where a call does.
 
-    It would install them at the first call, behind a lock that no capture goes through.
+    It would install them at that call, behind a lock that no capture goes through. They stay, and `torch.save` refuses
+    a model that has them: a call that records nothing has none without a plan, either.
     """
     install: Any = getattr(
         sys.modules.get("transformers.utils.output_capturing"), "maybe_install_capturing_hooks", None
     )
     if install is None:
+        return
+    configs = {id(c): c for part in module.modules() if (c := getattr(part, "config", None)) is not None}
+    settings = ((n, c) for c in configs.values() for n in dir(c) if n.startswith("output_"))
+    given = (*kwargs.items(), *((name, getattr(config, name, None)) for name, config in settings))
+    if not any(_asks_for_record(name, value) for name, value in given):
         return
     for part in module.modules():
         forward: Any = type(part).forward
@@ -100,3 +106,9 @@ def install_recorders(module: nn.Module) -> None:
                 install(part)
                 break
             forward = getattr(forward, "__wrapped__", None)
+
+
+def _asks_for_record(name: str, value: Any) -> bool:
+    """Whether an argument or a setting asks a model of transformers for what its parts give, or some of its layers."""
+    layers = name == "output_hidden_states" and value is not None and value is not False
+    return name.startswith("output_") and (value is True or layers)

@@ -74,7 +74,7 @@ def capture(
     refuse_sharded(module)
     _refuse_not_strided(module, args, kwargs)
     _refuse_backward_hooks(module, whole=run is None or run is module)
-    install_recorders(module)
+    install_recorders(module, kwargs)
     run = module if run is None else run
     captures = Captures.here()
     with _no_collections():

@@ -12,7 +12,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..training.enable import disable, enable
+from ..training.enable import disable, disable_left, enable_for
 from ..training.optimize import check_training
 
 
@@ -48,26 +48,37 @@ class RematCallback(Callback):
         self.budget, self.part, self.planner, self.optimizer = budget, part, planner, optimizer
         self.on_progress = on_progress
         self.options = solve_options(RematCallback, TrainingFields, options, fields)
+        self._enabled: nn.Module | None = None
         check_training(budget, self.options, planner, optimizer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enable plans before the first step."""
         only = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        enable(
-            self._module(pl_module),
+        module = pl_module.get_submodule(self.part)
+        disable_left("lightning", module)
+        enable_for(
+            "lightning",
+            module,
             budget=self.budget,
             planner=self.planner,
             optimizer=self.optimizer or only,
             on_progress=self.on_progress,
             options=_as_the_trainer_does(self.options, trainer),
         )
+        self._enabled = module
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module as it was."""
-        disable(self._module(pl_module))
+        self._leave()
 
-    def _module(self, module: nn.Module) -> nn.Module:
-        return module.get_submodule(self.part)
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was; `on_fit_end` is not called."""
+        self._leave()
+
+    def _leave(self) -> None:
+        module, self._enabled = self._enabled, None
+        if module is not None:
+            disable(module)
 
 
 def _as_the_trainer_does(options: SolveOptions, trainer: Trainer) -> SolveOptions:

@@ -12,7 +12,7 @@ from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
-from ..training.enable import disable, enable
+from ..training.enable import disable, disable_left, enable_for
 from ..training.optimize import check_training
 
 
@@ -45,10 +45,9 @@ class RematCallback(TrainerCallback):
         self.budget, self.planner, self.optimizer, self.on_progress = budget, planner, optimizer, on_progress
         self.options = solve_options(RematCallback, TrainingFields, options, fields)
         check_training(budget, self.options, planner, optimizer)
-        self._cached: bool | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Enable plans on the model, before its first step.
+        """Enable plans on the model, before its first step; those of a run that an exception has ended are dropped.
 
         Raises:
             ValueError: the Trainer checkpoints activations itself.
@@ -58,10 +57,9 @@ class RematCallback(TrainerCallback):
                 "gradient_checkpointing=True and RematCallback do the same work twice: leave one of them out"
             )
         model: nn.Module = given["model"]
-        config = getattr(model, "config", None)
-        if getattr(config, "use_cache", None):
-            self._cached, config.use_cache = True, False  # type: ignore[union-attr]
-        enable(
+        disable_left("transformers", model)
+        enable_for(
+            "transformers",
             model,
             budget=self.budget,
             planner=self.planner,
@@ -73,8 +71,6 @@ class RematCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the model as it was."""
         disable(given["model"])
-        if self._cached:
-            given["model"].config.use_cache = True
 
 
 def _as_the_trainer_does(options: SolveOptions, args: Any) -> SolveOptions:

@@ -30,7 +30,17 @@ class PlannedForward:
 
     What is captured is the module's own forward, without the hooks that run around the call. A deep copy of the module
     gets a planned forward of its own, without plans yet; a pickled module comes back with the forward of its class.
+
+    Attributes:
+        trainer: what has enabled it for a run that ends by itself; empty where a user has.
+        undo: called by `disable`, to switch a key–value cache on again that is off for that run.
     """
+
+    trainer = ""
+
+    @staticmethod
+    def undo() -> None:
+        """There was no cache."""
 
     def __init__(
         self, model: nn.Module, before: Callable[..., Any] | None, make_plan: MakePlan, settings: Mapping[str, Any]
@@ -126,7 +136,36 @@ def disable(model: M) -> M:
         del model.__dict__["forward"]
         if forward.before is not None:
             model.__dict__["forward"] = forward.before
+        forward.undo()
     return model
+
+
+def enable_for(trainer: str, model: nn.Module, **given: Any) -> None:
+    """Enable plans for one run of a trainer; its callback calls `disable_left` before.
+
+    Args:
+        trainer: the kind of trainer.
+        given: as for `enable`.
+
+    Raises:
+        RuntimeError: they are enabled already.
+    """
+    enable(model, **given)
+    model.__dict__["forward"].trainer = trainer
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
+        model.__dict__["forward"].undo = functools.partial(setattr, config, "use_cache", True)
+
+
+def disable_left(trainer: str, model: nn.Module) -> None:
+    """Undo what a run of a trainer has left that an exception has ended, of which it tells no callback.
+
+    Plans that the user has enabled stay.
+    """
+    left = model.__dict__.get("forward")
+    if isinstance(left, PlannedForward) and left.trainer == trainer:
+        disable(model)
 
 
 def plans_of(model: nn.Module) -> Rematerialized:
