@@ -31,7 +31,7 @@ from remat_ir.read import members, parse
 from .. import _compat
 from ..device import AUTOCAST_KINDS
 from ..device_flags import choices
-from ..planning.memo import write_whole
+from ..planning.folder import trim, write_whole
 from ..settings import settings
 from .code import code_digest, names_variables, without_order
 from .dataflow import tensors
@@ -142,6 +142,7 @@ class Captures:
             written = write_whole(path, json.dumps(head).encode() + b"\n" + data)
             for old in self._candidates(name)[MOST:]:
                 old.unlink(missing_ok=True)
+            trim(self.folder)
             return written
         return False
 

@@ -13,7 +13,7 @@ from remat_ir.node_link import is_node_link
 from remat_ir.read import parse
 from remat_ir.subject import SUBJECTS
 
-from ..planning.memo import write_whole
+from ..planning.folder import write_whole
 
 T = TypeVar("T")
 

@@ -33,14 +33,17 @@ from ..profiling.profile import profile_kernels
 
 log = logging.getLogger("remat")
 
+MOST_KNOWN = 64
+"""Graphs of a backend that are remembered; new sizes start from what was planned lately."""
+
 
 class Backend:
     """A backend for `torch.compile` that runs each training graph by a plan of its own.
 
     Attributes:
-        answers: the answer that each graph compiled so far follows, in order; a better plan of a graph comes as one
-            more.
-        graphs: the graphs that were planned.
+        answers: the answers that the graphs compiled lately follow, in order, `MOST_KNOWN` at most; a better plan of a
+            graph comes as one more.
+        graphs: the graphs that these are of.
     """
 
     def __init__(
@@ -124,8 +127,7 @@ class Backend:
         for note in notes(step):
             log.info("%s", note)
         lowered = lower(step, answer.plan)
-        self.answers.append(answer)
-        self.graphs.append(graph)
+        self.remember(answer, graph)
         return lowered.forward, lowered.backward
 
     def _ask(self, problem: Problem) -> Answer:
@@ -138,8 +140,14 @@ class Backend:
         )
         return quick
 
+    def remember(self, answer: Answer, graph: Graph) -> None:
+        """Note what was planned, and drop what was long ago."""
+        self.answers.append(answer)
+        self.graphs.append(graph)
+        del self.answers[:-MOST_KNOWN], self.graphs[:-MOST_KNOWN]
+
     def known(self) -> list[Known]:
-        """What was planned so far, the latest last."""
+        """What was planned lately, the latest last."""
         return list(zip(self.graphs, self.answers, strict=True))
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +35,8 @@ from remat_ir import (
 )
 from remat_ir.read import members, parse
 from remat_ir.restrictions import gap_sentence, optimal_sentence, outgrown
+
+from .folder import trim, used, write_whole
 
 FORMAT = "remat-memo/1"
 
@@ -139,7 +139,8 @@ class Memo:
             write_whole(path, text.encode())
             if method == "auto":
                 alike = [digest, *(other for other in self._alike(problem) if other != digest)][:_MOST_ALIKE]
-                write_whole(self._index(problem), json.dumps(alike).encode())
+                write_whole(self._index(problem), json.dumps(alike).encode(), durable=False)
+        trim(self.folder)
 
     def _index(self, problem: Problem) -> Path:
         digest = structure_digest(problem.subject)
@@ -148,7 +149,7 @@ class Memo:
     def _alike(self, problem: Problem) -> list[str]:
         """Digests of problems with the structure of this one that were remembered lately, the last one first."""
         try:
-            found = parse(self._index(problem).read_bytes())
+            found = parse(used(self._index(problem)))
         except (OSError, InvalidData):
             return []
         digests = found if isinstance(found, list) else []
@@ -160,7 +161,7 @@ class Memo:
 
     def _read(self, path: Path, digest: str) -> dict[str, Any] | None:
         try:
-            text = path.read_bytes()
+            text = used(path)
         except OSError:
             return None
         try:
@@ -175,34 +176,6 @@ class Memo:
             log.warning("memo: %s is ignored: %s", path, error)
             return None
         return found
-
-
-def write_whole(path: Path, content: bytes, *, replace_existing: bool = True) -> bool:
-    """Write a file so that no reader ever sees a part of it: a temporary name, fsync, rename.
-
-    With `replace_existing=False` the first writer wins; returns whether this one was written.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace_existing:
-            os.replace(name, path)
-            return True
-        try:
-            os.link(name, path)
-        except FileExistsError:
-            return False
-        return True
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 def _sum(body: dict[str, Any]) -> str:

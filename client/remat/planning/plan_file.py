@@ -20,7 +20,7 @@ from remat_ir.read import array, members, parse
 from ..errors import PlanMismatch
 from .budget import readable
 from .check import checked
-from .memo import write_whole
+from .folder import write_whole
 from .options import DEFAULT, SolveOptions
 from .planner import Planner
 from .sources import OnProgress

@@ -15,8 +15,8 @@ from remat_ir.read import members, parse
 
 from ..errors import ServiceError
 from . import service
+from .folder import trim, used, write_whole
 from .http import Http
-from .memo import write_whole
 
 FORMAT = "remat-profile/1"
 
@@ -96,6 +96,8 @@ class DiskProfiles(ProfileTable):
                 self._write(device, signature, profile, replace_existing=known is not None)
                 known = self._read(device, signature)
             stands[signature] = profile if known is None or apart(known, profile) else known
+        if profiles:
+            trim(self.folder)
         return stands
 
     def _path(self, device: str, signature: str) -> Path:
@@ -104,7 +106,7 @@ class DiskProfiles(ProfileTable):
     def _read(self, device: str, signature: str) -> Profile | None:
         try:
             found = members(
-                parse(self._path(device, signature).read_bytes()),
+                parse(used(self._path(device, signature))),
                 "profile",
                 ("device", "signature", "cost_ns", "workspace_bytes"),
                 (),
@@ -121,9 +123,9 @@ class DiskProfiles(ProfileTable):
         path = self._path(device, signature)
         text = json.dumps({"format": FORMAT, "device": device, "signature": signature, **profile._asdict()})
         with suppress(OSError):
-            written = write_whole(path, text.encode(), replace_existing=replace_existing)
+            written = write_whole(path, text.encode(), replace_existing=replace_existing, durable=False)
             if not written and self._read(device, signature) is None:
-                write_whole(path, text.encode())
+                write_whole(path, text.encode(), durable=False)
 
 
 class SharedProfiles(ProfileTable):

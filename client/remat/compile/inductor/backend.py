@@ -25,7 +25,7 @@ from ...planning.quick import improved, quick_answer
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
-from ..eager import Backend, resident_bytes
+from ..eager import MOST_KNOWN, Backend, resident_bytes
 from .cost import region_costs
 from .joint import joint_of
 from .layout import note_layouts
@@ -51,7 +51,7 @@ class InductorBackend(Backend):
     """A backend for `torch.compile` that runs each training graph by a plan of its own, under Inductor's kernels.
 
     Attributes:
-        carried: what was planned and compiled so far, in order; a graph from Inductor's caches has no entry.
+        carried: what was planned and compiled lately, in order; a graph from Inductor's caches has no entry.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class InductorBackend(Backend):
         self._solve_for_later(carried)
         for note in notes(step):
             log.info("%s", note)
-        self.answers.append(carried.answer)
-        self.graphs.append(carried.graph)
+        self.remember(carried.answer, carried.graph)
         self.carried.append(carried)
+        del self.carried[:-MOST_KNOWN]
         return carried.forward, carried.backward
 
 

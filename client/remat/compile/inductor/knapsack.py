@@ -20,7 +20,7 @@ from ...planning.budget import UnitBytes, bounded
 from ...planning.options import PlanFields, SolveOptions, solve_options
 from ...planning.planner import Planner, plan_or_raise, planner_for
 from ...profiling.profile import profile_kernels
-from ..eager import resident_bytes
+from ..eager import MOST_KNOWN, resident_bytes
 from .joint import joint_of
 
 
@@ -40,7 +40,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
         options, fields: those of `remat.SolveOptions` that concern a plan.
 
     Attributes:
-        answers: the planner's answer for each graph, in order.
+        answers: the planner's answers for the graphs planned lately, in order.
 
     Example:
         >>> import torch._functorch.config as functorch
@@ -97,6 +97,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
             raise CaptureError(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
         verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
         self.answers.append(answer)
+        del self.answers[:-MOST_KNOWN]
         again = _computed_again(step, answer.plan)
         named = {node.name: node for node in flow.joint.graph.nodes}
         copies = [named.get(node.name) for node in nodes]
