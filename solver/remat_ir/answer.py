@@ -64,6 +64,7 @@ ANSWER = Document(
         "claimed_bound_ns": Member(_INTEGER, nullable=True),
         "claimed_by": Member(_WORD, nullable=True),
         "chain_cost_ns": Member(_INTEGER, None, "A baseline: the best persistent chain schedule found.", nullable=True),
+        "dropped_methods": Member(Array(_WORD), (), "Methods of which a plan did not verify and was dropped."),
         "plan": Member(Nested((PLAN,), read_plan), None, nullable=True),
         "proof": Member(Nested((), read_proof), None, nullable=True),
     },
@@ -130,6 +131,7 @@ class Answer:
         claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who.
         chain_cost_ns: the cost of the best persistent chain schedule found (RR-9302), where `auto` has planned a graph
             whose network is linear and one fits: a baseline for the plan; None elsewhere.
+        dropped_methods: the methods of which a plan did not verify and was dropped, which is a bug in them.
 
     Example:
         >>> from remat_ir import Problem, graph_of, plain_plan
@@ -161,6 +163,7 @@ class Answer:
     claimed_by: str | None = None
     chain_cost_ns: int | None = None
     proof: Proof | None = None
+    dropped_methods: tuple[str, ...] = ()
 
     @classmethod
     def of_plan(
@@ -298,6 +301,7 @@ class Answer:
         data = asdict(replace(self, plan=None, proof=None))
         data["status"] = self.status.value
         data["restricted_to"] = list(self.restricted_to)
+        data["dropped_methods"] = list(self.dropped_methods)
         if self.plan is None:
             del data["plan"]
         else:

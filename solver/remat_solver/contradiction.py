@@ -1,4 +1,4 @@
-"""What is done when a proof and a verified plan disagree: the proof is wrong, and its instance is written out."""
+"""What is done with a proof that a verified plan refutes, and with an invalid plan: the instance is written out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat_ir import AnyPlan, InvalidPlan, Problem, RematError, problem_digest, 
 from remat_ir.restrictions import contains, described
 
 LOG = logging.getLogger("remat.contradiction")
-"""Gets one error for each contradiction, with the path of its instance."""
+"""Gets one error for each contradiction and each invalid plan of a method, with the path of the instance."""
 
 
 NO_PLAN_NS = 1 << 62
@@ -58,13 +58,21 @@ def report_budget(problem: Problem, plan: AnyPlan | None, least_bytes: int, peak
     _report(problem, plan, claim, {"least_budget_bound_bytes": least_bytes, "source": source})
 
 
+def report_plan(problem: Problem, plan: AnyPlan | None, source: str, error: InvalidPlan) -> None:
+    """Log that a method has made a plan that does not verify."""
+    claim = f"a plan of {source} does not verify and is dropped: {error}"
+    _report(problem, plan, claim, {"source": source}, "a method is wrong")
+
+
 def _cost_of(problem: Problem, plan: AnyPlan) -> int | None:
     with contextlib.suppress(InvalidPlan):
         return verify(problem, plan).cost_ns
     return None
 
 
-def _report(problem: Problem, plan: AnyPlan | None, claim: str, details: dict[str, object]) -> None:
+def _report(
+    problem: Problem, plan: AnyPlan | None, claim: str, details: dict[str, object], what: str = "a proof is wrong"
+) -> None:
     digest = problem_digest(problem)
     instance = {
         "claim": claim,
@@ -78,4 +86,4 @@ def _report(problem: Problem, plan: AnyPlan | None, claim: str, details: dict[st
         where = str(path)
     except OSError as error:
         where = f"nowhere, since {error}"
-    LOG.error("a proof is wrong: %s; problem %s, instance in %s", claim, digest, where)
+    LOG.error("%s: %s; problem %s, instance in %s", what, claim, digest, where)

@@ -10,7 +10,7 @@ from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, Ver
 from remat_ir.proof import certifiable
 from remat_ir.read import LARGEST_INTEGER
 
-from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget
+from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget, report_plan
 from .deadline import Deadline
 from .knowledge import Bound, Ending, Known, claim_sentence
 
@@ -37,6 +37,7 @@ class Incumbent:
         reason: one sentence for a person on why there is no plan.
         certifies: whether bounds of the whole space count only with a certificate; there are none for joins and for
             chains with a link.
+        dropped: the names of methods of which a plan did not verify; shared with those who solve parts of the problem.
         claim: where `certifies`, a greater bound of the whole space that came without a certificate, and from whom.
     """
 
@@ -58,6 +59,7 @@ class Incumbent:
         self.reason = ""
         self.certifies = certify and certifiable(problem.subject)
         self.claim: tuple[int, str] | None = None
+        self.dropped: set[str] = set()
         self._claimed_enough_s: float | None = None
         self._ceased = False
         self._notes: list[str] = []
@@ -98,12 +100,28 @@ class Incumbent:
         return self.known.enough_bytes
 
     def offer(self, plan: AnyPlan, source: str) -> bool:
-        """Take a plan if it is cheaper than the incumbent, after it has been verified.
+        """Take a method's plan if it is verified and cheaper than the incumbent.
+
+        A plan that breaks a rule or the budget is a bug in the method: it is logged and dropped, and the solve goes on.
+        """
+        try:
+            return self.try_offer(plan, source)
+        except InvalidPlan as error:
+            self.drop(plan, source, error)
+            return False
+
+    def try_offer(self, plan: AnyPlan, source: str) -> bool:
+        """Take a plan that may be invalid, such as a person's, if it is cheaper than the incumbent.
 
         Raises:
-            InvalidPlan: the plan breaks a rule or the budget: a bug in whoever made it.
+            InvalidPlan: the plan breaks a rule or the budget.
         """
         return self._take(plan, verify(self.problem, plan), source)
+
+    def drop(self, plan: AnyPlan | None, source: str, error: InvalidPlan) -> None:
+        """Log that a method's plan, or the making of it, breaks a rule, and name the method in the answer."""
+        report_plan(self.problem, plan, source, error)
+        self.dropped.add(source)
 
     def _take(self, plan: AnyPlan, verdict: Verdict, source: str) -> bool:
         """Take a plan that has been verified, if it is cheaper than the incumbent."""
@@ -121,13 +139,20 @@ class Incumbent:
     def offer_or_say(self, plan: AnyPlan, source: str) -> None:
         """Take a method's only plan, or end without one and say what the budget or the host's limit has against it."""
         try:
-            self.offer(plan, source)
+            self.try_offer(plan, source)
         except InvalidPlan as error:
             self.ends_without_plan(f"The plan does not fit: {error.reason}.")
 
     def offer_or_suffices(self, plan: AnyPlan, source: str) -> int:
-        """Take a plan that may exceed the budget: then it shows what budget is enough. Its peak, in bytes."""
-        verdict = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan)
+        """Take a plan that may exceed the budget: then it shows what budget is enough. Its peak, in bytes.
+
+        Of a plan that breaks another rule, which is dropped, the largest integer.
+        """
+        try:
+            verdict = verify(replace(self.problem, budget_bytes=LARGEST_INTEGER), plan)
+        except InvalidPlan as error:
+            self.drop(plan, source, error)
+            return LARGEST_INTEGER
         if verdict.peak_bytes <= self.problem.budget_bytes:
             self._take(plan, verdict, source)
         else:
@@ -316,7 +341,11 @@ class Incumbent:
             ending = Ending(self._limit, self._searched, self.reason)
             seconds = round(self.deadline.elapsed(), 6)
             answer = self.known.answer(method, self.max_gap, ending, seconds=seconds, notes=self._notes)
-            return self._with_claims(replace(answer, chain_cost_ns=self._chain_cost_ns))
+            answer = replace(answer, chain_cost_ns=self._chain_cost_ns, dropped_methods=tuple(sorted(self.dropped)))
+            if answer.dropped_methods:
+                names = ", ".join(answer.dropped_methods)
+                answer = replace(answer, message=f"{answer.message} An invalid plan was dropped, of: {names}.")
+            return self._with_claims(answer)
 
     def _with_claims(self, answer: Answer) -> Answer:
         """An answer that says which part of it is claimed without a certificate, and by whom."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, InvalidData, Problem, Progress, Proof, certified_need, verify_answer
+from remat_ir import Answer, AnyPlan, InvalidData, InvalidPlan, Problem, Progress, Proof, certified_need, verify_answer
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import known_budget, least_need
@@ -69,13 +69,16 @@ def solve(
     if _hopeless(incumbent):
         return checked(problem, incumbent.answer(method))
     if start is not None:
-        incumbent.offer(start, "start")
+        incumbent.try_offer(start, "start")
     if bound_ns is not None:
         incumbent.raise_bound(bound_ns, "start")
     if proof is not None and incumbent.certifies:
         _carry(incumbent, proof)
     if not incumbent.stopped():
-        runner(incumbent, chosen_options)
+        try:
+            runner(incumbent, chosen_options)
+        except InvalidPlan as error:  # a bug in the method; what was found so far is still the answer
+            incumbent.drop(None, method, error)
     incumbent.stopped()  # notes which limit, if any, has been reached by now
     return checked(problem, incumbent.answer(method))
 

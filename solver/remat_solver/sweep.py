@@ -137,6 +137,7 @@ class Curve(Knowledge):
         reason = answer.message if known.infeasible == (answer.status is Status.INFEASIBLE) else ""
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
         full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
+        full = replace(full, dropped_methods=answer.dropped_methods)
         if full.status is Status.INFEASIBLE:
             return checked(known.problem, full)
         if (full.bound_ns, full.cost_ns, full.restricted_to) == (answer.bound_ns, answer.cost_ns, answer.restricted_to):

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from chains import chains
 from drawn import graphs, sequences
 from remat_ir import (
+    Answer,
     Chain,
     ChainPlan,
     ChainStep,
+    Compute,
     Graph,
     InvalidPlan,
+    Plan,
     Problem,
     Status,
     Verb,
@@ -35,6 +38,7 @@ from remat_ir.restrictions import (
     contains,
     recomputations_per_stage,
 )
+from remat_solver import solve
 from remat_solver.contradiction import LOG, Contradiction, RaiseContradictions
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
@@ -183,3 +187,46 @@ def test_tests_and_benchmarks_end_at_a_contradiction(monkeypatch: pytest.MonkeyP
     incumbent.raise_bound(21, "wrong")
     with pytest.raises(Contradiction, match="wrong claims that no plan costs less than 21 ns, and one costs 20 ns"):
         incumbent.offer(plain_plan(problem.graph), "search")
+
+
+# --- invalid plans of methods
+
+
+class _Listen(logging.Handler):
+    """Keeps what is logged from the fixture that fails the test for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.said.append(record.getMessage())
+        return False
+
+
+def test_an_invalid_plan_of_a_method_is_dropped_logged_and_named() -> None:
+    graph = graph_of([1, 2, 3], [4, 8, 4], [[], [0], [0, 1]])
+    problem = Problem(graph, 16)
+    incumbent = Incumbent(problem, Deadline(None))
+    assert incumbent.offer(plain_plan(graph), "greedy")
+    listen = _Listen()
+    LOG.addFilter(listen.filter)
+    try:
+        assert not incumbent.offer(plan_of(graph, (0, 1)), "rotor")
+        assert incumbent.offer_or_suffices(Plan((Compute(1),)), "search") > problem.budget_bytes
+    finally:
+        LOG.removeFilter(listen.filter)
+    answer = incumbent.answer("auto")
+    assert answer.plan == plain_plan(graph)
+    assert answer.dropped_methods == ("rotor", "search")
+    assert "An invalid plan was dropped, of: rotor, search." in answer.message
+    assert [re.match("a method is wrong: a plan of (rotor|search) does not verify", line) for line in listen.said]
+    assert Answer.from_json(answer.to_json()).dropped_methods == answer.dropped_methods
+    older = {name: value for name, value in answer.to_json().items() if name != "dropped_methods"}
+    assert Answer.from_json(older).dropped_methods == ()
+
+
+def test_the_plan_of_a_person_is_refused_where_it_is_invalid() -> None:
+    graph = graph_of([1, 2, 3], [4, 8, 4], [[], [0], [0, 1]])
+    with pytest.raises(InvalidPlan):
+        solve(Problem(graph, 16), start=Plan((Compute(1),)))

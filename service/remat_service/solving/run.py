@@ -196,7 +196,12 @@ class SolveRun:
         ending = Ending(answer.limit)
         best = known.answer(answer.method, gap, ending, seconds=answer.seconds, digest=answer.digest)
         same = (best.cost_ns, best.bound_ns) == (answer.cost_ns, answer.bound_ns)
-        said = replace(best, message=answer.message if same else "", chain_cost_ns=answer.chain_cost_ns)
+        said = replace(
+            best,
+            message=answer.message if same else "",
+            chain_cost_ns=answer.chain_cost_ns,
+            dropped_methods=answer.dropped_methods,
+        )
         return stored.with_claims(said), stored
 
     async def _unwanted(self) -> bool:

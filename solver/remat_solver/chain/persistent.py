@@ -70,6 +70,8 @@ class Stages:
         self.leads, self.tape = [0] * (count + 1), [0] * (count + 1)
         self.staying_first, self.held, self.staying = ([0] * (count + 1) for _ in range(3))
         gradients = [v for v, op in enumerate(graph.value_op) if op >= first]
+        # stages after this one have no backward part: whatever is run again for them comes before the first backward op
+        head = part[first]
         for t in range(1, count + 1):
             ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
             tape = network.tapes[t - 1] | leads
@@ -87,13 +89,14 @@ class Stages:
                 v for v in gradients if part[graph.value_op[v]] >= t and _last_part(graph.users[v], part) < t
             )
             stay = network.bytes_of(v for v in network.stays if v in keep or any(part[u] <= t for u in graph.users[v]))
-            self.held[t] = stay + kept + network.bytes_of(crossing)
-            self.staying[t] = stay + kept + (network.bytes_of(network.passed) if t == count else 0)
-            self.backward[t] = self._run(network.backward[t - 1], leaving | keep, given=tape | crossing)
+            passed = network.passed if t >= head else frozenset()
+            self.held[t] = stay + kept + network.bytes_of(crossing | passed)
+            self.staying[t] = stay + kept
+            self.backward[t] = self._run(network.backward[t - 1], leaving | keep, given=tape | crossing | passed)
             self.staying_first[t] = network.bytes_of(
                 v
                 for v in (*network.stays, *network.passed)
-                if graph.value_op[v] < ops.start and (v in keep or graph.users[v][-1] >= ops.start)
+                if graph.value_op[v] < ops.start and v not in before and (v in keep or graph.users[v][-1] >= ops.start)
             )
             after_first[t] = self._run(ops, leads, before, first=True)
             after_again[t] = self._run(self.again[t].ops, leads, before)

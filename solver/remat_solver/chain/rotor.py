@@ -83,8 +83,14 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     stages = Stages(network)
     least = LeastOfStages(stages, tapes=tapes)
     budget = incumbent.problem.budget_bytes
+    source = "rotor" if tapes else "revolve"
+    smallest = network.invert(least.sequence())
+    # stages hold what leads in, and their tape, to their end; a replay may free some of it sooner
+    peak = peak_of(graph, smallest)
     if least.budget_bytes > budget:
-        _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
+        incumbent.offer_or_suffices(smallest, source)
+        if peak > budget:
+            _nothing_fits(incumbent, peak, within, tapes=tapes)
         return
 
     def fits(sequence: Sequence[int]) -> bool:
@@ -92,8 +98,10 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
 
     slots = min(slots, max(1, MOST_CELLS // network.stages**2))
     table = Persistent(stages, budget, slots=slots, tapes=tapes)
+    cheapest = table.cheapest(fits)
     # where memory is so short that rounding loses every plan, the one of the least peak remains
-    incumbent.offer(network.invert(table.cheapest(fits) or least.sequence()), "rotor" if tapes else "revolve")
+    incumbent.offer(smallest if cheapest is None else network.invert(cheapest), source)
+    incumbent.suffices(peak)
     if tapes and table.added_ns is not None:
         incumbent.raise_bound(graph.total_cost_ns + table.added_ns, "rotor", within)
 

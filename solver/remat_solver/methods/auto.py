@@ -135,6 +135,7 @@ def _window_bound(
 ) -> tuple[int, StageProof] | None:
     """What the proof of one window comes to: a small problem, for which a short search has the plan to reach."""
     window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)
+    window.dropped = incumbent.dropped
     first_plan(window, brief=True)
     if await_compiled(window):
         Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from remat_ir import InvalidPlan, Plan, Problem, verify
+from remat_ir import Plan
 from remat_ir.greedy import greedy_plan
+from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
@@ -189,15 +190,8 @@ class _Listener:
                 self._incumbent.raise_bound(proved, self._source, self._within)
 
     def _offer(self, plan: Plan) -> int:
-        problem = self._incumbent.problem
-        try:
-            self._incumbent.offer(plan, self._source)
-        except InvalidPlan:
-            peak = verify(Problem(problem.graph, 2**53), plan).peak_bytes
-            if peak <= problem.budget_bytes:
-                raise
-            return peak - problem.budget_bytes
-        return 0
+        budget, peak = self._incumbent.problem.budget_bytes, self._incumbent.offer_or_suffices(plan, self._source)
+        return peak - budget if budget < peak < LARGEST_INTEGER else 0
 
 
 def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], tightened: bool) -> None:

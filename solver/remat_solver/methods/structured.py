@@ -75,6 +75,7 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
 def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
     """Rotor's plan, without its bound on persistent schedules, which must not end the search; its cost."""
     alone = Incumbent(incumbent.problem, incumbent.deadline)
+    alone.dropped = incumbent.dropped
     rotor(alone, RotorOptions(slots))
     if alone.least_budget_bytes is not None:
         incumbent.suffices(alone.least_budget_bytes)

@@ -61,6 +61,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     prices, sizes = FREE, coarser(most)
     if chain.host_bytes is not None:
         alone = Incumbent(Problem(replace(chain, link_bytes_per_s=None, host_bytes=None), budget), incumbent.deadline)
+        alone.dropped = incumbent.dropped
         rotor(alone, RotorOptions())  # needs no host; its bound holds without transfers only
         if isinstance(alone.plan, ChainPlan):
             incumbent.offer(alone.plan, "rotor")
@@ -74,7 +75,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         search = Priced(chain, budget, slots, nearest, prices)
         for schedule in search.schedules():
             try:
-                incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
+                incumbent.try_offer(repaired_plan(incumbent.problem, schedule), "pofo")
             except InvalidPlan as error:
                 reason = f"The plan does not fit: {error.reason}."
             if incumbent.stopped():
@@ -92,7 +93,7 @@ def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
     every = frozenset(chain.movable)
     with contextlib.suppress(InvalidPlan):
         schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], every)
-        incumbent.offer(repaired_plan(incumbent.problem, schedule), "pofo")
+        incumbent.try_offer(repaired_plan(incumbent.problem, schedule), "pofo")
 
 
 def coarser(slots: int) -> tuple[int, ...]:
