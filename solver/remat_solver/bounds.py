@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from remat_ir import Chain, Join, Subject
@@ -44,7 +44,7 @@ def least_slots(lengths: Sequence[int], kept: Sequence[bool] = ()) -> int:
     return least if spared else least + 1
 
 
-def known_budget(subject: Subject) -> int:
+def known_budget(subject: Subject, stopped: Callable[[], bool] = lambda: False) -> int:
     """A budget in bytes for which a plan is known: of a chain, the least for a persistent schedule (RR-9302); of a
     join, its least slots (RR-9273, Lemma 4); of a graph, the least peak that a greedy plan and a quick search reach.
     """
@@ -52,7 +52,8 @@ def known_budget(subject: Subject) -> int:
         return Least(subject).budget_bytes
     if isinstance(subject, Join):
         return least_slots(subject.lengths, subject.stays) * subject.slot_bytes
-    plan = least_memory(subject, stop=Deadline(_SECONDS).passed)
-    if is_compiled():
-        plan = least_plan(subject, least_need(subject)[0], plan, Deadline(_SECONDS), lambda: False)
+    watch = Deadline(_SECONDS)
+    plan = least_memory(subject, stop=lambda: watch.passed() or stopped())
+    if is_compiled() and not stopped():
+        plan = least_plan(subject, least_need(subject)[0], plan, Deadline(_SECONDS), stopped)
     return peak_of(subject, plan)

@@ -351,6 +351,8 @@ class Incumbent:
         """An answer that says which part of it is claimed without a certificate, and by whom."""
         if self.infeasible:
             return answer
+        if not self.certifies and self.known.proof is not None and not answer.restricted_to:
+            return answer
         if answer.restricted_to or not self.certifies:
             if answer.bound_ns is None or answer.bound_ns <= self.problem.subject.total_cost_ns:
                 return answer

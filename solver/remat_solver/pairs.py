@@ -14,6 +14,8 @@ and Geffner, 2000), with memory in the place of time; h¹ is the working set.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,8 @@ MOST_VALUES = 2500
 """Beyond this the table of pairs takes more than 50 MB."""
 _NEVER = 1 << 62
 _SWEEPS = 200
+_POLL = 64
+"""Ops of a sweep between two looks at the clock."""
 
 
 def pair_need(graph: Graph, table: NDArray[np.int64] | None = None) -> WorkingSet:
@@ -46,8 +50,8 @@ def pair_need(graph: Graph, table: NDArray[np.int64] | None = None) -> WorkingSe
     return least
 
 
-def pair_table(graph: Graph) -> NDArray[np.int64]:
-    """[m, m] the bound P, fixed bytes left out."""
+def pair_table(graph: Graph, stopped: Callable[[], bool] = lambda: False) -> NDArray[np.int64]:
+    """[m, m] the bound P, fixed bytes left out; zeros where it was stopped before, since it comes from above."""
     m = graph.values
     size, maker = np.array(graph.value_bytes, np.int64), np.array(graph.value_op, np.int64)
     kept = np.zeros(m, bool)
@@ -72,6 +76,8 @@ def pair_table(graph: Graph) -> NDArray[np.int64]:
     for _ in range(_SWEEPS):
         changed = False
         for op, inputs in enumerate(graph.op_inputs):
+            if not op % _POLL and stopped():
+                return np.zeros((m, m), np.int64)
             outputs = graph.op_values[op]
             if not outputs:
                 continue

@@ -15,7 +15,7 @@ from .certify.pairs import pair_proof
 from .deadline import Deadline
 from .incumbent import Incumbent
 from .methods import method_named, runner_of
-from .pairs import pair_need
+from .pairs import MOST_VALUES, pair_need, pair_table
 
 
 def solve(
@@ -72,7 +72,7 @@ def solve(
         incumbent.try_offer(start, "start")
     if bound_ns is not None:
         incumbent.raise_bound(bound_ns, "start")
-    if proof is not None and incumbent.certifies:
+    if proof is not None and certifiable(problem.subject):
         _carry(incumbent, proof)
     if not incumbent.stopped():
         try:
@@ -100,11 +100,14 @@ def _hopeless(incumbent: Incumbent) -> bool:
     if needed <= problem.capacity_bytes:
         return False
     impossible = None
-    if certifiable(problem.subject):
-        least = pair_need(graph_of_subject(problem)).least_bytes
+    # the verdict is certain by now; what more there is to say of budgets takes no longer than is left
+    if certifiable(problem.subject) and not incumbent.stopped():
+        graph = graph_of_subject(problem)
+        table = pair_table(graph, incumbent.stopped) if graph.values <= MOST_VALUES else None
+        least = pair_need(graph, table).least_bytes
         incumbent.needs_at_least(least)
-        impossible = pair_proof(replace(problem, budget_bytes=least - 1)) if incumbent.certifies else None
-    incumbent.suffices(known_budget(problem.subject))
+        impossible = pair_proof(replace(problem, budget_bytes=least - 1), table) if incumbent.certifies else None
+    incumbent.suffices(known_budget(problem.subject, incumbent.stopped))
     incumbent.prove_infeasible(
         f"No plan fits: {who} alone needs {needed} bytes, and the budget is {problem.capacity_bytes}.",
         proof=impossible,

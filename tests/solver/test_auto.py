@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from drawn import graphs
 from remat_ir import Graph, InvalidData, Problem, Progress, Status, budget_at, plain_peak, verify
 from remat_ir.greedy import greedy_plans
+from remat_ir.proof import prove
 from remat_solver import solve
 from remat_solver.beside import give_way
+from remat_solver.bounds import least_need
 from remat_solver.search import compiling
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
@@ -190,3 +192,35 @@ def test_a_solve_ends_where_the_steps_to_come_gain_less_than_the_time_that_was_s
     assert solve(problem, steps=1, max_gap=0, time_limit_s=3).limit == "time"
     with pytest.raises(InvalidData, match="steps must be at least 1"):
         solve(problem, steps=0)
+
+
+def test_without_the_proof_nothing_is_proved() -> None:
+    """`proof: false` is the search alone: no bound beyond each op once, from no engine."""
+    graph = instance("resnet-4")
+    problem = Problem(graph, budget_at(graph, 0.5))
+    sources: set[str] = set()
+    answer = solve(problem, time_limit_s=2, options={"proof": False}, on_progress=lambda news: sources.add(news.source))
+    assert answer.plan is not None
+    assert answer.bound_ns == graph.total_cost_ns
+    assert answer.claimed_bound_ns is None
+    assert "staged" not in sources
+
+
+def test_a_certificate_counts_also_where_engines_are_believed() -> None:
+    graph = instance("resnet-4")
+    problem = Problem(graph, budget_at(graph, 0.5))
+    proof = solve(problem, time_limit_s=60, max_gap=0.05).proof
+    assert proof is not None
+    bound = prove(problem, proof).bound_ns
+    answer = solve(problem, method="greedy", proof=proof, certify=False)
+    assert bound is not None
+    assert bound > graph.total_cost_ns
+    assert (answer.bound_ns, answer.claimed_by, answer.proof) == (bound, None, proof)
+
+
+def test_a_cancelled_solve_of_a_hopeless_budget_looks_for_no_other() -> None:
+    """The verdict stands by then; the budget that is said to be enough is the one that costs no time."""
+    graph = instance("resnet-16")
+    answer = solve(Problem(graph, least_need(graph)[0] - 1), cancelled=lambda: True)
+    assert answer.status is Status.INFEASIBLE
+    assert answer.least_budget_bytes == plain_peak(graph)

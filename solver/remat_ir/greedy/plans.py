@@ -11,18 +11,14 @@ from ..problem import plain_peak
 from ..replay import replay
 from ..working_set import working_set
 from .prune import without_needless
-from .walk import walk
+from .walk import never, walk
 
 WEIGHTS = (0.5, 0.0, 1.0)
 """Exponents of the distance to the next use that are tried, in this order."""
 
 
-def _never() -> bool:
-    return False
-
-
 def greedy_plan(
-    graph: Graph, budget_bytes: int, *, stop: Callable[[], bool] = _never, tries: int = len(WEIGHTS)
+    graph: Graph, budget_bytes: int, *, stop: Callable[[], bool] = never, tries: int = len(WEIGHTS)
 ) -> Plan | None:
     """The cheapest of a few eviction plans within the budget, or None if none was found; see `greedy_plans`."""
     last = deque(greedy_plans(graph, budget_bytes, stop=stop, tries=tries), maxlen=1)
@@ -33,7 +29,7 @@ def greedy_plans(
     graph: Graph,
     budget_bytes: int,
     *,
-    stop: Callable[[], bool] = _never,
+    stop: Callable[[], bool] = never,
     tries: int = len(WEIGHTS),
     failures: int = len(WEIGHTS),
     skip: int = 0,
@@ -45,7 +41,7 @@ def greedy_plans(
     Deterministic, as long as `stop` is.
 
     Args:
-        stop: asked between two walks.
+        stop: asked between two walks, and during all but the first.
         tries: how many walks are made once one has led to a plan.
         failures: after how many walks that have led to none it gives up.
         skip: how many rules are left out, and with them the plan that computes the forward pass once more.
@@ -78,27 +74,27 @@ def _orders(
     for count, weight in enumerate(WEIGHTS[skip:]):
         if count >= (tries if found else failures) or (count and stop()):
             return
-        order = walk(graph, budget_bytes, weight)
+        order = walk(graph, budget_bytes, weight, stop if count else never)
         if order is not None:
             found = True
             yield order
 
 
 def least_memory(
-    graph: Graph, *, stop: Callable[[], bool] = _never, rounds: int = 12, weights: tuple[float, ...] = WEIGHTS
+    graph: Graph, *, stop: Callable[[], bool] = never, rounds: int = 12, weights: tuple[float, ...] = WEIGHTS
 ) -> Plan:
     """A plan with a small peak, at whatever cost: walks inside limits halved towards the working-set bound.
 
-    The plain plan where nothing smaller is found. Where `stop` says so after a round, the best so far. `weights` are
+    The plain plan where nothing smaller is found. Where `stop` says so, the best so far. `weights` are
     the rules that are tried in each round.
     """
     low, plan = working_set(graph).least_bytes, plain_plan(graph)
     high = peak_of(graph, plan)
     for number in range(rounds):
-        if low >= high or (number and stop()):
+        if low >= high or stop():
             break
         middle = low if number == 0 else (low + high) // 2
-        orders = (walk(graph, middle, weight) for weight in weights)
+        orders = (walk(graph, middle, weight, stop) for weight in weights)
         found = next((plan_of(graph, order) for order in orders if order is not None), None)
         if found is None:
             low = middle + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..graph import Graph
 
@@ -12,17 +12,24 @@ _DEPTH = 64
 """Missing ancestors that are counted into the cost of an eviction."""
 _LONGEST, _LONGEST_STAGE = 20, 64
 """Computes per op, in all, and before one first computation beyond one per earlier op, at which a walk is thrashing."""
+_POLL = 64
+"""First computations between two looks at the clock."""
 _WIDTH = 200
 """Missing values that are looked at for the next use of one that they are made from."""
 
 
-def walk(graph: Graph, limit_bytes: int, weight: float) -> list[int] | None:
-    """The ops in the order of their computation, inside the limit; None where the walk found no way.
+def never() -> bool:
+    """Nothing stops a walk."""
+    return False
+
+
+def walk(graph: Graph, limit_bytes: int, weight: float, stop: Callable[[], bool] = never) -> list[int] | None:
+    """The ops in the order of their computation, inside the limit; None where it found no way, or was stopped.
 
     Args:
         weight: exponent of the distance to the next use: the further it is, the longer an eviction relieves memory.
     """
-    return _Walk(graph, limit_bytes, weight).sequence()
+    return _Walk(graph, limit_bytes, weight).sequence(stop)
 
 
 class _Walk:
@@ -56,9 +63,11 @@ class _Walk:
         self.entry = [-1.0] * graph.values  # the score of the valid entry
         self.heap: list[tuple[float, int]] = []
 
-    def sequence(self) -> list[int] | None:
+    def sequence(self, stop: Callable[[], bool]) -> list[int] | None:
         """The ops in the order in which they run, or None where the limit could not be held."""
         for op in range(self.graph.ops):
+            if not op % _POLL and stop():
+                return None
             self.now = op
             if not (all(self._end(again) for again in self.ending.get(op, ())) and self._compute(op)):
                 return None

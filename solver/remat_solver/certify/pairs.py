@@ -45,13 +45,13 @@ def pair_proof(problem: Problem, known: NDArray[np.int64] | None = None) -> Pair
 def prove_by_pairs(incumbent: Incumbent) -> None:
     """Record the bound, and that the budget is too small where it is."""
     problem, graph = incumbent.problem, incumbent.problem.graph
-    table = pair_table(graph) if graph.values <= MOST_VALUES else None
+    table = pair_table(graph, incumbent.stopped) if graph.values <= MOST_VALUES else None
     least = pair_need(graph, table)
     more = incumbent.certifies and least.least_bytes > working_set(graph).least_bytes
     proof = pair_proof(Problem(graph, least.least_bytes - 1), table) if more else None
     incumbent.needs_at_least(least.least_bytes, proof)
     if least.least_bytes > problem.budget_bytes:
-        incumbent.suffices(known_budget(graph))
+        incumbent.suffices(known_budget(graph, incumbent.stopped))
         who = graph.op_label(least.op)
         incumbent.prove_infeasible(
             f"No plan fits: to hold two of the values that {who} reads takes {least.least_bytes} bytes on the way, and "

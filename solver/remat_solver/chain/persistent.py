@@ -172,10 +172,19 @@ class Persistent:
 
     Attributes:
         added_ns: the least that persistent schedules of these stages add to one pass, or None where none fits.
+        ended: whether the table is full; False where `stopped` came before, and then there is no plan and no bound.
     """
 
-    def __init__(self, stages: Stages, budget_bytes: int, *, slots: int, tapes: bool = True) -> None:
-        self.stages, self.tapes = stages, tapes
+    def __init__(
+        self,
+        stages: Stages,
+        budget_bytes: int,
+        *,
+        slots: int,
+        tapes: bool = True,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.stages, self.tapes, self.ended = stages, tapes, True
         count = stages.count
         available = max(0, budget_bytes - stages.network.graph.fixed_bytes)
         self.unit = max(1, -(-available // slots))
@@ -184,7 +193,11 @@ class Persistent:
         self._reruns = np.cumsum([run.cost_ns for run in stages.again])
         shape = (count + 2, count + 2, len(self._room))
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
+        self.added_ns: int | None = None
         for t in range(1, count + 1):
+            if stopped():
+                self.ended = False
+                return
             shifted = {joined: np.full((count + 2, len(self._room)), NEVER, np.int64) for joined in (False, True)}
             for s in range(t, 0, -1):
                 for joined, costs in ((False, self.c), (True, self.d)):

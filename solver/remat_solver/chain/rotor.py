@@ -97,8 +97,8 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
         return peak_of(graph, network.invert(sequence)) <= budget
 
     slots = min(slots, max(1, MOST_CELLS // network.stages**2))
-    table = Persistent(stages, budget, slots=slots, tapes=tapes)
-    cheapest = table.cheapest(fits)
+    table = Persistent(stages, budget, slots=slots, tapes=tapes, stopped=incumbent.stopped)
+    cheapest = table.cheapest(fits) if table.ended else None
     # where memory is so short that rounding loses every plan, the one of the least peak remains
     incumbent.offer(smallest if cheapest is None else network.invert(cheapest), source)
     incumbent.suffices(peak)

@@ -49,6 +49,8 @@ _WINDOW_GAP, _WINDOW_MOVES = 0.01, 20_000
 class AutoOptions:
     """Which of the two halves run side by side, the search's seed, and the memory that each engine may use.
 
+    Without `proof` the search goes on until the time is up; without a time limit it never ends.
+
     `memory_bytes` 0 means half of what is free when an engine starts, but at least 1 GiB.
     """
 
@@ -110,10 +112,11 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         seed, starts = options.seed, Starts(incumbent, options.seed)
         search = Beside(incumbent, "search", lambda: _search(incumbent, seed, starts)) if options.search else None
         try:
-            polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
-            proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
-            proof.run(integer=engine)
-            if incumbent.exhausted or math.isinf(incumbent.deadline.remaining()):
+            if engine is not None:
+                polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
+                proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
+                proof.run(integer=engine)
+            if incumbent.exhausted or (engine is not None and math.isinf(incumbent.deadline.remaining())):
                 # the search looks nowhere else, or would never end
                 incumbent.close()
         except BaseException:
