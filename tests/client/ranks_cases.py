@@ -40,6 +40,7 @@ from torch.nn.parallel import DistributedDataParallel
 import remat
 from remat import _compat
 from remat.distributed.ranks import RankPlanner
+from remat.planning.quick import Better
 from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, Problem, RematError
 
@@ -99,7 +100,7 @@ def later() -> dict[str, Any]:
     rank, ranks = dist.get_rank(), RankPlanner("greedy").coordinator
     graph = Graph(op_cost_ns=(4, 3), op_inputs=((), (0,)), value_op=(0, 1), value_bytes=(4, 4))
     problem = Problem(graph, 100)
-    go, hold = threading.Event(), threading.Event()
+    go = threading.Event()
 
     def ask() -> Answer:
         assert rank == 0
@@ -107,29 +108,28 @@ def later() -> dict[str, Any]:
         return remat.GreedyPlanner().plan(problem)
 
     def make(answer: Answer) -> str:
-        assert hold.wait(60)
-        return f"made of {answer.cost_ns}"
+        return f"made of {answer.cost_ns} in {threading.current_thread().name}"
 
     def fails(answer: Answer) -> str:
         raise RuntimeError("no room")
 
-    def looked(found: Any, most: int = 4000) -> tuple[int, Any]:
+    def looked(ask: Any, make: Any, most: int = 4000) -> tuple[int, Any]:
+        better = Better(ranks.later(problem, ask), ranks, lambda _: True, make)
         for look in range(most):
             if look == 5:
                 go.set()
-            if look == 10 + 10 * rank:
-                hold.set()
-            if found.done():
-                return look, found.result()
+            made = better.take(ready=look >= 10 + 10 * rank)
+            if better.over:
+                return look, made
             time.sleep(0.002)
         return most, None
 
     def no_answer() -> Answer:
         raise RematError("nobody is there")
 
-    made = looked(ranks.later(problem, ask, make))
-    one_fails = looked(ranks.later(problem, ask, fails if rank else make))
-    nobody = looked(ranks.later(problem, no_answer, make))
+    made = looked(ask, make)
+    one_fails = looked(ask, fails if rank else make)
+    nobody = looked(no_answer, make)
     return {"made": made, "one fails": one_fails, "nobody": nobody, "shared": message(lambda: ranks.share(no_answer))}
 
 

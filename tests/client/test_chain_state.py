@@ -19,6 +19,7 @@ from client.test_around import numbers
 from client.test_chain_training import bisection
 from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
+from remat.planning.quick import Better
 from remat_ir import Answer, Problem
 
 COUNT = 4
@@ -197,7 +198,7 @@ def test_a_better_plan_knows_the_modes_in_which_stages_were_measured() -> None:
     model = stages(by_grad)
     planned = by_plan(copy.deepcopy(model))
     answer = Answer.of_plan(Problem(planned.chain, 2**40), planned.plan, method="greedy")
-    planned.better = Found(answer)
+    planned.better = Better(Found(answer), remat.OneProcess(), lambda _: True, lambda found: found)
     x = numbers()
     assert torch.equal(planned.eval()(x), model.eval()(x))
     assert planned.answer is answer

@@ -127,7 +127,7 @@ def test_no_step_of_a_chain_waits_at_another_size(way: str) -> None:
     loss = run(large).square().mean()
     assert chain.better is not None
     planner.go.set()
-    assert chain.better.result(60) is not None  # type: ignore[call-arg]
+    assert chain.better.wait(60) is not None
     loss.backward()  # ends by the plan that it began with
     module.zero_grad()
     assert measure.differences(plain, step(run)) == []
@@ -145,7 +145,7 @@ def test_a_chain_may_start_without_waiting() -> None:
     assert chain.answer is not None
     assert chain.answer.method == "greedy"
     assert chain.better is not None
-    assert not chain.better.done()
+    assert chain.better.found() is None
     planner.go.set()
 
 
@@ -165,7 +165,7 @@ def test_a_better_plan_that_reserves_more_than_the_budget_is_left(reserved: int 
     chain.reserves = reserves
     planner.go.set()
     assert chain.better is not None
-    better = chain.better.result(60)  # type: ignore[call-arg]
+    better = chain.better.wait(60)
     for _ in range(2):
         trained(large)
     assert looked == [better]

@@ -109,7 +109,7 @@ def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]
     one, other = (rank["later"] for rank in found)
     assert one["made"] == other["made"]
     assert one["made"][0] >= 20, "the second rank was not ready before"
-    assert one["made"][1] == "made of 7"
+    assert one["made"][1] == "made of 7 in MainThread"
     for name in ("one fails", "nobody"):
         assert one[name] == other[name]
         assert one[name][0] < 4000

@@ -81,7 +81,7 @@ def test_a_new_size_starts_at_once_and_gets_better_at_a_boundary_of_steps(
     loss = trained(new)
     planner.go.set()
     assert before.better is not None
-    assert before.better.result(60) is not None
+    assert before.better.wait(60) is not None
     loss.backward()  # ends by the plan that it began with
     after = trained.plan_for((new,))
     assert after is not None
@@ -114,11 +114,11 @@ def test_without_waiting_the_first_step_runs_by_the_greedy_plan() -> None:
     assert quick is not None
     assert quick.answer.method == "greedy"
     assert quick.better is not None
-    assert not quick.better.done()
+    assert quick.better.found() is None
     plain = outcome(module, module, x)
     assert measure.differences(plain, outcome(module, trained, x)) == []
     planner.go.set()
-    assert quick.better.result(60) is None  # the same walk once more, and no better
+    assert quick.better.wait(60) is None  # the same walk once more, and no better
     assert trained.plan_for((x,)) is quick
 
 
@@ -147,9 +147,10 @@ def test_no_step_waits_where_no_known_plan_fits(way: str) -> None:
     verify(Problem(quick.step.graph, budget), quick.answer.plan, cost_ns=quick.answer.cost_ns)
     planner.go.set()
     assert quick.better is not None
-    found = quick.better.result(120)  # type: ignore[call-arg]
+    found = quick.better.wait(120)
     after = plans.plan_for((large,))
-    assert after is (found or quick)
+    assert after is not None
+    assert after.answer is (found or quick.answer)
     assert measure.differences(expected, outcome(module, runs[1], large)) == []
     assert [problem.graph for problem in planner.asked] == [p.step.graph for p in plans.plans.values() if p is not None]
 
@@ -221,7 +222,7 @@ def test_training_goes_on_by_the_known_plan_when_no_better_comes(caplog: pytest.
     found = trained.plan_for((x,))
     assert found is not None
     assert found.better is not None
-    found.better.result(60)
+    found.better.wait(60)
     trained(x).backward()
     assert "the planner is gone" in caplog.text
 

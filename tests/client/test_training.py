@@ -21,6 +21,7 @@ from remat.planning.budget import budget_bytes, bytes_of, readable
 from remat.planning.coordinator import OneProcess
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.quick import Better
 from remat.profiling import measure
 from remat.profiling.optimizers import update_memory
 from remat.training.module import Rematerialized
@@ -347,13 +348,14 @@ def test_a_better_plan_takes_over_between_steps() -> None:
     problem = Problem(step.graph, budget_at(step.graph, 0.7))
     quick = greedy_answer(problem, time_limit_s=10, max_gap=0.01)
     whole = Problem(step.graph, budget_at(step.graph, 1))
-    better = OneProcess().later(whole, lambda: planner.plan(whole), lambda answer: carry_out(step, whole, answer))
+    coming = OneProcess().later(whole, lambda: planner.plan(whole))
+    better = Better(coming, OneProcess(), lambda _: True, lambda answer: carry_out(step, whole, answer))
     found = replace(carry_out(step, problem, quick), better=better)
     trained = Rematerialized(module, lambda call, known: found)
     assert trained.plan_for(x) is found
     loss = trained(*x)
     planner.go.set()
-    assert better.result(60) is not None  # type: ignore[call-arg]
+    assert better.wait(60) is not None
     loss.backward()
     later = trained.plan_for(x)
     assert later is not None

@@ -33,6 +33,7 @@ __all__ = [
     "keeps_graph",
     "register_opaque",
     "run_hooks_after_accumulation",
+    "saved_tensors_have_hooks",
     "used_up",
     "version_counter",
     "will_accumulate",
@@ -119,6 +120,11 @@ def gives_all_gradients() -> bool:
     """Whether the backward pass that runs in this thread accumulates the gradients of all leaves; `torch.autograd.grad`
     and `backward(inputs=…)` want some alone."""
     return bool(torch.autograd._is_checkpoint_valid())  # type: ignore[no-untyped-call]
+
+
+def saved_tensors_have_hooks() -> bool:
+    """Whether hooks pack what autograd saves in this thread now, such as those of a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def backward_task() -> int:

@@ -62,6 +62,7 @@ __all__ = [
     "is_tangent",
     "joint_graph",
     "module_path",
+    "no_function_modes",
     "numbers_kept",
     "only_real_tensors",
     "own_checkpoints",
@@ -322,6 +323,11 @@ def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., A
             return made(module, example_inputs)
 
     return run
+
+
+def no_function_modes() -> Any:
+    """No function mode inside: a graph of Dynamo's has what the caller's modes did, and traced again has it once."""
+    return torch._C.DisableTorchFunction()
 
 
 def split_by_ddp() -> bool:

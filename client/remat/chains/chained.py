@@ -13,7 +13,7 @@ from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
 from remat_ir.chain_plan import Verb
 
 from ..capture.trace import untraced
-from ..planning.coordinator import Pending
+from ..planning.quick import Better
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
 log = logging.getLogger("remat")
@@ -63,7 +63,7 @@ class ChainedModule(nn.Module):
             raise InvalidPlan(f"the plan is one of {chain.stages} stages, and there are {len(stages)}")
         self.stages = nn.ModuleList(stages)
         self.chain, self.plan, self.answer = chain, plan, answer
-        self.better: Pending[Answer] | None = None
+        self.better: Better[Answer] | None = None
         self.reserves: Callable[[Answer], int | None] | None = None
         self._warned = False
         self._between = [Stage(module, (n,), n + 1, n + 1 in needs_grad) for n, module in enumerate(stages)]
@@ -91,9 +91,11 @@ class ChainedModule(nn.Module):
 
     def _take_over(self) -> None:
         """Go on by the better plan once it is there; a step that has begun ends by the schedule that it began with."""
-        if self.better is None or not self.better.done():
+        if self.better is None:
             return
-        found, reserves = self.better.result(), self.reserves
+        found, reserves = self.better.take(), self.reserves
+        if not self.better.over:
+            return
         self.better = self.reserves = None
         if found is None or not isinstance(found.plan, ChainPlan):
             return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import fx
 
@@ -15,6 +16,7 @@ from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow, device_of
 from ..capture.group import groups
 from ..capture.operations import notes, operations, to_graph
+from ..capture.outstanding import Outstanding
 from ..capture.trace import refuse
 from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
@@ -22,10 +24,9 @@ from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
 from ..planning.budget import Budget, budget_bytes
-from ..planning.coordinator import Pending
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
-from ..planning.quick import start_and_improve
+from ..planning.quick import Better, improved, quick_answer
 from ..planning.sizes import Known
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
@@ -35,6 +36,7 @@ log = logging.getLogger("remat")
 
 MOST_KNOWN = 64
 """Graphs of a backend that are remembered; new sizes start from what was planned lately."""
+Make: TypeAlias = Callable[[Answer], Callable[..., Any] | None]
 
 
 class Backend:
@@ -60,7 +62,7 @@ class Backend:
         self._frames: set[int | None] = set()
         self._known_frame = False
         self._chosen: Answer | None = None
-        self._better: Pending[Answer] | None = None
+        self._better: Callable[[Make], Better[Callable[..., Any]]] | None = None
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls for each graph and each kind of input.
@@ -72,19 +74,20 @@ class Backend:
         self.note_frame()
         compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
         function: Callable[..., Any] = compiled(module, example_inputs)
-        better = self._better
-        if better is None:
+        ask = self._better
+        if ask is None:
             return function
 
         def by_plan(answer: Answer, inputs: Sequence[Any]) -> Callable[..., Any]:
             self._chosen = answer
             try:
-                again: Callable[..., Any] = compiled(module, inputs)
+                with _compat.no_function_modes():
+                    again: Callable[..., Any] = compiled(module, inputs)
             finally:
                 self._chosen = None
             return again
 
-        return Replaced(function, better, by_plan)
+        return Replaced(function, ask, by_plan)
 
     def note_frame(self) -> None:
         """Say so in the log where Dynamo compiles a part of a model that is not the first.
@@ -135,9 +138,10 @@ class Backend:
         planner, asking = self.planner, self.asking
         if not self._known_frame:
             return planner.plan(problem, asking, on_progress=self.on_progress)
-        quick, self._better = start_and_improve(
-            problem, planner, asking, self.known(), lambda answer: answer, self.on_progress
-        )
+        known = self.known()
+        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
+        if quick.plan is not None and (quick.gap or 0) > asking.max_gap:
+            self._better = partial(improved, problem, planner, asking, quick, on_progress=self.on_progress)
         return quick
 
     def remember(self, answer: Answer, graph: Graph) -> None:
@@ -160,20 +164,32 @@ class Replaced:
     def __init__(
         self,
         function: Callable[..., Any],
-        better: Pending[Answer],
+        ask: Callable[[Make], Better[Callable[..., Any]]],
         by_plan: Callable[[Answer, Sequence[Any]], Callable[..., Any]],
     ) -> None:
-        self._function, self._by_plan = function, by_plan
-        self._better: Pending[Answer] | None = better
+        self._function = function
+        self._inputs: Sequence[Any] = ()
+        self._better: Better[Callable[..., Any]] | None = ask(lambda answer: by_plan(answer, self._inputs))
+        self._outstanding = Outstanding()
 
     def __call__(self, *inputs: Any) -> Any:
         """The graph by the best plan so far."""
-        if self._better is not None and self._better.done():
-            answer, self._better = self._better.result(), None
-            if answer is not None:
-                log.info("a better plan takes over: %s ns", answer.cost_ns)
-                self._function = self._by_plan(answer, inputs)
-        return self._function(*inputs)
+        better = self._better
+        if better is None:
+            return self._function(*inputs)
+        self._inputs = inputs
+        try:
+            found = better.take(self._outstanding.may_change())
+        finally:
+            self._inputs = ()
+        if found is not None:
+            log.info("a better plan takes over")
+            self._function = found
+        if better.over:
+            self._better = None
+        output = self._function(*inputs)
+        self._outstanding.note(output)
+        return output
 
 
 def resident_bytes(flow: Dataflow) -> int:

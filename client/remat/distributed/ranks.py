@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -120,13 +120,13 @@ class Ranks:
         self.same(problem)
         return checked(problem, Answer.from_json(self.share(lambda: ask().to_json())))
 
-    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> RankLater[T]:
-        """What `make` makes on each rank of the first rank's answer, all of them at the start of the same step.
+    def later(self, problem: Problem, ask: Callable[[], Answer]) -> RankLater:
+        """The first rank's answer, on all of them at the start of the same step.
 
         Args:
-            ask: called on the first rank only, in a thread; it must not speak with the other ranks.
+            ask: called on the first rank only, in a thread; it must not speak with the other ranks, nor call torch.
         """
-        return RankLater(self, problem, ask, make)
+        return RankLater(self, problem, ask)
 
     def all_equal(self, here: bool) -> bool:
         """Whether something holds on every rank."""
@@ -209,39 +209,37 @@ class Ranks:
         return bytes(data.tolist())
 
 
-class RankLater(Generic[T]):
-    """Something that ranks look for next to the training and take up at the same step.
+class RankLater:
+    """An answer that the first rank looks for next to the training and that all ranks have at the same step.
 
-    The ranks agree at the start of each step, in two turns: the first has its answer and tells it, all have made what
-    they need of it. Nothing is waited for but the word of the other ranks.
+    The ranks agree at the start of each step whether the first has its answer; it then tells it. Nothing is waited for
+    but the word of the other ranks.
     """
 
-    def __init__(
-        self, ranks: Ranks, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]
-    ) -> None:
-        self._ranks, self._problem, self._make = ranks, problem, make
+    def __init__(self, ranks: Ranks, problem: Problem, ask: Callable[[], Answer]) -> None:
+        self._ranks, self._problem = ranks, problem
         self._asked = _beside(ask) if ranks.first else None
-        self._made: Future[T | None] | None = None
-        self._ended = self._worth = False
+        self._ended = False
+        self._answer: Answer | None = None
 
     def done(self) -> bool:
         """Whether all ranks have it, or none will. Every rank must ask at the same step."""
-        if self._ended:
-            return True
-        if self._made is None:
-            if self._ranks.all_equal(self._asked is None or self._asked.done()):
-                told = self._ranks.share(self._told)
-                self._made = _beside(lambda: self._use(told))
-            return False
-        # 0: still at work; 1: nothing that is better; 2: made
-        state = 0 if not self._made.done() else 1 + int(self._made.result() is not None)
-        (least,) = self._ranks.least([state])
-        self._ended, self._worth = least > 0, least == 2
+        if not self._ended and self._ranks.all_equal(self._asked is None or self._asked.done()):
+            self._ended, self._answer = True, self._heard(self._ranks.share(self._told))
         return self._ended
 
-    def result(self) -> T | None:
-        """What was made, or None on every rank."""
-        return self._made.result() if self._worth and self._made is not None else None
+    def result(self) -> Answer | None:
+        """The answer, checked; None: there is none."""
+        return self._answer
+
+    def _heard(self, told: dict[str, Any]) -> Answer | None:
+        try:
+            if "error" in told:
+                raise RematError(told["error"])
+            return checked(self._problem, Answer.from_json(told["answer"]))
+        except Exception as error:  # the planner's trouble is no reason to stop training
+            log.warning("no better plan came, training goes on by the quick one: %s", error)
+            return None
 
     def _told(self) -> dict[str, Any]:
         assert self._asked is not None
@@ -249,15 +247,6 @@ class RankLater(Generic[T]):
             return {"answer": self._asked.result().to_json()}
         except Exception as error:  # the others wait for a word, whatever happens here
             return {"error": _reason(error)}
-
-    def _use(self, told: dict[str, Any]) -> T | None:
-        try:
-            if "error" in told:
-                raise RematError(told["error"])
-            return self._make(checked(self._problem, Answer.from_json(told["answer"])))
-        except Exception as error:  # the planner's trouble is no reason to stop training
-            log.warning("no better plan came, training goes on by the quick one: %s", error)
-            return None
 
 
 def _beside(work: Callable[[], U]) -> Future[U]:

@@ -78,12 +78,11 @@ class Coordinator(Protocol):
         """
         ...
 
-    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Pending[T]:
-        """What `make` makes of an answer that is asked for while training goes on, for all processes at the same step.
+    def later(self, problem: Problem, ask: Callable[[], Answer]) -> Pending[Answer]:
+        """An answer that is asked for while training goes on, for all processes at the same step; None: there is none.
 
         Args:
-            ask: called in a thread of one process; it must not speak with the others.
-            make: called in a thread of each process.
+            ask: called in a thread of one process; it must not speak with the others, nor call torch.
         """
         ...
 
@@ -129,19 +128,18 @@ class OneProcess:
         """What is asked for."""
         return ask()
 
-    def later(self, problem: Problem, ask: Callable[[], Answer], make: Callable[[Answer], T | None]) -> Pending[T]:
-        """What `make` makes of the answer; a thread asks and makes, which does not keep the process."""
-        found: Future[T | None] = Future()
+    def later(self, problem: Problem, ask: Callable[[], Answer]) -> Pending[Answer]:
+        """The answer; a thread asks, which does not keep the process."""
+        found: Future[Answer | None] = Future()
 
         def work() -> None:
-            made = None
+            answer = None
             try:
                 with _ASKING:
                     answer = ask()
-                made = make(answer)
             except Exception as error:  # the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
-            found.set_result(made)
+            found.set_result(answer)
 
         threading.Thread(target=work, name="remat-planner", daemon=True).start()
         return found

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from remat_ir import Answer, Problem, RematError, Status
 
-from .coordinator import Pending
+from .coordinator import Coordinator, Pending
 from .greedy import greedy_answer
 from .options import SolveOptions
 from .planner import CoordinatedPlanner, FallbackPlanner, Planner
@@ -25,6 +27,76 @@ GREEDY_S = 2.0
 
 FIRST_S, FACTOR = 1.0, 4.0
 """Seconds of the first solve where no greedy walk fits, and how much longer each further one is."""
+
+
+class Better(Generic[Made]):
+    """A cheaper plan that is looked for while training goes on, and what is made of it at the start of a step.
+
+    Only the answer comes from another thread. What is made of it may be lowered and compiled, which torch does by state
+    that a thread has of its own: autocast, modes, hooks of saved tensors, settings.
+
+    Args:
+        pending: the planner's answer.
+        worth: whether an answer is better than what training runs by.
+        make: what is made of one that is; None: nothing, training goes on as it does.
+
+    Attributes:
+        over: nothing is to come: it has been taken, or there is nothing better.
+    """
+
+    def __init__(
+        self,
+        pending: Pending[Answer],
+        coordinator: Coordinator,
+        worth: Callable[[Answer], bool],
+        make: Callable[[Answer], Made | None],
+    ) -> None:
+        self._pending, self._coordinator, self._worth, self._make = pending, coordinator, worth, make
+        self._taking = threading.Lock()
+        self.over = False
+
+    def wait(self, seconds: float) -> Answer | None:
+        """The better answer, once the planner has answered; for a job of one process.
+
+        Raises:
+            TimeoutError: it has not in so many seconds.
+        """
+        end = time.monotonic() + seconds
+        while not self._pending.done():
+            if time.monotonic() > end:
+                raise TimeoutError(f"no answer in {seconds:g} s")
+            time.sleep(0.01)
+        return self.found()
+
+    def found(self) -> Answer | None:
+        """The better answer, where it is there; all processes of the job ask at the same step."""
+        if not self._pending.done():
+            return None
+        answer = self._pending.result()
+        return answer if answer is not None and self._worth(answer) else None
+
+    def take(self, ready: bool = True) -> Made | None:
+        """What is made of the better answer, once; None before it is there, and where nothing better comes.
+
+        All processes of the job ask at the start of the same step, each in the thread that runs it, and go over
+        together.
+
+        Args:
+            ready: whether this process may go over now.
+        """
+        if self.over or not self._taking.acquire(blocking=False):
+            return None  # another thread that runs the same module takes it
+        try:
+            if not self._pending.done() or self._coordinator.least([int(ready)]) != [1]:
+                return None
+            self.over, made, answer = True, None, self.found()
+            try:
+                made = None if answer is None else self._make(answer)
+            except Exception as error:  # no reason to stop training
+                log.warning("no better plan came, training goes on by the quick one: %s", error)
+            return made if self._coordinator.least([int(made is not None)]) == [1] else None
+        finally:
+            self._taking.release()
 
 
 def quick_answer(problem: Problem, planner: Planner, options: SolveOptions, known: Sequence[Known] = ()) -> Answer:
@@ -51,25 +123,6 @@ def quick_answer(problem: Problem, planner: Planner, options: SolveOptions, know
     return greedy if greedy.plan is not None else _first_answer(problem, planner, options)
 
 
-def start_and_improve(
-    problem: Problem,
-    planner: CoordinatedPlanner,
-    options: SolveOptions,
-    known: Sequence[Known],
-    make: Callable[[Answer], Made | None],
-    on_progress: OnProgress | None = None,
-) -> tuple[Answer, Pending[Made] | None]:
-    """A quick answer for all processes of a job, and what `make` makes of a cheaper one once the planner has it.
-
-    Raises:
-        RematError: as `planner`.
-    """
-    quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, options, known))
-    if quick.plan is None or (quick.gap or 0) <= options.max_gap:
-        return quick, None
-    return quick, improved(problem, planner, options, quick, make, on_progress)
-
-
 def improved(
     problem: Problem,
     planner: CoordinatedPlanner,
@@ -77,17 +130,17 @@ def improved(
     quick: Answer,
     make: Callable[[Answer], Made | None],
     on_progress: OnProgress | None = None,
-) -> Pending[Made]:
-    """What `make` makes of the planner's answer, asked for while training goes on; None where it costs no less."""
+) -> Better[Made]:
+    """What `make` makes of the planner's answer, asked for while training goes on; nothing where it costs no less."""
     most = quick.cost_ns or 0
 
     def ask() -> Answer:
         return planner.asked.plan(problem, options, on_progress=on_progress)
 
-    def better(answer: Answer) -> Made | None:
-        return make(answer) if answer.plan is not None and (answer.cost_ns or 0) < most else None
+    def worth(answer: Answer) -> bool:
+        return answer.plan is not None and (answer.cost_ns or 0) < most
 
-    return planner.coordinator.later(problem, ask, better)
+    return Better(planner.coordinator.later(problem, ask), planner.coordinator, worth, make)
 
 
 def _first_answer(problem: Problem, planner: Planner, options: SolveOptions) -> Answer:

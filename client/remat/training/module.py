@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from .._compat.module_state import CALL_HOOKS, SHARED, has_hooks, hooks_put_back
 from ..capture.call import CacheSwitch
 from ..capture.dataflow import is_check
 from ..capture.guards import Call, Kind, shared_arguments, shared_with_state, what_changed
+from ..capture.outstanding import Outstanding
 from ..capture.trace import untraced
 from ..chains.chained import ChainedModule
 from ..device import capturing
@@ -96,6 +98,7 @@ class Rematerialized(nn.Module):
         own["_kinds"] = Kinds[Made](most_plans)
         own["_cache"] = CacheSwitch(module)
         own["_check"] = SelfCheck() if self_check else None
+        own["_outstanding"] = Outstanding()
         own["_told"] = set()
         own["_seen"] = {}
         own["training"] = module.training
@@ -136,10 +139,10 @@ class Rematerialized(nn.Module):
             self._refuse(f"{shared}, and the step overwrites it or its like: pass a clone")
             return run(*args, **given)
         if check is None or not check.due or made not in check.due or capturing():
-            return made.run(tensors, args, kwargs)
+            return self._noted(made, made.run(tensors, args, kwargs))
         before = generators.noted()
         try:
-            return check.watch(made, tensors, call)
+            return self._noted(made, check.watch(made, tensors, call))
         except RuntimeError as error:
             if device_failed(error):
                 raise
@@ -155,6 +158,12 @@ class Rematerialized(nn.Module):
         self._forget(made)
         self._kinds.put(kind, None)
         return run(*args, **given)
+
+    def _noted(self, made: Planned, output: Any) -> Any:
+        """The output of a call, which is outstanding from now on; that matters where another plan may take over."""
+        if made.better is not None and not made.better.over:
+            self._outstanding.note(output)
+        return output
 
     def _refuse(self, text: str, cause: Exception | None = None) -> None:
         """A step that cannot run by its plan.
@@ -187,9 +196,7 @@ class Rematerialized(nn.Module):
             return kind, self._latest(kind)
         if self._ever_new(call):
             return None, None
-        for other in kinds:
-            self._latest(other)
-        known = [made for made in kinds.values() if made is not None]
+        known = [_with_answer_found(made) for made in kinds.values() if made is not None]
         try:
             made = self._make_plan(call, known)
         except CaptureError as error:
@@ -258,9 +265,9 @@ class Rematerialized(nn.Module):
     def _latest(self, kind: Kind) -> Made:
         """The better plan once it is there. A step that has begun ends by the plan that it began with."""
         made = self._kinds[kind]
-        if not isinstance(made, Planned) or made.better is None or not made.better.done():
+        if not isinstance(made, Planned) or made.better is None or made.better.over:
             return made
-        found = made.better.result()
+        found = made.better.take(self._outstanding.may_change())
         if found is None:
             return made
         log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, made.answer.cost_ns)
@@ -337,6 +344,12 @@ class Rematerialized(nn.Module):
             if original is None:
                 raise
             return getattr(original, name)
+
+
+def _with_answer_found(made: Planned | ChainedModule) -> Planned | ChainedModule:
+    """What was made, with the better answer that has come for it: its plan takes over at its own next call."""
+    found = made.better.found() if isinstance(made, Planned) and made.better is not None else None
+    return made if found is None else replace(made, answer=found)  # type: ignore[type-var]
 
 
 def enabled_plans(model: object) -> Rematerialized | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +23,12 @@ from ..chains.chained import ChainedModule
 from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
-from ..planning.coordinator import Pending
 from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
 from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise, planner_for
-from ..planning.quick import improved, quick_answer
+from ..planning.quick import Better, improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
@@ -40,12 +38,9 @@ from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
 from .reserved import StepRoom, Whole, linked
-from .step import TrainingStep, running_peak, training_step
+from .step import BUSY, TrainingStep, running_peak, training_step
 
 log = logging.getLogger("remat")
-
-BUSY = threading.RLock()
-"""Torch captures and compiles one step at a time: it changes its own settings meanwhile."""
 
 
 def optimize(
@@ -249,11 +244,13 @@ def plan_step(
     problem, answer = room.settled(problem, asked.answer, over)
 
     def carried(answer: Answer) -> Planned:
-        return replace(carry_out(step, problem, answer, room), job=job, gradients=gradients)
+        return replace(carry_out(step, problem, answer, room, now=True), job=job, gradients=gradients)
 
     def better(answer: Answer) -> Planned | None:
-        fits = isinstance(answer.plan, Plan) and not room.over_here(lambda: room.reserved(answer.plan))
-        return carried(answer) if fits else None
+        """Made and compiled at the next call of this kind, under the state that its guards have seen."""
+        if not isinstance(answer.plan, Plan) or room.over_here(lambda: room.reserved(answer.plan)):
+            return None
+        return carried(answer)
 
     phases.begin("compiling")
     made = carried(answer)
@@ -330,7 +327,7 @@ class _Asked:
 
     def better(
         self, problem: Problem, answer: Answer, make: Callable[[Answer], Planned | None]
-    ) -> Pending[Planned] | None:
+    ) -> Better[Planned] | None:
         """The plan that is looked for while training goes on by a quick one; None: there is no need."""
         if not self.at_once or (answer.gap or 0) <= self.options.max_gap:
             return None
@@ -353,8 +350,14 @@ def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
     return graph.fixed_bytes + max(rooms, default=0)
 
 
-def carry_out(step: Any, problem: Problem, answer: Answer, room: StepRoom | None = None) -> Planned:
-    """A step with an answer's plan, verified and compiled; `room` tells what it comes to on an accelerator.
+def carry_out(
+    step: Any, problem: Problem, answer: Answer, room: StepRoom | None = None, *, now: bool = False
+) -> Planned:
+    """A step with an answer's plan, verified.
+
+    Args:
+        room: tells what it comes to on an accelerator.
+        now: as for `TrainingStep.compile`.
 
     Raises:
         InvalidPlan: the plan is not one of this problem, or not what the answer claims.
@@ -363,6 +366,5 @@ def carry_out(step: Any, problem: Problem, answer: Answer, room: StepRoom | None
         raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
     verdict = verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
     predicted = min(verdict.peak_bytes, running_peak(step, answer.plan))
-    with BUSY:
-        run = step.compile(answer.plan)
-    return Planned(step, answer, run, predicted, None if room is None else room.peaks(answer.plan))
+    memory = None if room is None else room.peaks(answer.plan)
+    return Planned(step, answer, step.compile(answer.plan, now), predicted, memory)

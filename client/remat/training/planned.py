@@ -12,7 +12,7 @@ from remat_ir import Answer
 from ..capture.guards import Holders
 from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
-from ..planning.coordinator import Pending
+from ..planning.quick import Better
 from .job import VIEWED, Job
 from .step import TrainingStep
 
@@ -28,8 +28,7 @@ class Planned:
         predicted_bytes: the peak of the running step as lowered, fixed bytes included; at most the plan's peak.
         memory: the peaks of training by the plan on its accelerator, with all that this process has there, as a model
             of the allocator predicts them; None on the CPU, and for a unit of a model.
-        better: the plan that is still being looked for, where training started on a quick one; None in it: there is
-            none that is better.
+        better: the plan that is still being looked for, where training started on a quick one.
         job: what is there next to the step, and steps the parameters.
         gradients: whether gradients were there when it was planned, where its budget holds for such calls only.
 
@@ -46,7 +45,7 @@ class Planned:
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     memory: Bytes | None = None
-    better: Pending[Planned] | None = field(default=None, repr=False)
+    better: Better[Planned] | None = field(default=None, repr=False)
     job: Job = field(default_factory=Job, repr=False)
     gradients: bool | None = None
 

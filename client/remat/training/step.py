@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from .release import Release
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
 
+BUSY = threading.RLock()
+"""Torch captures and compiles one step at a time: it changes its own settings meanwhile."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingStep:
@@ -57,8 +61,15 @@ class TrainingStep:
     halves: Halves | None = None
     split: frozenset[int] = frozenset()
 
-    def compile(self, plan: Plan) -> StepFunction:
-        """The step by a plan, which must have passed the verifier on `graph`."""
+    def compile(self, plan: Plan, now: bool = False) -> StepFunction:
+        """The step by a plan, which must have passed the verifier on `graph`.
+
+        It is compiled in its first call, in that call's thread: AOTAutograd decides by the thread's state how the step
+        runs, such as whether autocast is off meanwhile, and the capture's guards have seen that call's state alone.
+
+        Args:
+            now: it is compiled now: this thread is in the state of the capture.
+        """
         made: list[Lowered] = []
         release = self.release if self.operations.updates else None
 
@@ -69,14 +80,21 @@ class TrainingStep:
         names = (*self.captured.params, *self.captured.buffers)
         flow = self.operations.flow
         updated = {n: flow.primals.index(p) for n, p in enumerate(flow.given) if p in self.operations.updates}
-        function = StepFunction(names, release, updated, self.halves, self.operations)
-        function.forward = _compat.compile_joint(
-            self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
-        )
-        held = flow.given[: len(names)]
-        function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)
-        late = [n for n, primal in enumerate(held) if primal in made[0].read_late]
-        function.unseen = tuple(n for n in late if n in self.split)
+        function: StepFunction
+
+        def compiled() -> Callable[..., Any]:
+            forward = _compat.compile_joint(
+                self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
+            )
+            held = flow.given[: len(names)]
+            function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)
+            late = [n for n, primal in enumerate(held) if primal in made[0].read_late]
+            function.unseen = tuple(n for n in late if n in self.split)
+            return forward
+
+        function = StepFunction(compiled, names, release, updated, self.halves, self.operations)
+        if now:
+            function.compile()
         return function
 
 
@@ -84,6 +102,7 @@ class StepFunction:
     """A step by a plan: the forward pass when it is called, the backward pass when autograd comes to it.
 
     Args:
+        compiled: makes the forward pass, when it is first called or `compile` is.
         names: of the module's tensors that it takes.
         release, updated: what takes the gradients of those at these positions in the backward pass, which stand at
             these places of its results.
@@ -95,12 +114,12 @@ class StepFunction:
             shard, whose version counter a write to the DTensor leaves as it is.
     """
 
-    forward: Callable[..., Any]
     reread: tuple[int, ...] = ()
     unseen: tuple[int, ...] = ()
 
     def __init__(
         self,
+        compiled: Callable[[], Callable[..., Any]],
         names: Sequence[str],
         release: Release | Delivery | None = None,
         updated: Mapping[int, int] | None = None,
@@ -109,8 +128,18 @@ class StepFunction:
     ) -> None:
         self.names, self._release, self._updated = names, release, updated or {}
         self._halves, self._step = halves, step
+        self._compiled = compiled
+        self._forward: Callable[..., Any] | None = None
         self._backward: Callable[[list[Any]], Any] | None = None
         self._around: Around | None = None
+
+    def compile(self) -> Callable[..., Any]:
+        """The forward pass, compiled now if it has not been."""
+        with BUSY:
+            if self._forward is None:
+                self._forward = self._compiled()
+                del self._compiled  # it holds the graphs
+        return self._forward
 
     def compile_backward(self, module: Any, _: Any) -> Callable[[list[Any]], Any]:
         """The backward graph as what AOTAutograd calls."""
@@ -147,7 +176,8 @@ class StepFunction:
             self._release.before_forward([state[n] for n in self._updated])
         if self._halves is not None:
             self._halves.parameters = state
-        output = self.forward(*state, *args, **kwargs)
+        forward = self._forward or self.compile()
+        output = forward(*state, *args, **kwargs)
         if around is None and not self.reread and not self.unseen and self._release is None:
             return output
         assert self._backward is not None

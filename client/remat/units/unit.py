@@ -18,10 +18,10 @@ from ..planning.planner import CoordinatedPlanner
 from ..training.enable import install
 from ..training.halves import Halves
 from ..training.module import refuse_enabled
-from ..training.optimize import BUSY, carry_out, plan_step
+from ..training.optimize import carry_out, plan_step
 from ..training.planned import Planned
 from ..training.reserved import Whole, linked
-from ..training.step import TrainingStep, training_step
+from ..training.step import BUSY, TrainingStep, training_step
 from .curve import unit_problem
 
 UNBOUNDED = 2**53
@@ -86,7 +86,7 @@ class Unit:
         return self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
 
     def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
-        """A plan of this unit within its bounds, verified and compiled."""
+        """A plan of this unit within its bounds, verified; compiled in the unit's next call, under the state there."""
         assert self.step is not None
         problem = unit_problem(self.step.graph, size)
         return carry_out(self.step, problem, Answer.of_plan(problem, plan, method="greedy"))

@@ -1,0 +1,346 @@
+"""A better plan takes over under the state of torch that the step runs in: the steps before and after are equal."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from client.small_models import numbers
+from remat.planning.greedy import greedy_answer
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.training.enable import plans_of
+from remat_ir import Answer, Graph, Problem
+from remat_ir.greedy import checkpointed
+
+WIDTH = 32
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.compiler.reset()
+    yield
+    torch.set_num_threads(threads)
+
+
+class Mixed(nn.Module):
+    """Dropout, a batch norm, and a part that leaves autocast, as norms and losses often do.
+
+    Args:
+        attends: with attention and its dropout, which a CPU computes by products of float32 under autocast.
+    """
+
+    def __init__(self, attends: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH) if attends else None
+        self.out, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.inner:
+            x = torch.relu(layer(x))
+        if self.qkv is not None:
+            q, k, v = (t.view(-1, 8, 4, WIDTH // 4).transpose(1, 2) for t in self.qkv(x).split(WIDTH, -1))
+            x = F.scaled_dot_product_attention(q, k, v, dropout_p=0.1).transpose(1, 2).reshape(-1, WIDTH)
+        with torch.autocast("cpu", enabled=False):
+            y = self.out(self.norm(x.float()))
+        return F.dropout(y, 0.1).square().mean()
+
+
+class Coming:
+    """A tight plan for the first problem, which its like start on; the one that costs less comes when it is told to."""
+
+    def __init__(self) -> None:
+        self.go, self.asked, self.threads = threading.Event(), 0, list[str]()
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        self.threads.append(threading.current_thread().name)
+        if self.asked > 1:
+            assert self.go.wait(60)
+            return greedy_answer(problem)
+        assert isinstance(problem.subject, Graph)
+        return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
+
+
+class Job:
+    """A model that trains by one of the two ways, at a size whose better plan is still to come.
+
+    Args:
+        way: "optimize", "enable", or "backend", by torch.compile.
+        state: the state of torch that its forward passes run in.
+    """
+
+    def __init__(
+        self, way: str, state: Callable[[], Any], make: Callable[[], nn.Module] = Mixed, needs_grad: bool = False
+    ) -> None:
+        torch.manual_seed(0)
+        self.model, self.planner, self.state = make(), Coming(), state
+        self.small, self.large = (numbers(rows, WIDTH, requires_grad=needs_grad) for rows in (256, 512))
+        asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": self.planner, "max_gap": 0}
+        self.run: Any
+        self.plain = torch.compile(copy.deepcopy(self.model), backend="aot_eager", dynamic=False)
+        if way == "optimize":
+            with state():
+                self.run = remat.optimize(self.model, (self.small,), **asking)
+        elif way == "enable":
+            self.run = remat.enable(self.model, **asking)
+        else:
+            self.run = torch.compile(self.model, backend=remat.backend(**asking), dynamic=False)
+        self.step(self.small)
+
+    def step(self, x: torch.Tensor | None = None, run: Any = None) -> dict[str, torch.Tensor]:
+        """What a step at the large size gives; the buffers are put back, and each begins at the same random state."""
+        model = self.run if run is None else run
+        buffers = copy.deepcopy(dict(model.named_buffers()))
+        for p in model.parameters():
+            p.grad = None
+        torch.manual_seed(3)
+        with self.state():
+            loss = model(self.large if x is None else x)
+        loss.backward()
+        found = {"loss": loss.detach(), "state": torch.get_rng_state()}
+        found |= {n.removeprefix("_orig_mod."): b.clone() for n, b in model.named_buffers()}
+        found |= {n.removeprefix("_orig_mod.") + ".grad": p.grad for n, p in model.named_parameters()}
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])
+        return found
+
+    def arrives(self, caplog: pytest.LogCaptureFixture, step: Callable[[], Any]) -> None:
+        """Run steps until the better plan has taken over."""
+        self.planner.go.set()
+        end = time.monotonic() + 60
+        with caplog.at_level(logging.INFO, "remat"):
+            while not any("a better plan takes over" in r.getMessage() for r in caplog.records if r.name == "remat"):
+                assert time.monotonic() < end
+                step()
+                time.sleep(0.01)
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name, t in one.items() if t.dtype != other[name].dtype or not torch.equal(t, other[name])]
+
+
+class Doubled(TorchFunctionMode):
+    """Every relu twice as large: applied twice, four times."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made * 2 if func is torch.relu else made
+
+
+class Counted(TorchDispatchMode):
+    """The matrix products that ran."""
+
+    products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        Counted.products += "mm" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def amp(**options: Any) -> Any:
+    return torch.autocast("cpu", dtype=torch.bfloat16, **options)
+
+
+@contextlib.contextmanager
+def put(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+@contextlib.contextmanager
+def grad_inside_no_grad() -> Iterator[None]:
+    with torch.no_grad(), torch.enable_grad():
+        yield
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    with put(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True):
+        yield
+
+
+@contextlib.contextmanager
+def copied_when_saved() -> Iterator[None]:
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+        yield
+
+
+@contextlib.contextmanager
+def anomaly() -> Iterator[None]:
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        yield
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "nothing": contextlib.nullcontext,
+    "autocast": amp,
+    "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "autocast without its cache": lambda: amp(cache_enabled=False),
+    "autocast's dtype alone": lambda: put(
+        lambda: torch.get_autocast_dtype("cpu"), lambda d: torch.set_autocast_dtype("cpu", d), torch.float16
+    ),
+    "grad mode": grad_inside_no_grad,
+    "default device": lambda: torch.device("meta"),
+    "default dtype": lambda: put(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "function mode": Doubled,
+    "dispatch mode": Counted,
+    "saved-tensor hooks": copied_when_saved,
+    "anomaly mode": anomaly,
+    "deterministic": deterministic,
+    "mkldnn off": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "config: autocast in backward": lambda: torch._functorch.config.patch(backward_pass_autocast="off"),
+    "config: donated buffers": lambda: torch._functorch.config.patch(donated_buffer=True),
+}
+"""What a forward pass runs in, its backward pass outside of it."""
+
+WHOLE: dict[str, Callable[[], Any]] = {
+    "matmul precision": lambda: put(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "threads": lambda: put(torch.get_num_threads, torch.set_num_threads, 2),
+}
+"""What both passes must run in, where kernels round by it and a plan runs them again in the backward pass."""
+
+REFUSED = {("optimize", "default device"), ("optimize", "function mode")}
+NOT_COMPILED = {("backend", "dispatch mode")}
+"""Under one Dynamo runs the code as it is."""
+
+
+def cases() -> Iterator[Any]:
+    for way in ("optimize", "backend"):
+        for name in (*STATES, *WHOLE):
+            refused = pytest.mark.xfail(strict=True, reason="One front door: torch.compile", raises=remat.CaptureError)
+            if (way, name) not in NOT_COMPILED:
+                yield pytest.param(way, name, marks=[refused] if (way, name) in REFUSED else [])
+
+
+@pytest.mark.parametrize(("way", "name"), list(cases()))
+def test_the_steps_before_and_after_are_equal(way: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with WHOLE.get(name, contextlib.nullcontext)():
+        job = Job(way, STATES.get(name, contextlib.nullcontext), lambda: Mixed(attends=name.startswith("autocast")))
+        before = job.step()
+        job.arrives(caplog, job.step)
+        after = job.step()
+        assert equal(before, after) == []
+        assert equal(job.step(run=job.plain), after) == []
+    assert job.planner.threads[1:] == ["remat-planner"]
+
+
+def test_two_kinds_of_calls_under_different_autocast_each_take_over_under_their_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The better plan of the one is there while the other one runs: each is compiled at its own next call."""
+    job = Job("enable", amp)
+    before = job.step()
+    job.planner.go.set()
+    better = next(p.better for p in plans_of(job.model).plans.values() if p is not None and p.better is not None)
+    assert better.wait(60) is not None
+    job.state = contextlib.nullcontext
+    plain = job.step()  # a kind of its own, planned while the better plan of the other is there
+    assert equal(job.step(run=job.plain), plain) == []
+    job.state = amp
+    job.arrives(caplog, job.step)
+    assert equal(before, job.step()) == []
+
+
+@pytest.mark.parametrize("way", ["enable", "backend"])
+def test_a_checkpoint_around_the_model_runs_twice_by_one_plan(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The plan arrives between its two runs, and with two calls outstanding."""
+    job = Job(way, contextlib.nullcontext)
+    x = job.large
+
+    def step(between: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        first = checkpoint(job.run, x, use_reentrant=False)
+        between()
+        second = checkpoint(job.run, x, use_reentrant=False)
+        between()
+        return list(torch.autograd.grad(first + 2 * second, list(job.model.parameters())))
+
+    def arrive() -> None:
+        job.planner.go.set()
+        time.sleep(0.3)
+
+    expected = step()
+    with caplog.at_level(logging.INFO, "remat"):
+        found = step(arrive)
+    assert "takes over" not in caplog.text
+    job.arrives(caplog, step)
+    for grads in (found, step()):
+        assert all(torch.equal(a, b) for a, b in zip(expected, grads, strict=True))
+
+
+def test_a_reentrant_checkpoint_goes_over_too(caplog: pytest.LogCaptureFixture) -> None:
+    """All its planned calls are made in backward passes, each by the plan that is there then."""
+    job = Job("enable", contextlib.nullcontext, needs_grad=True)
+    x = job.large
+
+    def step() -> list[torch.Tensor]:
+        job.model.zero_grad()
+        torch.manual_seed(3)
+        checkpoint(job.run, x, use_reentrant=True).backward()
+        return [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+
+    expected = step()
+    job.arrives(caplog, step)
+    assert all(torch.equal(a, b) for a, b in zip(expected, step(), strict=True))
+
+
+def test_a_step_that_has_begun_ends_by_its_plan(caplog: pytest.LogCaptureFixture) -> None:
+    """Its backward pass is run after the plan of the next call has taken over."""
+    job = Job("backend", amp)
+    expected = job.step()
+    torch.manual_seed(3)
+    with amp():
+        loss = job.run(job.large)
+    job.arrives(caplog, job.step)
+    found = torch.autograd.grad(loss, list(job.model.parameters()))
+    for (name, _), gradient in zip(job.model.named_parameters(), found, strict=True):
+        assert torch.equal(gradient, expected[name + ".grad"])
+
+
+def test_units_are_compiled_under_the_autocast_of_their_calls() -> None:
+    """A model that turns autocast on in its own forward: its units' plans are chosen outside of it."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Mixed(attends=True) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with amp():
+                return sum(block(x) for block in self.blocks)
+
+    torch.manual_seed(0)
+    model, x = Model(), numbers(256, WIDTH)
+    plain = copy.deepcopy(model)
+    for block in plain.blocks:
+        block.compile(backend="aot_eager")
+    remat.optimize_units(model, model.blocks, (x,), budget="70%", planner="greedy")
+    found = []
+    for run in (plain, model):
+        torch.manual_seed(3)
+        run(x).backward()
+        found.append({n: p.grad for n, p in run.named_parameters()})
+    assert equal(*found) == []
