@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.solver.falsifier import Falsifier
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-ops", type=int, default=400, help="larger stored graphs are left out")
     parser.add_argument("--instances", type=Path, default=Path("falsified"), help="where contradictions are written")
     options = parser.parse_args(arguments)
-    compiling().wait()  # before the time begins: a first run on a machine compiles the search for a minute
+    loading().wait()  # before the time begins: a first run on a machine compiles the search for a minute
     falsifier = Falsifier(options.seconds, options.solve, options.seed, options.instances)
     falsifier.run([Path(folder) for folder in options.graphs], options.most_ops)
     print(falsifier.summary())

@@ -49,10 +49,12 @@ box=$(buildah from "$image")
 root=$(buildah mount "$box")
 echo "image: $(du -sm "$root" | cut -f1) MiB, of which $(du -sm "$root/opt/remat" | cut -f1) MiB are remat and what it needs"
 [ ! -e "$root/opt/remat/bin/pip" ] || fail "pip is in it"
-[ -n "$(find "$root/opt/remat/numba" -name '*.nbc' 2>/dev/null | head -1)" ] || fail "the search is not compiled in it"
 chmod -R a-w "$root/opt/remat"
+kernels() { find "$root" -xdev -name '*.nb[ci]' -printf '%p %s %T@\n' 2>/dev/null | sort; }
+compiled=$(kernels)
 
-run() { buildah run --user 10001 --env HOME=/var/lib/remat "$box" -- "$@"; }
+run() { buildah run --user 10001 --env HOME=/nonexistent "$box" -- "$@"; }
+run python -m remat_solver.warm --check || fail "kernels are not compiled in it"
 [ "$(run python -c 'import os; print(os.getuid())')" = 10001 ] || fail "it does not run as user 10001"
 run remat-service --version
 refusal=$(run remat-service serve 2>&1) && fail "it serves without a key"
@@ -61,19 +63,35 @@ key=$(run remat-service keys create check --new-tenant 2>/dev/null)
 run remat-service serve >"$work/serve.log" 2>&1 &
 server=$!
 for _ in $(seq 100); do grep -q "ready on" "$work/serve.log" && break; sleep 0.3; done
-answer=$(CHECK_KEY=$key python3 - <<'PY'
+answers=$(CHECK_KEY=$key python3 - <<'PY'
 import json, os, urllib.request
 
+costs, inputs = [1] * 24, [[]] + [[i - 1] for i in range(1, 12)]
+for back in range(12):
+    layer = 11 - back
+    inputs.append(sorted({11 + back, *([layer - 1] if layer else [])}))
 graph = {
-    "format": "remat-graph/1", "op_cost_ns": [1] * 8, "op_workspace_bytes": [0] * 8, "value_op": list(range(8)),
-    "value_bytes": [10] * 8, "keep": [7], "op_inputs": [[], [0], [1], [2], [3], [4, 2], [5, 1], [6, 0]],
+    "format": "remat-graph/1", "op_cost_ns": costs, "op_workspace_bytes": [0] * 24, "value_op": list(range(24)),
+    "value_bytes": [10] * 12 + [5] * 12, "keep": [23], "op_inputs": inputs, "backward_from": 12,
 }
-body = json.dumps({"problem": {"graph": graph, "budget_bytes": 40}, "method": "search", "time_limit_s": 5}).encode()
+chain = {
+    "format": "remat-chain/1", "forward_ns": [1000] * 5, "backward_ns": [2000] * 5, "activation_bytes": [100] * 6,
+    "gradient_bytes": [100] * 6, "tape_bytes": [300] * 5, "forward_workspace_bytes": [0] * 5,
+    "backward_workspace_bytes": [0] * 5, "link_bytes_per_s": 10**8,
+}
 headers = {"Authorization": "Bearer " + os.environ["CHECK_KEY"], "Content-Type": "application/json", "Prefer": "wait=20"}
-print(json.load(urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:8750/v1/solves", body, headers)))["status"])
+of_graph, of_chain = {"graph": graph, "budget_bytes": 90}, {"chain": chain, "budget_bytes": 1400}
+for method, problem in (
+    ("search", of_graph), ("blocks", of_graph), ("rotor", of_graph), ("pofo", of_chain), ("transfers", of_chain)
+):
+    body = json.dumps({"problem": problem, "method": method, "time_limit_s": 5}).encode()
+    request = urllib.request.Request("http://127.0.0.1:8750/v1/solves", body, headers)
+    print(method, json.load(urllib.request.urlopen(request))["status"])
 PY
-) || answer="nothing"
+) || answers="$answers, then nothing"
 pkill -P "$server" 2>/dev/null || kill "$server"
-[ "$answer" = feasible ] || [ "$answer" = optimal ] || { tail -5 "$work/serve.log" >&2; fail "a problem was answered: $answer"; }
-if find "$root/tmp" "$root/var/lib/remat" -name '*.nbc' | grep -q .; then fail "the search was compiled again"; fi
+[ "$(echo "$answers" | grep -c -e ' feasible$' -e ' optimal$')" = 5 ] ||
+  { tail -5 "$work/serve.log" >&2; fail "five problems were answered: $answers"; }
+! grep -i compil "$work/serve.log" >&2 || fail "a kernel was compiled in it"
+[ "$(kernels)" = "$compiled" ] || fail "numba's cache was written"
 echo "image: passed"

@@ -27,7 +27,7 @@ from remat.planning.links import LINKS as KINDS
 from remat_ir import Answer, Chain, Graph, Link, Problem, plain_peak
 from remat_solver import solve
 from remat_solver.bounds import least_need
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 GRAPHS = ("vgg-16", "gpt-6-whole", "gpt-12", "resnet-8", "unet-3", "densenet-12", "random-40")
@@ -129,7 +129,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "offload.jsonl")
     given = parser.parse_args()
-    compiling().wait()
+    loading().wait()
     if given.quick:
         rows = [measured(name, "pcie5", 0.5, 3.0) for name in ("vgg-16", "unet-3", "chain-8")]
         print(report(rows, str(machine("numpy", "highspy"))))

@@ -24,7 +24,7 @@ from remat_solver.array_view import view_of
 from remat_solver.blocks import joined, menus_of, segments_of
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import Item
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 from remat_solver.staged.trace import trace
 
 Floats = NDArray[np.float64]
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solver.prices", description=__doc__)
     parser.add_argument("instances", nargs="*", default=["gpt-36"])
     before = machine()
-    compiling().wait()
+    loading().wait()
     rows = []
     for name in parser.parse_args(arguments).instances:
         overhead, plans = mixture(problem_of(Case(name, 1.05, 0.0, "deep", tight=True), []))

@@ -23,7 +23,7 @@ from remat_ir import Answer, Graph, Problem, Proof, Status, budget_at, verify_an
 from remat_ir.proof import Leaf, StageProof, WindowProof
 from remat_ir.proof.rounding import KIND
 from remat_solver import solve
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 
 INSTANCES = ("gpt-12", "resnet-16", "unet-4", "densenet-24")
 FRACTIONS = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3)
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", help="write the table here")
     options = parser.parse_args(arguments)
     before, began = machine(), time.monotonic()
-    compiling().wait()
+    loading().wait()
     graphs = {name: instance(name) for name in options.instances}
     given = (Path(path) for path in options.graphs)
     files = [file for path in given for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]

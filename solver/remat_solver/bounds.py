@@ -11,7 +11,8 @@ from remat_ir.working_set import working_set
 
 from .chain import Least
 from .deadline import Deadline
-from .search import is_compiled, least_plan
+from .kernels import loaded
+from .search import least_plan
 
 _SECONDS = 0.5
 
@@ -54,6 +55,6 @@ def known_budget(subject: Subject, stopped: Callable[[], bool] = lambda: False) 
         return least_slots(subject.lengths, subject.stays) * subject.slot_bytes
     watch = Deadline(_SECONDS)
     plan = least_memory(subject, stop=lambda: watch.passed() or stopped())
-    if is_compiled() and not stopped():
+    if loaded() and not stopped():
         plan = least_plan(subject, least_need(subject)[0], plan, Deadline(_SECONDS), stopped)
     return peak_of(subject, plan)

@@ -13,8 +13,9 @@ from remat_ir.working_set import working_set
 from .backends import Engine
 from .certify.pairs import pair_proof
 from .deadline import Deadline
+from .kernels import loading
 from .pairs import pair_need
-from .search import Search, compiling, least_plan
+from .search import Search, least_plan
 from .solve import checked, solve
 from .staged.least import LeastProof
 
@@ -57,7 +58,7 @@ def least_budget(
         `claimed_by` names a prover that gave no certificate. Where the two meet the
         message says so. `cost_ns` is the plan's, of which nothing is proved but that each op must run once.
     """
-    ready = compiling()
+    ready = loading()
     look = _Look(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
     look.found(least_memory(graph, stop=look.deadline.within(0.1 * time_limit_s).passed, rounds=8), "greedy")
     while not ready.wait(0.02) and not look.over():

@@ -96,7 +96,6 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
         "REMAT_DATABASE_URL": f"sqlite:///{folder}/service.sqlite",
         "REMAT_PORT": "0",
         "NUMBA_CACHE_DIR": str(folder),
-        "NUMBA_CACHE_LOCATOR_CLASSES": "",
     }
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
     command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])

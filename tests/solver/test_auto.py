@@ -21,7 +21,7 @@ from remat_ir.proof import prove
 from remat_solver import solve
 from remat_solver.beside import give_way
 from remat_solver.bounds import least_need
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
 
@@ -160,7 +160,7 @@ def test_an_engine_without_memory_ends_the_proof_and_not_the_solve(method: str) 
 @pytest.mark.parametrize(("name", "fraction"), [("gpt-3", 0.75), ("tape-50", 0.6), ("resnet-4-whole", 0.6)])
 def test_within_a_wide_gap_no_answer_is_more_expensive_than_the_greedy_plan(name: str, fraction: float) -> None:
     """The first rule's plan is within the gap, so that the solve could end there; another rule has a cheaper one."""
-    compiling().wait()
+    loading().wait()
     graph = instance(name)
     problem = Problem(graph, budget_at(graph, fraction))
     costs = [verify(problem, plan).cost_ns for plan in greedy_plans(graph, problem.budget_bytes)]
@@ -174,7 +174,7 @@ def test_within_a_wide_gap_no_answer_is_more_expensive_than_the_greedy_plan(name
 def test_without_a_plan_a_small_budget_that_is_enough_is_looked_for() -> None:
     """A dense random graph at half its peak, where greedy plans need all of it: the answer names far less as enough."""
     graph = instance("dag-250")
-    compiling().wait()
+    loading().wait()
     answer = solve(Problem(graph, budget_at(graph, 0.5)), time_limit_s=40)
     assert answer.least_budget_bytes is not None
     assert answer.least_budget_bytes < 0.8 * plain_peak(graph)
@@ -183,7 +183,7 @@ def test_without_a_plan_a_small_budget_that_is_enough_is_looked_for() -> None:
 def test_a_solve_ends_where_the_steps_to_come_gain_less_than_the_time_that_was_spent() -> None:
     """Of a problem that needs minutes: one step ends it with a gap that is left, unless the optimum is asked for."""
     problem = Problem(instance("dag-250"), budget_at(instance("dag-250"), 0.75))
-    compiling().wait()
+    loading().wait()
     hurried = solve(problem, steps=1, max_gap=1e-9, time_limit_s=60)
     assert hurried.limit == "gap"
     assert hurried.gap is not None

@@ -20,7 +20,7 @@ from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import BlockTable
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.search import compiling
+from remat_solver.kernels import loading
 from remat_solver.staged.trace import trace
 from solver.little import little_graph
 
@@ -155,7 +155,7 @@ def test_plans_of_any_graph_are_valid(seed: int, ops: int, rich: bool, share: fl
     problem = Problem(graph, least + int(share * (plain - least)))
     assume(problem.budget_bytes < plain)
     incumbent = Incumbent(problem, Deadline(20))
-    assert compiling().wait(60)
+    assert loading().wait(60)
     plans_by_blocks(incumbent)  # the verifier sees every plan, and raises where one is wrong
     if incumbent.plan is not None:
         assert incumbent.known.verdict == verify(problem, incumbent.plan)

@@ -1,17 +1,20 @@
-"""Compiling leaves the process's streams alone, and nobody waits for a compilation that failed."""
+"""Kernels: what is cached and when it is compiled again, and nobody waits for a compilation that failed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import remat_solver
 from remat_ir import Problem, budget_at
-from remat_solver.search import compiler, local
+from remat_solver import _numba, kernels, warm
+from remat_solver.search import local
 from solver.little import little_graph
 
 WATCHED = """
@@ -30,7 +33,7 @@ njit(lambda x: max(x, 1))(2)
 print(assigned)
 """
 GRAPH = little_graph(1, 12, rich=False)
-OURS = "from remat_solver._numba import njit"
+OURS = "from remat_solver._numba import kernel; njit = kernel()"
 
 
 def assigned(imports: str, folder: Path) -> int:
@@ -54,14 +57,91 @@ def test_compiling_leaves_the_streams_alone(tmp_path: Path) -> None:
 def test_nobody_waits_for_a_compilation_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiler.compiling().wait(120)
-    monkeypatch.setattr(compiler, "_compiled", type(compiler._compiled)())
-    monkeypatch.setattr(local, "profile_of", None)  # what the compiler thread needs first
-    compiler.compiling.cache_clear()
+    kernels.loading().wait(300)
+    monkeypatch.setattr(kernels, "_loaded", threading.Event())
+    monkeypatch.setattr(local, "profile_of", None)  # what loading needs first
+    kernels.loading.cache_clear()
     try:
-        assert compiler.compiling().wait(30)
+        assert kernels.loading().wait(30)
         assert "could not be compiled" in caplog.text
         with pytest.raises(TypeError):  # the one who asks hears why
             remat_solver.solve(Problem(GRAPH, budget_at(GRAPH, 0.7)), method="search")
     finally:
-        compiler.compiling.cache_clear()
+        kernels.loading.cache_clear()
+
+
+_CALLER = """
+from remat_solver import _numba
+from other import called
+@_numba.kernel()
+def kernel(x):
+    return called(x)
+if __name__ == "__main__":
+    before = _numba.cached(kernel)
+    print(kernel(1), before, _numba.cached(kernel))
+"""
+_CALLED = """
+from remat_solver import _numba
+@_numba.inner
+def called(x):
+    return x + {}
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with a kernel and, in another module, what it calls."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "caller.py").write_text(_CALLER)
+    (folder / "other.py").write_text(_CALLED.format(1))
+    return folder
+
+
+def _run(package: Path, *before: str, **variables: str) -> str:
+    """What the kernel returns; whether it was in the cache before, and is after."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), *filter(None, sys.path)]), **variables}
+    command = [*before, sys.executable, str(package / "caller.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_a_kernel_is_compiled_anew_where_what_it_calls_has_changed(package: Path, tmp_path: Path) -> None:
+    """numba's own cache knows the kernel's module alone, and goes on with what another module held."""
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert _run(package, **cache) == "2 False True\n"
+    assert _run(package, **cache) == "2 True True\n"
+    (package / "other.py").write_text(_CALLED.format(5))
+    assert _run(package, **cache) == "6 False True\n"
+
+
+def test_a_damaged_cache_is_compiled_again(package: Path, tmp_path: Path) -> None:
+    """A file of code that ends in the middle, and an index that does."""
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    for pattern, known in (("*.nbc", True), ("*.nbi", False)):
+        _run(package, **cache)
+        (file,) = (tmp_path / "cache").rglob(pattern)
+        file.write_bytes(file.read_bytes()[:40])
+        assert _run(package, **cache).startswith(f"2 {known} ")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="a mount namespace of its own needs root")
+def test_where_nothing_can_be_written(package: Path, tmp_path: Path) -> None:
+    """A cache that was filled is read; with none each process compiles for itself."""
+    read_only = ("unshare", "-m", "sh", "-ec", 'mount --make-rprivate /; mount -o remount,bind,ro /; exec "$@"', "sh")
+    cache, nowhere = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}, {"NUMBA_CACHE_DIR": "", "HOME": "/nonexistent"}
+    assert _run(package, *read_only, **nowhere) == "2 False False\n"
+    _run(package, **cache)
+    assert _run(package, *read_only, **nowhere | cache) == "2 True True\n"
+
+
+def test_every_kernel_is_loaded_and_none_is_left_to_the_first_who_needs_it() -> None:
+    """Each module that has a kernel is imported by the solver, and each kernel is run."""
+    kernels.load_all()
+    assert kernels.loading().wait(60)
+    folder = Path(remat_solver.__file__).parent
+    named = sum(
+        len(re.findall(r"^@(?:kernel\(.*\)|compiled)$", path.read_text(), re.MULTILINE))
+        for path in folder.rglob("*.py")
+    )
+    assert named == len(_numba.KERNELS)
+    assert warm.main(["--check"]) == 0

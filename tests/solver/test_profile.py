@@ -8,6 +8,7 @@ import numpy as np
 from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from drawn import graphs
 from remat_ir import Graph, plan_of, replay
@@ -16,6 +17,14 @@ from remat_solver.search.layout import BUDGET, COST, OVER, Ints
 from remat_solver.search.lifetimes import runs_in
 from remat_solver.search.profile import place, remove
 from remat_solver.search.state import current, keys_of, load, profile_of, sequence_of
+
+
+@njit  # what compiled functions alone call
+def _change(profile: Ints, stage: int, op: int, room: bool) -> None:
+    if runs_in(profile, op, stage):
+        remove(profile, stage, op)
+    elif room:
+        place(profile, stage, op)
 
 
 def _check(graph: Graph, profile: Ints) -> None:
@@ -38,10 +47,7 @@ def _walk(graph: Graph, budget: int, moves: int, every: int, seed: int) -> None:
     for number in range(moves if free else 0):
         op = rng.choice(free)
         stage = rng.randint(op + 1, min(graph.ops - 1, graph.last_stage[op]))
-        if runs_in(profile, op, stage):
-            remove(profile, stage, op)
-        elif len(current(profile)[0]) < 4 * graph.ops + 500:
-            place(profile, stage, op)
+        _change(profile, stage, op, len(current(profile)[0]) < 4 * graph.ops + 500)
         if number % every == 0:
             _check(graph, profile)
     _check(graph, profile)

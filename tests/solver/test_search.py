@@ -16,7 +16,8 @@ from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.search import Search, compiling, least_plan, polish
+from remat_solver.kernels import loading
+from remat_solver.search import Search, least_plan, polish
 from remat_solver.search.restarts import SLICE
 from solver.brute import optimum as brute_optimum
 
@@ -101,7 +102,7 @@ def test_bad_options_are_refused(options: dict[str, object]) -> None:
 def test_a_smaller_budget_is_found_than_the_plain_plan_needs() -> None:
     """Downwards from the plain plan, which stays where there is nothing to do; answers without a plan say as much."""
     graph = instance("dag-250")
-    compiling().wait()
+    loading().wait()
     plain, high, low = plain_plan(graph), plain_peak(graph), working_set(graph).least_bytes
     found = least_plan(graph, low, plain, Deadline(4), lambda: False)
     peak = verify(Problem(graph, high), found).peak_bytes

@@ -1,13 +1,14 @@
 """The forkserver of solver children: a small single-threaded process that has everything slow loaded, and forks.
 
-A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy and the solver's Python,
-but no engine (highspy and OR-Tools can't share a process), no secret, no database connection. Each child leads its own
-process group, so that engines started inside it end with it. When a child ends in any way, the rest of its group is
-killed before its id is given back, and its temporary folder removed; when the service ends in any way, the control
-socket does, and every group is killed.
+A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy, the solver's Python and
+its compiled kernels, but no engine (highspy and OR-Tools can't share a process), no secret, no database connection.
+Each child leads its own process group, so that engines started inside it end with it. When a child ends in any way,
+the rest of its group is killed before its id is given back, and its temporary folder removed; when the service ends in
+any way, the control socket does, and every group is killed.
 
-Control socket: the service sends one datagram a child, with the child's socket attached; the forkserver answers
-`{"started": pid, "order": n}`, with the number that came in the order, and later `{"ended": pid, "status": n}`.
+Control socket: the forkserver says `{"compiling": pid}` where kernels are missing, then `{"ready": pid}`. The service
+sends one datagram a child, with the child's socket attached; the forkserver answers `{"started": pid, "order": n}`,
+with the number that came in the order, and later `{"ended": pid, "status": n}`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import signal
 import socket
 import sys
 import tempfile
-from types import ModuleType
 
-from . import sandbox
+from remat_solver import kernels
+
+from . import child, sandbox
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,9 +42,15 @@ def main() -> None:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        # every kernel is there before the first fork and outside the sandbox; nothing below writes numba's cache
+        if not kernels.all_cached():
+            control.send(json.dumps({"compiling": os.getpid()}).encode())
+        if not kernels.load_for_forks(stopped=lambda: bool(select.select([control], [], [], 0)[0])):
+            return
+    except (BrokenPipeError, ConnectionResetError):
+        return
     confined = sandbox.enter()
-
-    from . import child  # the slow part: numpy and the solver, before the first fork
 
     gc.collect()
     gc.freeze()
@@ -64,7 +72,7 @@ def main() -> None:
                 asked = json.loads(order)
                 pid = os.fork()
                 if pid == 0:
-                    _run_child(child, control, fds[0], asked, (wake_read, wake_write), scratch)
+                    _run_child(control, fds[0], asked, (wake_read, wake_write), scratch)
                 os.close(fds[0])
                 alive.add(pid)
                 control.send(json.dumps({"started": pid, "order": asked["order"]}).encode())
@@ -76,9 +84,7 @@ def main() -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run_child(
-    child: ModuleType, control: socket.socket, fd: int, order: dict[str, int], wake: tuple[int, int], scratch: str
-) -> None:
+def _run_child(control: socket.socket, fd: int, order: dict[str, int], wake: tuple[int, int], scratch: str) -> None:
     code = 70
     try:
         os.setsid()

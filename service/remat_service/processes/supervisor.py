@@ -33,9 +33,10 @@ _KEPT_VARIABLES = (
     "TZ",
     "LD_LIBRARY_PATH",
     "VIRTUAL_ENV",
-    "NUMBA_CACHE_DIR",
 )
 _MEMORY_CHECK_S = 0.25
+_START_S, _COMPILE_S = 60.0, 900.0
+"""What a forkserver may take to start, and to compile every kernel: some 20 s, on a busy machine minutes."""
 
 log = structlog.get_logger("remat_service.processes.supervisor")
 
@@ -43,6 +44,8 @@ log = structlog.get_logger("remat_service.processes.supervisor")
 def scrubbed_environment(settings: Settings) -> dict[str, str]:
     """What a solver child may know: where programs are, and how many threads to use; no setting, no secret."""
     found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    # kernels are looked up by the processor that these may name, in the folder that they may name
+    found |= {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
     if "PYTHONPATH" in found:  # an empty entry, and a relative one, would lead into the working folder
         folders = found["PYTHONPATH"].split(os.pathsep)
         found["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if os.path.isabs(folder))
@@ -90,7 +93,12 @@ class Child:
 
 
 class Supervisor:
-    """Keeps one forkserver alive and hands out children forked there."""
+    """Keeps one forkserver alive and hands out children forked there.
+
+    Attributes:
+        ready: whether a forkserver has started, and with it every kernel of the solver; children can follow at once.
+        tried: set once the first start has succeeded or failed.
+    """
 
     def __init__(self, settings: Settings, start_limit_s: float = 60.0) -> None:
         self._settings, self._start_limit_s = settings, start_limit_s
@@ -101,12 +109,17 @@ class Supervisor:
         self._orders = itertools.count(1)
         self._children: dict[int, Child] = {}
         self._starting = asyncio.Lock()
+        self.ready = False
+        self.tried = asyncio.Event()
 
     async def warm(self) -> None:
         """Start the forkserver before the first child is wanted."""
-        async with self._starting:
-            if self._forkserver is None:
-                await self._start()
+        try:
+            async with self._starting:
+                if self._forkserver is None:
+                    await self._start()
+        finally:
+            self.tried.set()
 
     async def start_child(self, time_limit_s: float) -> Child:
         """A new child, waiting for its job; started again from a fresh forkserver if the old one has died."""
@@ -162,12 +175,21 @@ class Supervisor:
         its.close()
         mine.setblocking(False)
         self._control = mine
-        ready = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(mine, 4096), 60.0)
-        if not ready:
-            raise OSError("the forkserver of solver children did not start")
-        if not json.loads(ready)["confined"]:
+        ready = await self._said(mine, _START_S)
+        if "compiling" in ready:
+            log.warning("compiling the solver's kernels, once for this installation; not ready before that is done")
+            ready = await self._said(mine, _COMPILE_S)
+        if not ready["confined"]:
             log.warning("this system has no seccomp filters: solver children run without one")
+        self.ready = True
         self._listener = asyncio.create_task(self._listen(mine))
+
+    async def _said(self, control: socket.socket, limit_s: float) -> dict[str, Any]:
+        said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(control, 4096), limit_s)
+        if not said:
+            raise OSError("the forkserver of solver children did not start")
+        message: dict[str, Any] = json.loads(said)
+        return message
 
     async def _listen(self, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -30,6 +30,8 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
         stack.enter_context(exported(context.metrics.registry))
         await stack.enter_async_context(opened(context))
         server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
+        with contextlib.suppress(OSError, TimeoutError):  # tried again with the first solve
+            await context.supervisor.warm()
         tasks = [asyncio.create_task(Queue(context).run()), asyncio.create_task(housekeeping(context))]
         print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
         await stop.wait()

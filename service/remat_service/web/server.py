@@ -102,6 +102,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is there now stays: a large body has the collector look at what it brought alone
+        context: Context = self._app.state.context
+        while context.settings.embedded and not context.supervisor.tried.is_set() and not self.should_exit:
+            await asyncio.sleep(0.02)  # it listens already, and answers from the store
         if self.started:
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host

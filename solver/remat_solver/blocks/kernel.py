@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._numba import int32, njit
+from .._numba import inner, int32, kernel
 
 NEVER = 1 << 29
 """Stands for infinity; two of them and the costs of one pass still fit an int32."""
@@ -14,13 +14,15 @@ NEVER = 1 << 29
 Array = Any  # numpy arrays, which numba types for itself
 
 
-@njit(cache=True)
 def row_of(s: int, t: int, count: int) -> int:
     """The row of the table that holds C(s, t, ·), 0 ≤ s ≤ t < count."""
     return s * count - (s * (s - 1)) // 2 + t - s
 
 
-@njit(cache=True, nogil=True)
+_row_of = inner(row_of)
+
+
+@kernel(nogil=True)
 def fill(
     count: int, forward: Array, joint: Array, need_pass: Array, first_choice: Array, tape: Array, paid: Array,
     need_forward: Array, need_backward: Array, held: Array, base: Array, table: Array,
@@ -44,7 +46,7 @@ def fill(
                 if start >= slots:
                     continue
                 ahead = int32(forward[k] - forward[s])
-                right, left = table[row_of(k, t, count)], table[row_of(s, k - 1, count)]
+                right, left = table[_row_of(k, t, count)], table[_row_of(s, k - 1, count)]
                 for m in range(start, slots):
                     best[m] = min(best[m], int32(right[m - saved] + left[m] + ahead))
             for c in range(first_choice[s], first_choice[s + 1]):
@@ -53,9 +55,9 @@ def fill(
                     for m in range(low, slots):
                         best[m] = min(best[m], paid[c])
                 else:
-                    after = table[row_of(s + 1, t, count)]
+                    after = table[_row_of(s + 1, t, count)]
                     for m in range(max(low, tape[c]), slots):
                         best[m] = min(best[m], int32(after[m - tape[c]] + paid[c]))
-            row = table[row_of(s, t, count)]
+            row = table[_row_of(s, t, count)]
             for m in range(slots):
                 row[m] = min(best[m], NEVER)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._numba import int32, njit
+from .._numba import inner, int32, kernel
 
 WIDTH = 64
 """Memory slots that one pass of the table handles: their rows of all (s', t) stay in the last-level cache."""
@@ -17,13 +17,15 @@ NEVER = 1 << 29
 Array = Any  # numpy arrays, which numba types for itself
 
 
-@njit(cache=True)
 def row_of(s: int, t: int, stages: int) -> int:
     """The row of the table that holds C(s, t, ·), 1 ≤ s ≤ t ≤ stages."""
     return (s - 1) * stages - ((s - 1) * (s - 2)) // 2 + t - s
 
 
-@njit(cache=True)
+_row_of = inner(row_of)
+
+
+@inner
 def _relax_four(best: Array, right: Array, left: Array) -> None:
     r0, r1, r2, r3 = right[0], right[1], right[2], right[3]
     l0, l1, l2, l3 = left[0], left[1], left[2], left[3]
@@ -34,13 +36,13 @@ def _relax_four(best: Array, right: Array, left: Array) -> None:
         best[j] = min(best[j], min(x, y))
 
 
-@njit(cache=True)
+@inner
 def _relax_one(best: Array, right: Array, left: Array) -> None:
     for j in range(best.size):
         best[j] = min(best[j], int32(right[j] + left[j]))
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def fill(
     stages: int, tapes: bool, forward: Array, pair: Array, once: Array, activation: Array, tape: Array,
     need_none: Array, need_all: Array, table: Array,
@@ -61,7 +63,7 @@ def fill(
     for first in range(0, table.shape[1], WIDTH):
         for s in range(stages, 0, -1):
             for t in range(s, stages + 1):
-                row = row_of(s, t, stages)
+                row = _row_of(s, t, stages)
                 cheapest = once[t] - once[s - 1]
                 if first > 0 and table[row, first - 1] == cheapest:
                     best[:] = cheapest
@@ -84,7 +86,7 @@ def fill(
                         for m in range(low, first + WIDTH):
                             best[m - first] = pair[s]
                     elif tapes:
-                        held, after = tape[s], row_of(s + 1, t, stages)
+                        held, after = tape[s], _row_of(s + 1, t, stages)
                         for m in range(max(low, held), first + WIDTH):
                             best[m - first] = min(best[m - first], int32(table[after, m - held] + pair[s]))
                 table[row, first : first + WIDTH] = best
@@ -95,7 +97,7 @@ def fill(
                     shifted[j] = table[row, m] if m >= 0 else NEVER
 
 
-@njit(cache=True)
+@kernel()
 def fill_least(
     stages: int, tapes: bool, activation: Array, tape: Array, need_none: Array, need_all: Array, least: Array
 ) -> None:

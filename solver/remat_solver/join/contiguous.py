@@ -10,7 +10,7 @@ import numpy as np
 
 from remat_ir import JoinPlan
 
-from .._numba import njit
+from .._numba import kernel
 from .table import NEVER, Segment, canonical_plan, chain_steps
 
 Array = Any
@@ -21,7 +21,7 @@ MOST_WORK = 4e9
 _MOST_ORDERS = 24
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _fill_branch(table: Array, cut: Array, chain: Array, slots: int, others: int, length: int) -> None:
     """From [checkpoints, steps left] with all steps left to those with none: each segment is one checkpoint more."""
     for t in range(table.shape[0] - 1):
@@ -120,7 +120,7 @@ def _orders(lengths: tuple[int, ...], stays: Sequence[bool]) -> Iterator[tuple[i
         yield tuple(sorted(there, key=alike, reverse=True))
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _fill_relaxed(table: Array, chain: Array, slots: int, branches: int, most_kept: int, longest: int) -> None:
     """[checkpoints, kept, steps left] the least cost to go, checkpoints descending."""
     for t in range(table.shape[0] - 1, -1, -1):

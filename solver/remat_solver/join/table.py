@@ -9,7 +9,7 @@ import numpy as np
 
 from remat_ir import JoinPlan, JoinStep, JoinVerb
 
-from .._numba import njit
+from .._numba import kernel
 
 NEVER = 1 << 30
 MOST_STATES = 120_000_000
@@ -21,7 +21,7 @@ MOST_WORK = 2e10
 Array = Any
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _fill_chain(table: Array) -> None:
     for c in range(table.shape[0]):
         for l in range(table.shape[1]):  # noqa: E741
@@ -42,7 +42,7 @@ def chain_steps(longest: int, most_slots: int) -> Any:
     return table
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _fill_join(branches: int, radix: int, table: Array, chain: Array) -> None:
     """Fill [slots, kept, lengths]: the last `kept` branches have b = 1, and lengths are digits to the base `radix`."""
     size = radix**branches

@@ -19,8 +19,9 @@ from ..certify.windows import prove_by_windows
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
+from ..kernels import await_kernels, loaded, loading
 from ..lift import LiftedIncumbent
-from ..search import Search, Starts, await_compiled, compiling, is_compiled, least_plan
+from ..search import Search, Starts, least_plan
 from ..staged.prove import Proof
 from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
@@ -88,7 +89,7 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     if isinstance(subject, Chain):
         run_auto(LiftedIncumbent(incumbent), options)
         return
-    brief = options.search and is_compiled()
+    brief = options.search and loaded()
     _combine(incumbent, options, brief)
     if brief:
         other_plans(incumbent)
@@ -108,7 +109,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
         memory = options.memory_bytes
         engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
         if options.search:
-            compiling()
+            loading()
         seed, starts = options.seed, Starts(incumbent, options.seed)
         search = Beside(incumbent, "search", lambda: _search(incumbent, seed, starts)) if options.search else None
         try:
@@ -140,7 +141,7 @@ def _window_bound(
     window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)
     window.dropped = incumbent.dropped
     first_plan(window, brief=True)
-    if await_compiled(window):
+    if await_kernels(window.stopped):
         Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
     Proof(window, polish=polished(window, wait=False)).run(integer=engine)
     proof = window.known.proof
@@ -164,16 +165,16 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
     give_way()
     problem = incumbent.problem
     searching, least = None, plain_plan(problem.graph)
-    if incumbent.plan is None and is_compiled():
+    if incumbent.plan is None and loaded():
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
     structured = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
     if not structured:
         offer_homogenized(incumbent)
-    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_compiled(incumbent):
+    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_kernels(incumbent.stopped):
         structured = True
         plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
-    if incumbent.plan is None and is_compiled():
+    if incumbent.plan is None and loaded():
         # before the greedy plans of little memory, each of which takes seconds on a dense graph
         least = _tightened(incumbent, least, seed, _TIGHTEN_SHARE_FIRST)
     if incumbent.plan is None:
@@ -181,7 +182,7 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
             if incumbent.plan is None and not incumbent.stopped():
                 stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
                 least = _less(incumbent, least, least_memory(problem.graph, stop=stop, weights=weights), seed)
-    if not incumbent.stopped() and await_compiled(incumbent):
+    if not incumbent.stopped() and await_kernels(incumbent.stopped):
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
         if not structured:
             if incumbent.plan is not None:
@@ -195,7 +196,7 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
 
 def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:
     """The plan of less memory: the known one, or what the search makes of another start."""
-    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes and is_compiled():
+    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes and loaded():
         start = _tightened(incumbent, start, seed, _TIGHTEN_SHARE_FIRST)
     return min(known, start, key=lambda plan: peak_of(incumbent.problem.graph, plan))
 

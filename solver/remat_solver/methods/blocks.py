@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
-from ..search import await_compiled, compiling
+from ..kernels import await_kernels, loading
 from .staged import polished
 
 
 def run_blocks(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that the chain program over a graph's blocks leads to, and what the search makes of it."""
-    compiling()
-    if not await_compiled(incumbent):
+    loading()
+    if not await_kernels(incumbent.stopped):
         return
     applies = plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
     if not applies:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..incumbent import Incumbent
-from ..search import Search, await_compiled, compiling
+from ..kernels import await_kernels, loading
+from ..search import Search
 from .greedy import first_plan
 
 
@@ -25,8 +26,8 @@ class SearchOptions:
 
 def run_search(incumbent: Incumbent, options: SearchOptions) -> None:
     """Offer the greedy plan, then whatever the local search finds."""
-    compiling()
+    loading()
     first_plan(incumbent)
-    if not incumbent.stopped() and await_compiled(incumbent):
+    if not incumbent.stopped() and await_kernels(incumbent.stopped):
         problem = incumbent.problem
         Search(problem.graph, problem.budget_bytes, options.seed).run(incumbent, options.iterations)

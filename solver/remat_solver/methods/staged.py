@@ -10,7 +10,8 @@ from remat_ir import plan_of
 from ..backends import check_engine, check_memory
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
-from ..search import await_compiled, compiling, polish
+from ..kernels import await_kernels, loading
+from ..search import polish
 from ..staged.apart import Switches
 from ..staged.prove import Proof
 
@@ -44,7 +45,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
         if incumbent.stopped():
             return
     if options.polish:
-        compiling()
+        loading()
     polish = polished(incumbent, wait=True) if options.polish else None
     proof = Proof(incumbent, options, polish=polish, memory_bytes=options.memory_bytes)
     proof.run()
@@ -62,7 +63,7 @@ def polished(incumbent: Incumbent, *, wait: bool, source: str = "staged") -> Cal
 
     def make(sequence: list[int]) -> None:
         problem = incumbent.problem
-        if not (await_compiled(incumbent) if wait else compiling().is_set()):
+        if not (await_kernels(incumbent.stopped) if wait else loading().is_set()):
             return
         better = polish(
             problem.graph, problem.budget_bytes, sequence, moves=_MOVES, seed=len(sequence), stop=incumbent.stopped

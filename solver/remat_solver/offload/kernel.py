@@ -6,30 +6,32 @@ that no plan counts on a transfer that has not ended.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .._numba import njit
+from .._numba import inner, kernel
 
 FOREVER = np.inf
 NEEDED = -1.0
+_spliced = partial(inner, inline="always")
 Array = Any
 
 
-@njit(cache=True, inline="always")
+@_spliced
 def _pair(i: int, j: int, stages: int) -> int:
     return (i - 1) * stages - ((i - 1) * (i - 2)) // 2 + j - i
 
 
-@njit(cache=True, inline="always")
+@_spliced
 def _rest(amount: int, time: float, beta: float) -> int:
     """What remains of so many slots after a time on the link, in whole slots."""
     moved = time * beta
     return 0 if moved >= amount else amount - int(moved + 1e-9)
 
 
-@njit(cache=True)
+@kernel()
 def backward_best(
     i: int, j: int, held: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
@@ -80,7 +82,7 @@ def backward_best(
     return best, choice
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def fill_backward(
     memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
@@ -100,19 +102,21 @@ def fill_backward(
                     table[pair, held, due] = best
 
 
-@njit(cache=True, inline="always")
 def states(memory: int) -> int:
     """How many states (A, Δ_F, Δ_B) there are with A + Δ_F and A + Δ_B within the memory."""
     return (memory + 1) * (memory + 2) * (2 * memory + 3) // 6
 
 
-@njit(cache=True, inline="always")
+_states = _spliced(states)
+
+
+@_spliced
 def _state(held: int, left: int, due: int, memory: int) -> int:
     """The place of a state among those of a stage, in the order of `fill_forward`'s loops."""
-    return states(memory) - states(memory - held) + left * (memory - held + 1) + due
+    return int(_states(memory) - _states(memory - held) + left * (memory - held + 1) + due)
 
 
-@njit(cache=True, inline="always")
+@_spliced
 def _onward(table: Array, x: int, i: int, state: int, mark: bool) -> float:
     """The value of a later state, or, while states are marked, a note that it will be needed."""
     if mark:
@@ -121,7 +125,7 @@ def _onward(table: Array, x: int, i: int, state: int, mark: bool) -> float:
     return float(table[x, i, state])
 
 
-@njit(cache=True)
+@inner
 def _with_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, tape: Array, delta: Array, over_f: Array, over_b: Array,
@@ -153,7 +157,7 @@ def _with_tape(
     return best, moved
 
 
-@njit(cache=True)
+@inner
 def _without_tape(
     i: int, own: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, activation: Array, over_n: Array, tails: Array, table: Array, price: float, mark: bool,
@@ -193,7 +197,7 @@ def _without_tape(
     return best, last, moved
 
 
-@njit(cache=True)
+@kernel()
 def forward_best(
     x: int, i: int, held: int, left: int, due: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
@@ -220,7 +224,7 @@ def forward_best(
     return best, last, moved
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def fill_forward(
     memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,

@@ -45,7 +45,7 @@ class OffloadTable:
         grain = math.gcd(*sizes) or 1
         self.slot_bytes = grain if available // grain <= slots else -(-available // slots)
         self.slots = available // self.slot_bytes
-        self._price = price * self.slot_bytes
+        self._price = float(price * self.slot_bytes)  # of one type, so that the kernels are compiled once
         self._add = self.slot_bytes // 2 if nearest else self.slot_bytes - 1
         count = chain.stages
         beta = chain.link_bytes_per_s / 1e9 / self.slot_bytes

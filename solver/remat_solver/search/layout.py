@@ -41,16 +41,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._numba import njit
+from .. import _numba
 
 Ints: TypeAlias = NDArray[np.int64]
 F = TypeVar("F", bound=Callable[..., Any])
 
 BLOCK = 64
-compiled = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
-_bare: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # numba's types do not know them
-inner: Callable[[F], F] = njit(boundscheck=False, error_model="numpy", **_bare)
-"""For what compiled functions alone call: neither wrapped for Python nor cached by itself, which spares compilation."""
+compiled: Callable[[F], F] = _numba.kernel(nogil=True, boundscheck=False, error_model="numpy")
+inner: Callable[[F], F] = _numba.inner(boundscheck=False, error_model="numpy")
 
 # registers; OVER is the sum over all keys of max(0, memory − budget)
 N, OVER, COST, BUDGET, BLOCKS, FREE, EXTRAS, POOL, JOURNAL, RANDOM, BEST_LENGTH, BEST_COST = range(12)

@@ -15,7 +15,6 @@ from .layout import (
     VALUES_AT,
     Ints,
     N,
-    compiled,
     inner,
 )
 
@@ -42,7 +41,7 @@ def nth_stage(m: Ints, op: int, index: int) -> int:
     return int(m[m[o + STAGES] + STAGE * index] if index < m[o + RUNS] else m[N])
 
 
-@compiled
+@inner
 def runs_in(m: Ints, op: int, stage: int) -> bool:
     """Whether the op runs in the stage."""
     i = stage_index(m, op, stage)

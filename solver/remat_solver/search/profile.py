@@ -33,7 +33,6 @@ from .layout import (
     WORKSPACE,
     Ints,
     N,
-    compiled,
     inner,
 )
 from .lifetimes import (
@@ -149,7 +148,7 @@ def _output_lifetimes(m: Ints, stage: int, op: int, before: int, after: int, sig
     return int(total)
 
 
-@compiled
+@inner
 def place(m: Ints, stage: int, op: int) -> None:
     """Let the op run in the stage, where it does not; it must be allowed to, and stage > op."""
     n = m[N]
@@ -170,7 +169,7 @@ def place(m: Ints, stage: int, op: int) -> None:
     m[COST] += m[m[OPS_AT] + op * OP + OP_COST]
 
 
-@compiled
+@inner
 def remove(m: Ints, stage: int, op: int) -> None:
     """Let the op run in the stage no longer; the exact inverse of `place`."""
     index = stage_index(m, op, stage)

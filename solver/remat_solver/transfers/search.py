@@ -19,8 +19,9 @@ from remat_ir.greedy import greedy_plan, least_memory
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
+from ..kernels import await_kernels
 from ..program import Floats
-from ..search import Search, await_compiled
+from ..search import Search
 from .choose import chosen_gaps, placed, pruned
 from .place import Gap, Placed, Timetable, timetable
 
@@ -278,7 +279,7 @@ class TransferSearch:
         suggested = False
         self.polish()
         polished, rounds = self.best, 0
-        while not self.stop() and await_compiled(self.incumbent):
+        while not self.stop() and await_kernels(self.incumbent.stopped):
             if (moved := more()) is not None:
                 sets = self.suggested(moved)
             plan, cost_ns = self.incumbent.plan, self.incumbent.cost_ns

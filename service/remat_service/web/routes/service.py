@@ -34,13 +34,15 @@ async def livez() -> Any:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
 async def readyz(request: Request) -> Any:
-    """The database takes writes and the service is not stopping."""
+    """The database takes writes, solves can start at once where they run here, and the service is not stopping."""
     context: Context = request.app.state.context
     if context.stopping:
         raise Unavailable("stopping", retry_after_s=COME_BACK_S)
     wrong = await context.health.wrong()
     if wrong is not None:
         raise Unavailable(wrong, retry_after_s=5)
+    if context.settings.embedded and not context.supervisor.ready:
+        raise Unavailable("the solver's kernels are not there yet", retry_after_s=5)
     return {"status": "ready"}
 
 

@@ -1,0 +1,159 @@
+"""Compiling every kernel before it is needed, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from remat_ir import Chain, graph_of
+
+from . import _numba
+from .blocks.kernel import fill as fill_blocks
+from .chain.needs import Least
+from .chain.table import Table
+from .join.contiguous import Contiguous, relaxed_steps
+from .join.table import JoinTable
+from .offload.table import OffloadTable
+from .search import Search
+from .search.temperatures import COLD, HOT
+
+_POLL_S = 0.05
+_CHAIN = Chain(
+    forward_ns=(1, 1, 1), backward_ns=(2, 2, 2), activation_bytes=(1, 1, 1, 1), gradient_bytes=(1, 1, 1, 1),
+    tape_bytes=(2, 2, 2), forward_workspace_bytes=(0, 0, 0), backward_workspace_bytes=(0, 0, 0),
+    link_bytes_per_s=10**9,
+)  # fmt: skip
+
+_log = logging.getLogger("remat.solver")
+_loaded = threading.Event()
+
+
+def _search() -> None:
+    search = Search(graph_of([1, 1, 1], [1, 1, 1], [[], [0], [0, 1]]), 2)
+    search.adopt((0, 1, 0, 2))
+    search.step(64, HOT, COLD)
+
+
+def _blocks() -> None:
+    near, many = np.zeros(2, np.int64), np.zeros((1, 1), np.int64)
+    cost, first = np.zeros(2, np.int32), np.array([0, 1], np.int64)
+    fill_blocks(
+        1, cost, near[:1], many, first, near[:1], cost[:1], near[:1], near[:1], near[:1], near[:1],
+        np.empty((1, 4), np.int32),
+    )  # fmt: skip
+
+
+def _chains() -> None:
+    Least(_CHAIN).plan()
+    Table(_CHAIN, 8).plan(4)
+    OffloadTable(_CHAIN, 6, 8).schedule()
+
+
+def _joins() -> None:
+    JoinTable((2, 2), 5).plan(5)
+    Contiguous((2, 2), 5, (False, False)).plan()
+    relaxed_steps((2, 2), 5, (False, False))
+
+
+def load_all() -> None:
+    """Run every kernel once on the smallest problem: compiled, or loaded from the cache.
+
+    Raises:
+        RuntimeError: one has not run: a bug here.
+    """
+    for run in (_search, _blocks, _chains, _joins):
+        run()
+    left = [made.py_func.__qualname__ for made in _numba.KERNELS if not made.signatures]
+    if left:
+        raise RuntimeError(f"kernels that nothing here runs: {', '.join(left)}")
+
+
+def all_cached() -> bool:
+    """Whether numba's cache holds every kernel, as its source is now, for this processor."""
+    return all(map(_numba.cached, _numba.KERNELS))
+
+
+def compile_apart(stopped: Callable[[], bool] = lambda: False) -> None:
+    """Fill numba's cache by a process of its own, where it is not filled: this one's lock and memory stay free.
+
+    Where no folder can be written there is nothing to fill, and each process compiles for itself.
+    """
+    if all_cached() or not all(map(_numba.writable, _numba.KERNELS)):
+        return
+    _log.warning("compiling the solver's kernels, once for this installation: some 20 s (`remat warm` does it ahead)")
+    root = str(Path(__file__).parents[1])  # where this package was found, whatever the new process finds by itself
+    script = f"import sys; sys.path.insert(0, {root!r}); from remat_solver.kernels import load_all; load_all()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        while not stopped():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = process.communicate(timeout=_POLL_S)
+                if process.returncode:
+                    _log.warning(
+                        "the solver's kernels could not be compiled: %s", said.decode(errors="replace")[-2000:]
+                    )
+                return
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def loaded() -> bool:
+    """Whether every kernel can run at once; asking does not load them."""
+    return _loaded.is_set()
+
+
+def load_for_forks(stopped: Callable[[], bool]) -> bool:
+    """Load every kernel in this thread, for this process and all that it forks, which write no cache.
+
+    Returns:
+        False if `stopped` says so while they are compiled.
+    """
+    compile_apart(stopped)
+    if stopped():
+        return False
+    load_all()
+    _numba.write_no_cache()
+    _loaded.set()
+    return True
+
+
+@cache
+def loading() -> threading.Event:
+    """Compile or load every kernel in a thread of its own; the event tells when that is over."""
+
+    def load() -> None:
+        try:
+            compile_apart()
+            load_all()
+        except (
+            Exception
+        ):  # nobody waits in vain: the first to use a kernel compiles again, and raises what is the matter
+            _log.warning("the solver's kernels could not be compiled ahead of their use", exc_info=True)
+        finally:
+            _loaded.set()
+
+    threading.Thread(target=load, name="load-kernels", daemon=True).start()
+    return _loaded
+
+
+def await_kernels(stopped: Callable[[], bool]) -> bool:
+    """Wait until every kernel can run; False if `stopped` says so before."""
+    ready = loading()
+    while not ready.wait(0.02):
+        if stopped():
+            return False
+    return True
