@@ -17,23 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from remat_ir import Digests
 from remat_solver import METHODS
+from remat_solver.version import solver_version
 
 from ..identity import Caller
 
-
-def _solver_version() -> str:
-    try:
-        return version("remat")
-    except PackageNotFoundError:
-        return "unreleased"
-
-
-SOLVER = _solver_version()
-"""The version that bounds and efforts carry."""
+SOLVER = solver_version()
+"""What bounds and efforts carry: a solver whose source differs uses none of them, and is given the time anew."""
 
 _AUTO, _CLAIMS = "auto", ":claims"
 
