@@ -179,9 +179,8 @@ async def revoke_key(connection: AsyncConnection, key_id: str) -> str:
     done = await connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=SYSTEM.now()))
     if done.rowcount != 1:
         raise NotFound(f"there is no key {key_id!r}")
-    name: str = await connection.scalar(
-        select(tenants.c.name).join(api_keys, api_keys.c.tenant_id == tenants.c.id).where(api_keys.c.id == key_id)
-    )
+    of_key = select(tenants.c.name).join(api_keys, api_keys.c.tenant_id == tenants.c.id).where(api_keys.c.id == key_id)
+    name: str = (await connection.execute(of_key)).scalar_one()
     return name
 
 
