@@ -57,8 +57,6 @@ run() { buildah run --user 10001 --env HOME=/nonexistent "$box" -- "$@"; }
 run python -m remat_solver.warm --check || fail "kernels are not compiled in it"
 [ "$(run python -c 'import os; print(os.getuid())')" = 10001 ] || fail "it does not run as user 10001"
 run remat-service --version
-refusal=$(run remat-service serve 2>&1) && fail "it serves without a key"
-echo "$refusal" | grep -q "there are none; make one" || fail "without a key it says: $refusal"
 key=$(run remat-service keys create check --new-tenant 2>/dev/null)
 run remat-service serve >"$work/serve.log" 2>&1 &
 server=$!

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import kubernetes_validate
 import pytest
 import yaml
@@ -21,6 +23,8 @@ from yamllint.config import YamlLintConfig
 
 from remat_service.cli import app
 from remat_service.settings import Settings
+from service.database import postgres
+from service.serving import example
 
 DOCKER = Path(__file__).parents[2] / "docker"
 FILES = sorted(path for path in DOCKER.rglob("*") if path.is_file())
@@ -80,14 +84,16 @@ def test_what_the_image_copies_is_there() -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
+def _image() -> tuple[str, dict[str, str]]:
+    """The Dockerfile, a command a line, and what it sets for all that runs in the image."""
+    text = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
+    line = next(row for row in text.splitlines() if row.startswith("ENV PATH"))
+    return text, dict(re.findall(r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", line))
+
+
 def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
     """What the Dockerfile sets and starts, and its health check, with another database and port."""
-    text = (DOCKER / "Dockerfile").read_text().replace("\\\n", " ")
-    env = dict(
-        re.findall(
-            r"((?:REMAT|PYTHON|NUMBA)_?[A-Z_]+)=(\S*)", next(r for r in text.splitlines() if r.startswith("ENV PATH"))
-        )
-    )
+    text, env = _image()
     assert env["REMAT_REQUIRE_KEYS"] == "true"
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -119,6 +125,56 @@ def test_the_commands_of_the_image_run(tmp_path: Path) -> None:
         server.wait(20)
         server.stdout.close()  # type: ignore[union-attr]
     assert subprocess.run([sys.executable, *healthy[1:]], env=environment, check=False, capture_output=True).returncode
+
+
+def test_the_base_starts_as_documented(tmp_path: Path) -> None:
+    """With the secret that the page has made: a server that refuses all, the command that makes a key, a solve."""
+    documented = (DOCKER / "kubernetes" / "kustomization.yaml").read_text()
+    secret = {name: f"{name} of thirty-two characters or more" for name in re.findall(r"-literal=([\w-]+)", documented)}
+    making = re.findall(r"kubectl exec deploy/remat-server -- remat-service (.*)", documented)[0].split()
+    containers = {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]["containers"][0]
+        for document in _manifests()
+        if document["kind"] == "Deployment"
+    }
+    here = {
+        "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path),
+        "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_CACHE_LOCATOR_CLASSES": "", "REMAT_PORT": "0",
+    }  # fmt: skip
+    with postgres() as secret["database-url"], contextlib.ExitStack() as stack:
+
+        def environment(name: str) -> dict[str, str]:
+            rows = containers[name]["env"]
+            given = {
+                row["name"]: row["value"] if "value" in row else secret[row["valueFrom"]["secretKeyRef"]["key"]]
+                for row in rows
+            }
+            return _image()[1] | given | here
+
+        def start(name: str) -> str:
+            arguments = [argument.replace("9100", "0") for argument in containers[name]["args"]]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "remat_service.cli", *arguments],
+                env=environment(name), cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            stack.callback(lambda: (process.terminate(), process.communicate(timeout=30)))
+            assert process.stdout is not None
+            return process.stdout.readline().strip()
+
+        port = start("remat-server").rsplit(":", 1)[1]
+        assert "worker ready" in start("remat-worker")
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0, trust_env=False) as http:
+            assert http.get("/readyz").status_code == 200
+            body = example("solve")
+            assert http.post("/v1/solves", json=body).status_code == 401
+            assert http.get("/metrics").status_code == 401
+            made = subprocess.run(
+                [sys.executable, "-m", "remat_service.cli", *making],
+                env=environment("remat-server"), cwd=tmp_path, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            key = {"Authorization": f"Bearer {made.stdout.strip()}", "Prefer": "wait=30"}
+            answer = http.post("/v1/solves", json=body, headers=key)
+            assert (answer.status_code, answer.json()["status"] in ("optimal", "feasible")) == (200, True), answer.text
 
 
 def test_the_manifests_are_what_kubernetes_takes() -> None:

@@ -25,6 +25,7 @@ from remat_service.errors import BadRequest, TooLarge, Unsupported
 from remat_service.settings import Settings
 from remat_service.web.inflate import STEP_BYTES, Inflater
 from service.serving import Service, example, serving, training_graph
+from service.test_tenants import cli
 
 JSON = {"Content-Type": "application/json"}
 
@@ -240,20 +241,28 @@ def test_no_code_in_data() -> None:
 
 
 def test_refuses_to_listen_beyond_loopback_without_keys(tmp_path: Path) -> None:
-    """Neither without requiring keys, nor while there are none."""
-    for more in ({}, {"REMAT_REQUIRE_KEYS": "true"}):
-        done = subprocess.run(
-            [sys.executable, "-m", "remat_service.cli", "serve", "--host", "0.0.0.0", "--port", "0"],
-            env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), **more},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 2
-        assert "keys" in done.stderr
-        assert done.stderr.count("\n") == 1
+    """Not without requiring keys; while there are none it refuses everybody, and says so."""
+    done = subprocess.run(
+        [sys.executable, "-m", "remat_service.cli", "serve", "--host", "0.0.0.0", "--port", "0"],
+        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "keys" in done.stderr
+    assert done.stderr.count("\n") == 1
+    with serving(tmp_path, workers=1, require_keys="true") as own:
+        assert own.http.get("/v1/solves").status_code == 401
+        said = (tmp_path / "service.log").read_text()
+        assert "there is no API key" in said
+        assert "/metrics is open" in said
+    with serving(tmp_path, workers=1, require_keys="true", metrics_key="for scrapers") as own:
+        cli(own, "keys", "create", "anna", "--new-tenant")
+    with serving(tmp_path, workers=1, require_keys="true", metrics_key="for scrapers"):
+        assert "is open" not in (tmp_path / "service.log").read_text().removeprefix(said)
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:

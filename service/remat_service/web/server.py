@@ -11,6 +11,7 @@ import socket
 import sys
 from contextlib import ExitStack
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
@@ -25,6 +26,8 @@ from ..telemetry import exported
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app
 from .connections import guarded
+
+log = structlog.get_logger("remat_service.web.server")
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -47,22 +50,26 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen beyond loopback without keys.
+    """Refuse to listen beyond loopback without requiring keys.
 
     Raises:
-        ServiceError: keys are not required, or there are none.
+        ServiceError: keys are not required.
     """
-    if settings.host in LOOPBACK:
-        return
-    if not settings.require_keys:
+    if settings.host not in LOOPBACK and not settings.require_keys:
         raise ServiceError(
             f"{settings.host} is reachable from other machines: set REMAT_REQUIRE_KEYS=true and make a key with "
             "`remat-service keys create TENANT --new-tenant`, or listen on 127.0.0.1"
         )
+
+
+def _warn(settings: Settings) -> None:
+    """Say what is closed to everybody, or open to everybody, on a server that requires keys."""
+    if not settings.require_keys:
+        return
     if settings.oidc_issuer is None and not asyncio.run(_any_key(settings)):
-        raise ServiceError(
-            "keys are required and there are none; make one with `remat-service keys create TENANT --new-tenant`"
-        )
+        log.warning("there is no API key: all are refused", make_one="remat-service keys create TENANT --new-tenant")
+    if settings.metrics_key is None:
+        log.warning("/metrics is open to all who reach this port", to_close_it="REMAT_METRICS_KEY")
 
 
 async def _prepare(settings: Settings) -> None:
@@ -145,6 +152,7 @@ def serve(settings: Settings) -> None:
     """Run until a signal."""
     asyncio.run(_prepare(settings))
     check_exposure(settings)
+    _warn(settings)
     _allow_descriptors(settings.most_connections)
     _give_back_memory()
     listener = bound_socket(settings.host, settings.port)
