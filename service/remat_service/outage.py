@@ -11,9 +11,22 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 _OUTAGE = (OperationalError, InterfaceError, PoolTimeout, psycopg.OperationalError, OSError, TimeoutError)
 
 
+NO_ANSWER, NO_WRITES = "the database does not answer", "the database takes no writes"
+
+
 def is_outage(error: BaseException) -> bool:
     """Whether an error says that the database, its disk or the network is in trouble, and not the program."""
     return isinstance(error, _OUTAGE)
+
+
+def what_fails(error: BaseException) -> str:
+    """What of the database is in trouble: it does not answer, or it answers and takes no writes."""
+    origin = getattr(error, "orig", None) or error
+    if isinstance(origin, psycopg.Error):
+        away = origin.sqlstate is None or origin.sqlstate.startswith(("08", "57"))  # no connection, or a shutdown
+    else:
+        away = isinstance(origin, (PoolTimeout, OSError, TimeoutError))
+    return NO_ANSWER if away else NO_WRITES
 
 
 def first_line(error: BaseException) -> str:

@@ -6,20 +6,26 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
+import sys
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import psycopg
 import pytest
 import typer.main
+import yaml
 from typer.testing import CliRunner
 
-from remat_ir import Problem, plain_peak
+from remat_ir import Problem, budget_at, plain_peak
 from remat_service.cli import app
 from remat_service.storage.cache_key import SOLVER
 from service.database import PrivatePostgres, fresh_database
-from service.serving import Worker, checked, eventually, serving, training_graph
+from service.serving import Service, Worker, checked, eventually, hard_graph, serving, training_graph
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
@@ -74,6 +80,232 @@ def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> 
     assert len(ran) >= 14
     assert "my-team" in _run(url, "history")
     assert "revoked" in _run(url, "keys", "list")
+
+
+def _blocks(section: str) -> list[str]:
+    """The commands of a section, each with its comment taken off; `export` lines are left in."""
+    text = (DOCS / "runbook.md").read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.strip()]
+
+
+class Shell:
+    """Runs the lines of the runbook as they stand there, in one shell's environment after the other.
+
+    Servers and workers are started, waited for until they say that they are ready, and stopped at the end.
+    """
+
+    def __init__(self, folder: Path, **given: str) -> None:
+        self._folder, self.running = folder, list[subprocess.Popen[str]]()
+        (folder / "bin").mkdir()
+        command = f'#!/bin/sh\nexec "{sys.executable}" -m remat_service.cli "$@"\n'
+        (folder / "bin" / "remat-service").write_text(command)
+        (folder / "bin" / "remat-service").chmod(0o755)
+        self.environment = {**os.environ, **given, "REMAT_NOTICE_S": "0"}
+        self.environment["PATH"] = f"{folder / 'bin'}:{given.get('PATH', os.environ['PATH'])}"
+
+    def run(self, line: str) -> str:
+        """One line: what it prints, or what it prints first where it goes on running."""
+        if line.startswith("export "):
+            name, _, value = line.removeprefix("export ").partition("=")
+            told = subprocess.run(
+                ["bash", "-c", f"echo {value}"], env=self.environment, capture_output=True, text=True, check=True
+            )
+            self.environment[name] = told.stdout.strip()
+            return ""
+        serves = re.search(r"remat-service (serve|worker)\b", line)
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec env {line}" if serves else line],
+            env=self.environment, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        if not serves:
+            out, error = process.communicate(timeout=120)
+            assert process.returncode == 0, (line, error)
+            return out
+        self.running.append(process)
+        said = process.stdout.readline()
+        assert "ready" in said, (line, said, process.communicate(timeout=20)[1])
+        return said
+
+    def stop(self) -> None:
+        """Stop what runs."""
+        for process in self.running:
+            process.send_signal(signal.SIGTERM)
+        for process in self.running:
+            process.communicate(timeout=60)
+        self.running.clear()
+
+
+def test_one_machine_as_written(tmp_path: Path) -> None:
+    """The lines of the first two sections, but for the path, the URL and the port."""
+    shell = Shell(tmp_path)
+    (line,) = _blocks("One machine")
+    url = f"sqlite:///{tmp_path}/service.sqlite"
+    try:
+        assert "ready on http://127.0.0.1:" in shell.run(
+            line.replace("sqlite:////var/lib/remat/service.sqlite", url).replace("8750", "0")
+        )
+        first, make, serve = _blocks("Beyond loopback")
+        shell.run(first.replace("…", url))
+        shell.stop()
+        assert shell.run(make).startswith("remat_")
+        assert "ready on http://0.0.0.0:" in shell.run(serve + " --port 0")
+    finally:
+        shell.stop()
+
+
+@pytest.mark.slow
+def test_a_cluster_and_its_back_up_as_written(tmp_path: Path) -> None:
+    """The lines of the cluster, of the back-up and of the restore, in their order, with solves before and after it."""
+    with PrivatePostgres() as private, ExitStack() as stack:
+        shell = Shell(
+            tmp_path, PATH=f"{private.bin}:{os.environ['PATH']}", PGHOST="127.0.0.1", PGPORT=str(private.port),
+            PGUSER="postgres",
+        )  # fmt: skip
+        stack.callback(shell.stop)
+
+        def here(line: str) -> str:
+            line = line.replace("remat@db/", f"postgres@127.0.0.1:{private.port}/").replace("9100", "0")
+            return shell.run(line + (" --port 0" if "remat-service serve" in line else ""))
+
+        said = ""
+        graph = training_graph(6, cost=706)
+        problem = Problem(graph, plain_peak(graph))
+        for line in _blocks("A cluster"):
+            said = here(line) or said
+            said = here("remat-service keys create team --new-tenant") if "migrate" in line else said
+            if "migrate" in line:
+                key = said.strip()
+            if "serve" in line:
+                server = said.split()[-1].replace("0.0.0.0", "127.0.0.1")
+        assert "worker ready" in said
+        http = httpx2.Client(base_url=server, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {key}"})
+        body = {"problem": problem.to_json(), "time_limit_s": 5}
+        answer = http.post("/v1/solves", json=body, headers={"Prefer": "wait=30"}).json()
+        checked(problem, answer)
+        dump, *restore = _blocks("Back-up and restore")
+        here(dump)
+        shell.stop()
+        for line in restore:
+            here(line)
+        _, serve, worker = [line for line in _blocks("A cluster") if "remat-service" in line]
+        http.base_url = here(serve).split()[-1].replace("0.0.0.0", "127.0.0.1")
+        here(worker)
+        assert http.get(f"/v1/solves/{answer['id']}").json() == answer
+
+
+@pytest.mark.slow
+def test_a_restart_of_the_database_and_a_standby(tmp_path: Path) -> None:
+    """What is seen of each: away, it does not answer; as a standby, it takes no writes; both pass by themselves."""
+    with PrivatePostgres() as private, fresh_database(private.url) as url:
+
+        def ready(status: int, detail: str = "") -> bool:
+            reply = server.http.get("/readyz")
+            return reply.status_code == status and detail in reply.json().get("detail", "")
+
+        def read_only(value: str) -> None:
+            with psycopg.connect(private.url, autocommit=True) as connection:
+                connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+                connection.execute("SELECT pg_reload_conf()")
+
+        graph = training_graph(6, cost=707)
+        problem = Problem(graph, plain_peak(graph))
+        with serving(tmp_path, database_url=url, workers=1, **SHORT) as server:
+            answer = server.post(problem, time_limit_s=5)[1]
+            read_only("on")
+            eventually(lambda: ready(503, "the database takes no writes"), 10)
+            assert server.get(answer["id"], 0) == (200, answer)
+            read_only("off")
+            eventually(lambda: ready(200), 10)
+            private.stop()
+            eventually(lambda: ready(503, "the database does not answer"), 10)
+            reply = server.http.get(f"/v1/solves/{answer['id']}")
+            assert (reply.status_code, reply.json()["detail"]) == (503, "the database does not answer")
+            assert int(reply.headers["Retry-After"]) > 0
+            private.start()
+            eventually(lambda: ready(200), 20)
+            assert server.get(answer["id"], 0) == (200, answer)
+
+
+def _rules() -> dict[str, str]:
+    (group,) = yaml.safe_load((DOCS.parent / "docker" / "monitoring" / "alerts.yaml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+
+def test_every_alert_has_its_line() -> None:
+    """Under "When something is wrong", and no line names an alert that there is not."""
+    section = (DOCS / "runbook.md").read_text().split("## When something is wrong")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(Remat[A-Za-z]+)`", section)) == set(_rules())
+
+
+def _samples(service: Service, expression: str) -> float:
+    """The sum of the samples that an alert's selectors find in the service's metrics now."""
+    rows = service.http.get("/metrics").text.splitlines()
+    found = 0.0
+    for name, labels in re.findall(r"\b(remat_\w+)(?:\{([^}]*)\})?", expression):
+        wanted = re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', labels)
+        for row in rows:
+            metric, _, value = row.rpartition(" ")
+            given = dict(re.findall(r'(\w+)="([^"]*)"', metric))
+            matched = {"=": str.__eq__, "!=": str.__ne__, "=~": lambda has, form: re.fullmatch(form, has) is not None}
+            if metric.partition("{")[0] == name and all(matched[by](given[key], form) for key, by, form in wanted):
+                found += float(value)
+    return found
+
+
+def test_every_alert_sees_what_it_is_about(tmp_path: Path) -> None:
+    """Each is provoked on a running service, and its expression's samples grow; that of a second queue needs workers,
+    and is in `test_cluster.py`.
+    """
+    rules = _rules()
+    errors = re.findall(r"rate\((.*?)\[", rules.pop("RematErrors"))[0]  # the numerator
+    rules |= {"RematErrors": errors}
+    graphs = [hard_graph(40, seed) for seed in range(4)]
+    problems = [Problem(graph, budget_at(graph, 0.5)) for graph in graphs]
+
+    def edit(statement: str) -> None:
+        with sqlite3.connect(tmp_path / "service.sqlite", timeout=20) as database:
+            database.execute(statement)
+        database.close()
+
+    def queue() -> None:
+        for problem in problems[1:]:
+            own.post(problem, wait=0, method="staged", max_gap=0, time_limit_s=2)
+
+    def error() -> None:
+        edit("CREATE TRIGGER broken BEFORE INSERT ON requests BEGIN SELECT RAISE(ABORT, 'broken'); END")
+        assert own.post(problems[0], wait=0, method="rotor")[0] == 500
+        edit("DROP TRIGGER broken")
+
+    def damage() -> None:
+        edit("UPDATE requests SET seal = 'x'")
+        assert own.get(given["id"], 0)[0] == 410
+
+    def refusal() -> None:
+        edit("UPDATE plans SET cost_ns = cost_ns - 1")
+        assert own.get(given["id"], 0)[0] == 410
+
+    def kill() -> None:
+        own.stop()
+        own.settings["solver_memory_bytes"] = 2**26
+        own.start()
+        own.post(problems[3], time_limit_s=5, force=True)
+
+    with serving(tmp_path, workers=1) as own:
+        given = own.post(problems[0], method="greedy", time_limit_s=5)[1]
+        for alert, provoke in (
+            ("RematQueueGrows", queue), ("RematWaitsLong", queue), ("RematErrors", error),
+            ("RematPlanRefused", refusal), ("RematStoreDamaged", damage), ("RematSolversKilled", kill),
+        ):  # fmt: skip
+            before = _samples(own, rules[alert])
+            provoke()
+            before = 0 if provoke is kill else before  # another process
+            eventually(lambda: _samples(own, rules[alert]) > before)  # noqa: B023
+            del rules[alert]
+    assert set(rules) == {"RematNotAnswering", "RematSecondQueue"}
+    with pytest.raises(httpx2.ConnectError):  # what Prometheus' own `up` says
+        httpx2.get(f"{own.url}/metrics", trust_env=False)
 
 
 def test_purge_by_version(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 
 from ..errors import ServiceError
+from ..outage import what_fails
 from .database import Database
 from .seal_keys import check_key
 from .seals import Seals
@@ -26,7 +27,7 @@ class Health:
         self._inode: int | None = None
 
     async def wrong(self) -> str | None:
-        """What keeps the database from taking writes, in a few words; None where nothing does."""
+        """What keeps the database from taking our writes, in a few words; None where nothing does."""
         async with self._looking:
             if self._database.clock.monotonic() - self._looked_at >= _FRESH_S:
                 self._wrong = await self._look()
@@ -45,8 +46,8 @@ class Health:
                 await check_key(connection, self._seals)
         except ServiceError:  # another process signs with a key that this one was not started with
             return "the store is sealed with a key that REMAT_SEAL_KEY does not name"
-        except Exception:
-            return "the database takes no writes"
+        except Exception as error:
+            return what_fails(error)
         return None
 
     def _replaced(self) -> bool:

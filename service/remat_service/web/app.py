@@ -19,6 +19,7 @@ from remat_ir import InvalidData, InvalidPlan
 
 from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
+from ..outage import what_fails
 from ..requests.batches import BatchSearches
 from ..requests.housekeeping import housekeeping
 from ..requests.known_subjects import KnownSubjects
@@ -102,7 +103,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 def _refuse_for_now(request: Request, error: Exception) -> Response:
-    return problem_response(Unavailable("the database does not answer", retry_after_s=2))
+    return problem_response(Unavailable(what_fails(error), retry_after_s=2))
 
 
 def _refuse_parameters(request: Request, error: Exception) -> Response:
