@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,11 +83,9 @@ async def test_deadlines_retries_and_checks_are_those_of_the_blocking_client() -
     """A server that hangs is left in time, one that fails is asked again with the same key, a liar is not believed."""
     problem = Problem(training_graph(4), plain_peak(training_graph(4)))
     with lying(in_turn(Said(hang=True))) as hanging:
-        begun = time.monotonic()
         async with remat.AsyncRemat(hanging.url, timeouts=Timeouts(read=0.3, write=0.3), patience_s=0.5) as client:
             with pytest.raises(Unreachable):
                 await client.solve(problem, time_limit_s=0.5)
-        assert time.monotonic() - begun < 10
     with lying(in_turn(Said(503), Said(401))) as failing:
         async with remat.AsyncRemat(failing.url) as client:
             with pytest.raises(NotAllowed):

@@ -167,6 +167,11 @@ def test_a_planted_accelerator_is_found(line: str) -> None:
 
 
 TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if p.parent.name != "benchmarks")
+TIMED = re.compile(
+    r"^\s*assert\b.*(?:\b(?:time|monotonic|perf_counter|process_time|thread_time)\(\).*[<>]|[<>].*\btime\.\w+\(\)"
+    r"|\.seconds <)",
+    re.MULTILINE,
+)
 OPEN_TO_TESTS = {"benchmarks.graphs", "benchmarks.models"}
 SHARE_TOOLS = {ROOT / "tests" / path for path in ("service/database.py", "client/ranks_cases.py", "standin/build.py")}
 """What measurements need too: a PostgreSQL server of one's own, the allocator's events of all threads, a compiler."""
@@ -180,3 +185,12 @@ def test_tests_take_only_graphs_and_models_from_the_benchmarks() -> None:
         allowed = OPEN_TO_TESTS | ({"benchmarks.harness"} if path in SHARE_TOOLS else set())
         found[str(path.relative_to(ROOT))] = {".".join(name.split(".")[:2]) for name in imported} - allowed
     assert not {path: names for path, names in found.items() if names}
+
+
+def test_no_assertion_is_timed() -> None:
+    """A busy machine fails no test; what is measured is in `benchmarks`."""
+    assert TIMED.search("    assert time.monotonic() - begun < 5")
+    assert TIMED.search("assert 1 < time.monotonic() - begun")
+    assert TIMED.search("assert answer.seconds < 20")
+    found = [f"{path.name}: {line[0].strip()}" for path in TESTS for line in TIMED.finditer(path.read_text())]
+    assert [line for line in found if not line.startswith("test_house.py")] == []

@@ -64,7 +64,6 @@ def test_workers_solve_what_a_server_queues(tmp_path: Path, url: str) -> None:
         assert checked(problem, data).cost_ns <= cost
 
 
-@pytest.mark.slow
 def test_disowning_reaches_every_server(tmp_path: Path, url: str) -> None:
     """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
     first, second = tmp_path / "first", tmp_path / "second"

@@ -122,7 +122,6 @@ def test_a_solver_that_does_not_stop_is_killed(own: Service) -> None:
     eventually(lambda: not forkserver.children())
 
 
-@pytest.mark.slow
 def test_memory_watchdog(tmp_path: Path) -> None:
     """Over its memory a solve's group is killed at once; the answer says so."""
     with serving(tmp_path, workers=1, solver_memory_bytes=2**26) as own:
@@ -132,7 +131,6 @@ def test_memory_watchdog(tmp_path: Path) -> None:
         assert own.metric("remat_solver_kills_total") == 1
 
 
-@pytest.mark.slow
 def test_children_hold_no_secret(tmp_path: Path) -> None:
     """The environment of forkserver and children is scrubbed."""
     with serving(tmp_path, workers=1) as own:

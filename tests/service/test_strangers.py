@@ -71,17 +71,17 @@ def test_bombs_of_small_things_are_refused_in_little_memory(service: Service) ->
     """128 MiB of small things behind zstd: a 4xx, below 64 MB more than before, and the server answers meanwhile."""
     service.http.post("/v1/solves", content=zstd.compress(b"[1]"), headers=JSON)
     before = _peak(service)
-    pulse = _Pulse(service)
+    pulse, meanwhile = _Pulse(service), 0
     for name, body in _bombs(128 << 20):
         packed = zstd.compress(body)
-        answers, begun = pulse.answers, time.monotonic()
+        answers = pulse.answers
         reply = service.http.post("/v1/solves", content=packed, headers=JSON)
-        # a refusal that takes no time leaves none for others to be answered in
-        assert pulse.answers > answers or time.monotonic() - begun < 0.5, name
+        meanwhile += pulse.answers - answers  # none while a refusal that takes no time
         assert reply.status_code in (400, 413, 422), (name, reply.text)
         assert _peak(service) - before < 64 << 20, (name, _peak(service) - before)
     pulse.on = False
     pulse.join()
+    assert meanwhile > 5
 
 
 def _refused_late() -> Iterator[tuple[str, bytes]]:
@@ -122,7 +122,6 @@ def _refused_late() -> Iterator[tuple[str, bytes]]:
     yield "another kind of body", json.dumps({"device": "x", "profiles": signatures}).encode()
 
 
-@pytest.mark.slow
 def test_large_bodies_refused_late_take_little_memory(tmp_path: Path) -> None:
     """A 4xx, below 64 MB more than before."""
     with serving(tmp_path, workers=1) as service:
@@ -222,26 +221,25 @@ def _answer(service: Service, data: bytes, seconds: float = 5.0) -> bytes:
 def test_slow_heads_and_bodies_are_ended(strict: Service, known: Tenant) -> None:
     """A head that never ends is closed; a body that never ends is a 408; one that comes after the answer is cut."""
     key = known.http.headers["authorization"]
-    begun = time.monotonic()
-    with pytest.raises(OSError):
-        _drip(strict, b"GET /livez HTTP/1.1\r\n", 8)
-    assert 1 < time.monotonic() - begun < 6
-    begun = time.monotonic()
-    with pytest.raises(OSError):  # answered at once, and the body goes on coming
-        _drip(strict, b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", 20)
-    assert 1 < time.monotonic() - begun < 15
+    assert 5 < _drip(strict, b"GET /livez HTTP/1.1\r\n", 200) < 200
+    # answered at once, and the body goes on coming
+    assert 5 < _drip(strict, b"POST /nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n", 400) < 400
     head = f"POST /v1/solves HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: 9999\r\n\r\n{"
     assert _answer(strict, head.encode(), 10).startswith(b"HTTP/1.1 408 ")
 
 
-def _drip(service: Service, head: bytes, seconds: float) -> None:
-    until = time.monotonic() + seconds
+def _drip(service: Service, head: bytes, most: int) -> int:
+    """Send lines, five a second, until the service cuts the connection: how many it took."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=10) as link:
         link.sendall(head)
-        while time.monotonic() < until:
-            link.sendall(b"X-A: b\r\n")
+        for sent in range(most):
+            try:
+                link.sendall(b"X-A: b\r\n")
+            except OSError:
+                return sent
             time.sleep(0.2)
+    return most
 
 
 def test_busy_connections_are_kept(strict: Service, known: Tenant) -> None:
@@ -301,7 +299,7 @@ def test_requests_of_one_tenant_are_limited(tmp_path: Path) -> None:
 
 
 def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
-    """The stream of events of a solve under way ends within seconds of its key."""
+    """The stream of events of a solve under way ends with its key, before the solve does."""
     listed = cli(strict, "keys", "list")
     tenant = Tenant(strict, cli(strict, "keys", "create", "carl", "--new-tenant"))
     (key_id,) = [line.split()[0] for line in cli(strict, "keys", "list").splitlines() if line not in listed]
@@ -310,8 +308,5 @@ def test_a_revoked_key_ends_its_streams(strict: Service) -> None:
     with tenant.http.stream("GET", f"/v1/solves/{posted.json()['id']}/events") as reply:
         assert reply.status_code == 200
         cli(strict, "keys", "revoke", key_id)
-        begun = time.monotonic()
-        for _ in reply.iter_lines():
-            assert time.monotonic() - begun < 8
-    assert time.monotonic() - begun < 8
+        assert "event: end" not in list(reply.iter_lines())
     assert tenant.http.get("/v1/solves").status_code == 401

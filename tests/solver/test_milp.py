@@ -110,7 +110,6 @@ def test_a_time_limit_ends_with_plan_and_bound() -> None:
     graph = chain(40, [i % 7 + 1 for i in range(80)], [i % 5 + 3 for i in range(80)])
     problem = Problem(graph, budget_at(graph, 0.4))
     answer = solve(problem, method="milp", max_gap=0.0, time_limit_s=3)
-    assert answer.seconds < 20  # on a loaded machine; four else
     assert answer.status is Status.FEASIBLE
     assert answer.limit == "time"
     assert answer.plan is not None
