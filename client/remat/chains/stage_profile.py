@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import statistics
 import time
@@ -21,6 +20,7 @@ from ..errors import CaptureError
 from ..profiling.collectives import no_collectives
 from ..profiling.measure import Window
 from ..profiling.timing import rounded
+from .hooks import copied_apart
 from .saved_state import SavedState, attributes_of
 from .stages import differentiable
 from .tape import Tape, record
@@ -139,7 +139,7 @@ def _copy(module: nn.Module, what: str) -> nn.Module:
         CaptureError: it cannot be copied.
     """
     try:
-        return copy.deepcopy(module)
+        return copied_apart(module)
     except (RuntimeError, TypeError) as error:
         raise CaptureError(f"{what} is measured on a copy, and cannot be copied: {error}") from error
 
@@ -222,7 +222,7 @@ def _differs(stage: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
     found = []
     for grad in (False, True):
         with generators.Own(), torch.set_grad_enabled(grad):
-            found.append(copy.deepcopy(stage)(*(x.detach().clone() for x in inputs)))
+            found.append(copied_apart(stage)(*(x.detach().clone() for x in inputs)))
     one, other = found
     return isinstance(one, torch.Tensor) and not torch.equal(one, other.detach())
 
