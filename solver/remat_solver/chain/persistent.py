@@ -283,13 +283,20 @@ class Persistent:
 
 
 class Least:
-    """The persistent schedule of the least peak: the same recursion with peaks in place of costs, in bytes."""
+    """The persistent schedule of the least peak: the same recursion with peaks in place of costs, in bytes.
 
-    def __init__(self, stages: Stages, *, tapes: bool = True) -> None:
-        self.stages, self.tapes = stages, tapes
+    Attributes:
+        ended: whether the table is full; False where `stopped` came before, and then there is no schedule.
+    """
+
+    def __init__(self, stages: Stages, *, tapes: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.stages, self.tapes, self.ended = stages, tapes, True
         shape = (stages.count + 2, stages.count + 2)
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         for t in range(1, stages.count + 1):
+            if stopped():
+                self.ended = False
+                return
             for s in range(t, 0, -1):
                 self.c[s, t] = self._options(s, t, joined=False).min()
                 if t < stages.count and stages.retaped[t] is not None:

@@ -81,7 +81,9 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     if _too_many(incumbent, network.stages, within):
         return
     stages = Stages(network)
-    least = LeastOfStages(stages, tapes=tapes)
+    least = LeastOfStages(stages, tapes=tapes, stopped=incumbent.stopped)
+    if not least.ended:
+        return
     budget = incumbent.problem.budget_bytes
     source = "rotor" if tapes else "revolve"
     smallest = network.invert(least.sequence())
