@@ -128,7 +128,8 @@ class Answer:
         message: one sentence for a person.
         proof: the certificate of `bound_ns`, or, of an infeasible problem, that no plan fits into one byte less than
             `least_budget_bound_bytes`; None where each op once is all that is certified. See `verify_answer`.
-        claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who.
+        claimed_bound_ns, claimed_by: a bound that somebody says without a certificate, and who; without a plan and such
+            a bound, who claims that no plan fits.
         chain_cost_ns: the cost of the best persistent chain schedule found (RR-9302), where `auto` has planned a graph
             whose network is linear and one fits: a baseline for the plan; None elsewhere.
         dropped_methods: the methods of which a plan did not verify and was dropped, which is a bug in them.
@@ -245,6 +246,12 @@ class Answer:
         claimed, cost = self.claimed_bound_ns, self.cost_ns
         claim_only = claimed is not None and cost is not None and (self.bound_ns or 0) < claimed < cost
         return self.status in (Status.FEASIBLE, Status.NOTHING_FOUND) and self.limit is None and not claim_only
+
+    @property
+    def claims_infeasible(self) -> bool:
+        """Whether nothing was found and somebody claims, without a certificate, that no plan fits."""
+        claimed = self.claimed_by is not None and self.claimed_bound_ns is None
+        return self.status is Status.NOTHING_FOUND and claimed
 
     @property
     def ending(self) -> str:

@@ -114,16 +114,26 @@ def certified(problem: Problem, answer: Answer, verdict: AnswerVerdict) -> Answe
 
 
 def certified_need(answer: Answer, verdict: AnswerVerdict) -> Answer:
-    """An answer that calls a budget necessary only as far as that is certified.
+    """An answer that calls a budget necessary, or no plan possible, only as far as that is certified.
 
-    Where it says that no plan fits and that is not certified, `claimed_by` names who says both.
+    Where it says that no plan fits and that is not certified, nothing was found, and `claimed_by` names who says more.
+    Of a join, of which nothing can be certified, both stay as they are said, and `claimed_by` names who says them.
     """
     if answer.status is Status.INFEASIBLE and not verdict.infeasible:
-        return replace(answer, claimed_by=answer.claimed_by or answer.method)
+        said_by = answer.claimed_by or answer.method
+        if not verdict.least_budget_bytes:
+            return replace(answer, claimed_by=said_by)
+        said = infeasible_claim(said_by, answer.message)
+        answer = replace(answer, status=Status.NOTHING_FOUND, claimed_by=said_by, message=said)
     said = answer.least_budget_bound_bytes
     if said is None or said <= verdict.least_budget_bytes:
         return answer
     return replace(answer, least_budget_bound_bytes=verdict.least_budget_bytes or None)
+
+
+def infeasible_claim(claimed_by: str, reason: str) -> str:
+    """What an answer says to a person where a method's word is all there is for it that no plan fits."""
+    return f"There is no plan; {claimed_by} claims, without a certificate: {reason or 'no plan fits.'}"
 
 
 def _proved(problem: Problem, answer: Answer, proof: Proof) -> tuple[int, int | None]:

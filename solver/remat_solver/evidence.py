@@ -126,7 +126,7 @@ class Evidence:
             self.bound(answer.budget_bytes, answer.bound_ns, answer.restricted_to, source)
         if answer.claimed_bound_ns is not None:
             self.bound(answer.budget_bytes, answer.claimed_bound_ns, answer.restricted_to, source)
-        if answer.status is Status.INFEASIBLE:
+        if answer.status is Status.INFEASIBLE or answer.claims_infeasible:
             self.infeasible(answer.budget_bytes, answer.restricted_to, source)
         if answer.least_budget_bound_bytes is not None:
             self.needs(answer.least_budget_bound_bytes, source)

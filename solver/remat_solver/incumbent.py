@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, Verdict, gap_of, verify, worth_more_time
-from remat_ir.proof import certifiable
+from remat_ir.proof import certain_need, certifiable
 from remat_ir.read import LARGEST_INTEGER
+from remat_ir.verify_answer import infeasible_claim
 
 from .contradiction import NO_PLAN_NS, refuted, report_bound, report_budget, report_plan
 from .deadline import Deadline
@@ -62,6 +63,7 @@ class Incumbent:
         self.dropped: set[str] = set()
         self._claimed_enough_s: float | None = None
         self._ceased = False
+        self._claimed_none: str | None = None
         self._notes: list[str] = []
         self._chain_cost_ns: int | None = None
         self._sources: dict[tuple[str, ...], str] = {}
@@ -229,6 +231,9 @@ class Incumbent:
         if self.infeasible:
             self._report_infeasible(plan, self.reason)
             self.known, self.reason = replace(self.known, infeasible=False, proof=None), ""
+        if self._claimed_none is not None:
+            self._report_infeasible(plan, self._claimed_none)
+            self._claimed_none = None
         self._needs_no_more(plan)
 
     def _report_infeasible(self, plan: AnyPlan, reason: str) -> None:
@@ -245,10 +250,17 @@ class Incumbent:
     def prove_infeasible(
         self, reason: str, least_budget_bound_bytes: int | None = None, proof: Proof | None = None
     ) -> None:
-        """Record that no plan of the whole space fits the budget; `reason` is one sentence for a person."""
+        """Record that no plan of the whole space fits the budget; `reason` is one sentence for a person.
+
+        Where the incumbent certifies, it ends the solve with a certificate, or where one op needs more, and is else a
+        claim: the solve goes on, and the answer names the claim.
+        """
         with self._lock:
             if self.plan is not None:
                 self._report_infeasible(self.plan, reason)
+                return
+            if self.certifies and proof is None and certain_need(self.problem.subject) <= self.problem.budget_bytes:
+                self._claimed_none = reason
                 return
             self.known, self.reason = replace(self.known, infeasible=True, proof=proof), reason
             self.needs_at_least(least_budget_bound_bytes)
@@ -351,6 +363,9 @@ class Incumbent:
         """An answer that says which part of it is claimed without a certificate, and by whom."""
         if self.infeasible:
             return answer
+        if self._claimed_none is not None and self.cost_ns is None:
+            said = infeasible_claim(answer.method, self._claimed_none)
+            return replace(answer, claimed_by=answer.method, message=said)
         if not self.certifies and self.known.proof is not None and not answer.restricted_to:
             return answer
         if answer.restricted_to or not self.certifies:

@@ -138,6 +138,8 @@ class Curve(Knowledge):
         ending = Ending(answer.limit, answer.restricted_to or None, reason)
         full = known.answer(answer.method, self.max_gap, ending, seconds=answer.seconds, digest=answer.digest)
         full = replace(full, dropped_methods=answer.dropped_methods)
+        if full.status is Status.NOTHING_FOUND and answer.claims_infeasible:
+            full = replace(full, claimed_by=answer.claimed_by)
         if full.status is Status.INFEASIBLE:
             return checked(known.problem, full)
         if (full.bound_ns, full.cost_ns, full.restricted_to) == (answer.bound_ns, answer.cost_ns, answer.restricted_to):

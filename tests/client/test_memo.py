@@ -108,9 +108,10 @@ def test_a_worse_answer_does_not_take_the_place_of_a_better(tmp_path: Path) -> N
     memo.put(PROBLEM, "auto", worse, 50.0)
     assert memo.get(PROBLEM, "auto", 0.0001, 0.99).cost_ns == best.cost_ns
     memo.put(PROBLEM, "auto", Answer(Status.INFEASIBLE, "auto", PROBLEM.budget_bytes), 1.0)
-    assert memo.get(PROBLEM, "auto", 100.0, 0.0).status is Status.INFEASIBLE
-    memo.put(PROBLEM, "auto", best, 5.0)
-    assert memo.get(PROBLEM, "auto", 100.0, 0.0).status is Status.INFEASIBLE
+    assert memo.get(PROBLEM, "auto", 0.0001, 0.99).cost_ns == best.cost_ns  # a claim without a certificate
+    tight = replace(PROBLEM, budget_bytes=0)
+    memo.put(tight, "auto", Answer(Status.INFEASIBLE, "auto", 0), 1.0)
+    assert memo.get(tight, "auto", 100.0, 0.0).status is Status.INFEASIBLE
 
 
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])

@@ -28,6 +28,9 @@ from remat_ir.batch import BatchFamily
 from remat_ir.proof import PairProof, certain_need
 from remat_ir.working_set import working_set
 from remat_solver import least_budget, max_batch, solve, sweep
+from remat_solver.contradiction import LOG
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
 from remat_solver.pairs import pair_need
 from solver.brute import optimum
 from solver.little import little_graph, problems
@@ -52,7 +55,8 @@ def sound(problem: Problem, answer: Answer) -> Answer:
     verdict = verify_answer(problem, answer)
     assert certified_need(answer, verdict) == answer
     if answer.status is Status.INFEASIBLE:
-        assert verdict.infeasible != (answer.claimed_by is not None)
+        assert verdict.infeasible
+        assert answer.claimed_by is None
     return answer
 
 
@@ -157,10 +161,8 @@ def test_no_mutant_is_believed_to_need_more_than_brute_force_finds() -> None:
                 said = certified(problem, changed, verdict)
                 assert verdict.least_budget_bytes <= least
                 assert verdict.infeasible <= (problem.budget_bytes < least)
-                if said.status is Status.INFEASIBLE and not verdict.infeasible:
-                    assert said.claimed_by
-                else:
-                    assert (said.least_budget_bound_bytes or 0) <= least
+                assert verdict.infeasible or said.status is not Status.INFEASIBLE
+                assert (said.least_budget_bound_bytes or 0) <= least
                 believed += said == changed
                 lowered += said != changed
     assert min(believed, lowered, refused) > 100
@@ -193,7 +195,32 @@ def test_without_a_certificate_a_need_is_claimed_or_not_said(status: Status) -> 
     problem = Problem(graph, need(graph) - 1)
     answer = Answer(status, "rumour", problem.budget_bytes, least_budget_bound_bytes=10**9)
     said = certified(problem, answer, verify_answer(problem, answer))
-    if status is Status.INFEASIBLE:
-        assert (said.least_budget_bound_bytes, said.claimed_by) == (10**9, "rumour")
-    else:
-        assert said.least_budget_bound_bytes == working_set(graph).least_bytes
+    assert said.status is Status.NOTHING_FOUND
+    assert said.least_budget_bound_bytes == working_set(graph).least_bytes
+    assert said.claims_infeasible == (status is Status.INFEASIBLE)
+    if said.claims_infeasible:
+        assert said.claimed_by == "rumour"
+        assert "rumour claims, without a certificate: no plan fits." in said.message
+
+
+def test_a_claim_that_no_plan_fits_ends_no_solve() -> None:
+    """A method's word is no status: the others go on, and the answer without a plan names the claim."""
+    graph = little_graph(TIGHT[0], 7)
+    problem = Problem(graph, need(graph))
+    incumbent = Incumbent(problem, Deadline(60), certify=True)
+    incumbent.prove_infeasible("No plan fits: the relaxation has no solution.", problem.budget_bytes + 1)
+    assert not incumbent.stopped()
+    answer = certified_need(said := incumbent.answer("staged"), verify_answer(problem, said))
+    assert (answer.status, answer.claims_infeasible, answer.claimed_by) == (Status.NOTHING_FOUND, True, "staged")
+    assert "the relaxation has no solution" in answer.message
+    told: list[str] = []
+    LOG.addFilter(lambda record: bool(told.append(record.getMessage())))
+    try:
+        best = optimum(problem).plan
+        assert best is not None
+        assert incumbent.offer(best, "search")
+    finally:
+        LOG.filters.clear()
+    assert "every plan needs" in told[0]
+    answer = incumbent.answer("auto")
+    assert (answer.plan is None, answer.claimed_by) == (False, None)

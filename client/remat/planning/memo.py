@@ -77,7 +77,7 @@ class Memo:
         except (InvalidData, InvalidPlan, TypeError) as error:
             log.warning("memo: the entry for %s is of no use and is ignored: %s", digest[:12], error)
             return None
-        if outgrown(method, answer.restricted_to):
+        if outgrown(method, answer.restricted_to) or answer.claims_infeasible:
             return None
         near = answer.gap is not None and answer.gap <= max_gap
         tried = time_limit_s is not None and stored["time_limit_s"] >= time_limit_s
@@ -120,7 +120,12 @@ class Memo:
         return replace(answer, proof=proof)
 
     def put(self, problem: Problem, method: str, answer: Answer, time_limit_s: float | None) -> None:
-        """Remember an answer unless a better one is there; a folder that cannot be written is no error."""
+        """Remember an answer unless a better one is there; a folder that cannot be written is no error.
+
+        That no plan fits is not remembered where it is claimed without a certificate: it would hide a plan.
+        """
+        if answer.status is Status.INFEASIBLE and certified(problem, answer, verify_answer(problem, answer)) != answer:
+            return
         digest = problem_digest(problem)
         path = self._path(digest, method)
         spent = float(time_limit_s) if time_limit_s is not None and answer.limit == "time" else answer.seconds

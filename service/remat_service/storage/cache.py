@@ -148,7 +148,7 @@ class Stored:
         effort = self.effort
         if self.known.infeasible and self.certify and certifiable(self.problem.subject) and not self.proves_none:
             # claimed only: a solve certifies it, if that was not tried already
-            return effort is not None and effort.status == Status.INFEASIBLE
+            return effort is not None and (effort.status == Status.INFEASIBLE or effort.settled)
         if self.known.settled(max_gap):
             return True
         if effort is None or effort.status in (Status.OPTIMAL, Status.INFEASIBLE):
