@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Deadline:
@@ -11,19 +13,35 @@ class Deadline:
     def __init__(self, seconds: float | None) -> None:
         self._start = time.monotonic()
         self._end = None if seconds is None else self._start + seconds
+        self._held_at: float | None = None
 
     def elapsed(self) -> float:
         """Seconds since the making."""
-        return time.monotonic() - self._start
+        return self._now() - self._start
 
     def remaining(self) -> float:
         """Seconds left, never negative; infinite without a limit."""
-        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+        return float("inf") if self._end is None else max(0.0, self._end - self._now())
 
     def passed(self) -> bool:
         """Whether the time is up."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self._end is not None and self._now() >= self._end
 
     def within(self, seconds: float) -> Deadline:
         """A deadline `seconds` from now, or this one where it comes first."""
         return Deadline(min(seconds, self.remaining()))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop the watch meanwhile: what is waited for is not part of the solve. For one thread, before others look."""
+        self._held_at = time.monotonic()
+        try:
+            yield
+        finally:
+            waited = time.monotonic() - self._held_at
+            self._held_at = None
+            self._start += waited
+            self._end = None if self._end is None else self._end + waited
+
+    def _now(self) -> float:
+        return time.monotonic() if self._held_at is None else self._held_at

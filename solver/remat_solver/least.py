@@ -13,7 +13,7 @@ from remat_ir.working_set import working_set
 from .backends import Engine
 from .certify.pairs import pair_proof
 from .deadline import Deadline
-from .kernels import loading
+from .kernels import await_kernels
 from .pairs import pair_need
 from .search import Search, least_plan
 from .solve import checked, solve
@@ -58,11 +58,10 @@ def least_budget(
         `claimed_by` names a prover that gave no certificate. Where the two meet the
         message says so. `cost_ns` is the plan's, of which nothing is proved but that each op must run once.
     """
-    ready = loading()
     look = _Look(graph, Deadline(time_limit_s), seed, on_progress, cancelled)
     look.found(least_memory(graph, stop=look.deadline.within(0.1 * time_limit_s).passed, rounds=8), "greedy")
-    while not ready.wait(0.02) and not look.over():
-        pass
+    with look.deadline.held():
+        await_kernels(look.over)
     seconds = _FIRST_TRY_S
     with contextlib.ExitStack() as stack:
         engine = None if prover is None or look.over() else stack.enter_context(Engine("highs"))

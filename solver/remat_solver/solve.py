@@ -7,13 +7,26 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, InvalidData, InvalidPlan, Problem, Progress, Proof, certified_need, verify_answer
+from remat_ir import (
+    Answer,
+    AnyPlan,
+    Graph,
+    InvalidData,
+    InvalidPlan,
+    Problem,
+    Progress,
+    Proof,
+    certified_need,
+    plain_peak,
+    verify_answer,
+)
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import known_budget, least_need
 from .certify.pairs import pair_proof
 from .deadline import Deadline
 from .incumbent import Incumbent
+from .kernels import await_kernels, loaded
 from .methods import method_named, runner_of
 from .pairs import MOST_VALUES, pair_need, pair_table
 
@@ -37,7 +50,8 @@ def solve(
 
     Args:
         method: a name of `remat_solver.methods.METHODS`; "auto" picks and combines.
-        time_limit_s: wall-clock seconds; None means until done.
+        time_limit_s: wall-clock seconds; None means until done. They begin once the method's kernels are loaded: in a
+            new installation these are compiled first.
         max_gap: stop once (cost − bound) / cost is no more than this.
         steps: of training that will run by the plan: stop once all that they could still gain is less than the time
             that was spent (`remat_ir.worth_more_time`); None, or `max_gap` 0, asks for the gap whatever it takes.
@@ -74,6 +88,8 @@ def solve(
         incumbent.raise_bound(bound_ns, "start")
     if proof is not None and certifiable(problem.subject):
         _carry(incumbent, proof)
+    if chosen.kernels and not _fits_plainly(problem):
+        _await_kernels(incumbent)
     if not incumbent.stopped():
         try:
             runner(incumbent, chosen_options)
@@ -107,12 +123,28 @@ def _hopeless(incumbent: Incumbent) -> bool:
         least = pair_need(graph, table).least_bytes
         incumbent.needs_at_least(least)
         impossible = pair_proof(replace(problem, budget_bytes=least - 1), table) if incumbent.certifies else None
+    _await_kernels(incumbent)
     incumbent.suffices(known_budget(problem.subject, incumbent.stopped))
     incumbent.prove_infeasible(
         f"No plan fits: {who} alone needs {needed} bytes, and the budget is {problem.capacity_bytes}.",
         proof=impossible,
     )
     return True
+
+
+def _await_kernels(incumbent: Incumbent) -> None:
+    """Wait until every kernel can run: neither the time limit nor what `steps` are worth counts before that."""
+    if loaded():
+        return
+    with incumbent.deadline.held():
+        ready = await_kernels(incumbent.stopped)
+    if not ready:
+        incumbent.note("No program and no search has run: their kernels were still being compiled.")
+
+
+def _fits_plainly(problem: Problem) -> bool:
+    """Whether the plan without recomputations fits: `auto` looks at no other."""
+    return isinstance(problem.subject, Graph) and plain_peak(problem.subject) <= problem.budget_bytes
 
 
 def _carry(incumbent: Incumbent, proof: Proof) -> None:

@@ -348,3 +348,12 @@ def test_the_page_lists_every_command_setting_and_exit_code() -> None:
         assert f"`{name}`" in page
     for code in (0, BAD_INPUT, INFEASIBLE, NOTHING_FOUND, SERVICE, INTERRUPTED):
         assert f"| {code} |" in page
+
+
+def test_kernels_are_compiled_ahead() -> None:
+    """The command says where they are; there is nothing left to do after it."""
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-m", "remat", "warm"], capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert re.match(r"(\d+) of \1 kernels are compiled in ", ran.stdout)
+    assert "compiling" not in ran.stderr

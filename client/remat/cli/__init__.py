@@ -11,10 +11,10 @@ import typer
 
 from remat_ir import RematError
 
-from . import doctor, exchange, fit, look, model, service, solve, sweep
+from . import doctor, exchange, fit, look, model, service, solve, sweep, warm
 from .app import INTERRUPTED, app, error_code
 
-COMMANDS = (model, fit, solve, sweep, look, exchange, service, doctor)
+COMMANDS = (model, fit, solve, sweep, look, exchange, service, doctor, warm)
 """The modules whose commands have joined the app by being imported, in no order that matters."""
 
 ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -33,7 +33,7 @@ ORDER = (
         "export",
         "import-solution",
     ),
-    *("attach", "cancel", "ls", "doctor"),
+    *("attach", "cancel", "ls", "doctor", "warm"),
 )
 
 

@@ -41,7 +41,8 @@ class Method:
 
     `run(incumbent, options)` offers plans and raises bounds until done or `incumbent.stopped()`; it returns nothing.
     `options` is a frozen dataclass whose defaults are the method's; `restriction` is the space it is confined to;
-    `linked` says that it makes use of a graph's link: the others plan such a graph without transfers.
+    `linked` says that it makes use of a graph's link: the others plan such a graph without transfers;
+    `kernels` says that it runs compiled code.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Method:
     takes: tuple[str, ...] = ("graph",)
     restriction: tuple[str, ...] = ()
     linked: bool = False
+    kernels: bool = False
 
     def read_options(self, given: Mapping[str, object] | None) -> Any:
         """The options dataclass from a mapping.
@@ -72,7 +74,15 @@ class Method:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("auto", "a plan at once, then search and proof side by side", run_auto, AutoOptions, KINDS, linked=True),
+        Method(
+            "auto",
+            "a plan at once, then search and proof side by side",
+            run_auto,
+            AutoOptions,
+            KINDS,
+            linked=True,
+            kernels=True,
+        ),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
         Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
         Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),
@@ -86,6 +96,7 @@ METHODS: dict[str, Method] = {
             "coarse stages, refined where they break memory: proofs",
             run_staged,
             StagedOptions,
+            kernels=True,
         ),
         Method(
             "rotor",
@@ -94,10 +105,20 @@ METHODS: dict[str, Method] = {
             RotorOptions,
             ("graph", "chain"),
             (PERSISTENT,),
+            kernels=True,
         ),
-        Method("revolve", "activations saved, tapes never, on chains", revolve, RotorOptions, ("graph", "chain")),
+        Method(
+            "revolve",
+            "activations saved, tapes never, on chains",
+            revolve,
+            RotorOptions,
+            ("graph", "chain"),
+            kernels=True,
+        ),
         Method("sequential", "equal segments, their inputs kept, on chains", sequential, SequentialOptions, ("chain",)),
-        Method("pofo", "keep, recompute or offload, on chains with a link", pofo, PofoOptions, ("chain",)),
+        Method(
+            "pofo", "keep, recompute or offload, on chains with a link", pofo, PofoOptions, ("chain",), kernels=True
+        ),
         Method(
             "offload-all", "every saved value to the host, overlapped", offload_all, takes=GRAPH_OR_CHAIN, linked=True
         ),
@@ -119,9 +140,10 @@ METHODS: dict[str, Method] = {
             TransferOptions,
             GRAPH_OR_CHAIN,
             linked=True,
+            kernels=True,
         ),
-        Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",)),
-        Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",)),
+        Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",), kernels=True),
+        Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",), kernels=True),
         Method("milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)),
         Method(
             "milp-tight",
@@ -146,8 +168,8 @@ METHODS: dict[str, Method] = {
         ),
         Method("lp-rounding", "round the linear relaxation in two phases", lp_rounding, LpRoundingOptions),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
-        Method("blocks", "a chain program over blocks, each distinct one solved once", run_blocks),
-        Method("search", "local search over sets of recomputations", run_search, SearchOptions),
+        Method("blocks", "a chain program over blocks, each distinct one solved once", run_blocks, kernels=True),
+        Method("search", "local search over sets of recomputations", run_search, SearchOptions, kernels=True),
     )
 }
 

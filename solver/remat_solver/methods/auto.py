@@ -19,7 +19,6 @@ from ..certify.windows import prove_by_windows
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import offer_homogenized
-from ..kernels import await_kernels, loaded, loading
 from ..lift import LiftedIncumbent
 from ..search import Search, Starts, least_plan
 from ..staged.prove import Proof
@@ -89,18 +88,17 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
     if isinstance(subject, Chain):
         run_auto(LiftedIncumbent(incumbent), options)
         return
-    brief = options.search and loaded()
-    _combine(incumbent, options, brief)
-    if brief:
+    _combine(incumbent, options)
+    if options.search:
         other_plans(incumbent)
 
 
-def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
+def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
     """Search and proof side by side, after a first plan."""
     offer_chain(incumbent, most=AT_ONCE)
     with contextlib.ExitStack() as stack:
-        # before anything that competes for the cores, and for the interpreter's lock as the compiler does
-        first_plan(incumbent, brief=brief)
+        # before anything that competes for the cores
+        first_plan(incumbent, brief=options.search)
         offer_chain(incumbent, AT_ONCE + 1)
         if incumbent.plan is None:
             prove_by_pairs(incumbent)
@@ -108,13 +106,11 @@ def _combine(incumbent: Incumbent, options: AutoOptions, brief: bool) -> None:
             return
         memory = options.memory_bytes
         engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
-        if options.search:
-            loading()
         seed, starts = options.seed, Starts(incumbent, options.seed)
         search = Beside(incumbent, "search", lambda: _search(incumbent, seed, starts)) if options.search else None
         try:
             if engine is not None:
-                polish, second = polished(incumbent, wait=False), partial(_windows, incumbent, options.seed)
+                polish, second = polished(incumbent), partial(_windows, incumbent, options.seed)
                 proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
                 proof.run(integer=engine)
             if incumbent.exhausted or (engine is not None and math.isinf(incumbent.deadline.remaining())):
@@ -141,9 +137,8 @@ def _window_bound(
     window = Incumbent(problem, until, _WINDOW_GAP, cancelled=incumbent.stopped, certify=True)
     window.dropped = incumbent.dropped
     first_plan(window, brief=True)
-    if await_kernels(window.stopped):
-        Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
-    Proof(window, polish=polished(window, wait=False)).run(integer=engine)
+    Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
+    Proof(window, polish=polished(window)).run(integer=engine)
     proof = window.known.proof
     return (window.bound_ns, proof) if isinstance(proof, StageProof) and not window.infeasible else None
 
@@ -165,16 +160,16 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
     give_way()
     problem = incumbent.problem
     searching, least = None, plain_plan(problem.graph)
-    if incumbent.plan is None and loaded():
+    if incumbent.plan is None:
         searching = Search(problem.graph, problem.budget_bytes, seed)
         searching.run(incumbent, _FIRST_MOVES)
     structured = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
     if not structured:
         offer_homogenized(incumbent)
-    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP and await_kernels(incumbent.stopped):
+    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP:
         structured = True
-        plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
-    if incumbent.plan is None and loaded():
+        plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
+    if incumbent.plan is None:
         # before the greedy plans of little memory, each of which takes seconds on a dense graph
         least = _tightened(incumbent, least, seed, _TIGHTEN_SHARE_FIRST)
     if incumbent.plan is None:
@@ -182,13 +177,13 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
             if incumbent.plan is None and not incumbent.stopped():
                 stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
                 least = _less(incumbent, least, least_memory(problem.graph, stop=stop, weights=weights), seed)
-    if not incumbent.stopped() and await_kernels(incumbent.stopped):
+    if not incumbent.stopped():
         searching = searching or Search(problem.graph, problem.budget_bytes, seed)
         if not structured:
             if incumbent.plan is not None:
                 searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
             if not incumbent.stopped():
-                plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
+                plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
         if incumbent.plan is None:
             _tightened(incumbent, least, seed + 1, _TIGHTEN_SHARE)
         searching.run(incumbent, between=starts.run)
@@ -196,7 +191,7 @@ def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
 
 def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:
     """The plan of less memory: the known one, or what the search makes of another start."""
-    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes and loaded():
+    if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
         start = _tightened(incumbent, start, seed, _TIGHTEN_SHARE_FIRST)
     return min(known, start, key=lambda plan: peak_of(incumbent.problem.graph, plan))
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from ..blocks import plans_by_blocks
 from ..incumbent import Incumbent
-from ..kernels import await_kernels, loading
 from .staged import polished
 
 
 def run_blocks(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that the chain program over a graph's blocks leads to, and what the search makes of it."""
-    loading()
-    if not await_kernels(incumbent.stopped):
-        return
-    applies = plans_by_blocks(incumbent, polish=polished(incumbent, wait=True, source="blocks"))
+    applies = plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
     if not applies:
         incumbent.ends_without_plan("blocks does not apply: the forward pass has no narrow places to cut it at.")
     elif incumbent.plan is None and not incumbent.stopped():

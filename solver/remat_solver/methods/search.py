@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..incumbent import Incumbent
-from ..kernels import await_kernels, loading
 from ..search import Search
 from .greedy import first_plan
 
@@ -26,8 +25,7 @@ class SearchOptions:
 
 def run_search(incumbent: Incumbent, options: SearchOptions) -> None:
     """Offer the greedy plan, then whatever the local search finds."""
-    loading()
     first_plan(incumbent)
-    if not incumbent.stopped() and await_kernels(incumbent.stopped):
+    if not incumbent.stopped():
         problem = incumbent.problem
         Search(problem.graph, problem.budget_bytes, options.seed).run(incumbent, options.iterations)

@@ -10,7 +10,6 @@ from remat_ir import plan_of
 from ..backends import check_engine, check_memory
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
-from ..kernels import await_kernels, loading
 from ..search import polish
 from ..staged.apart import Switches
 from ..staged.prove import Proof
@@ -44,9 +43,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
         prove_by_pairs(incumbent)
         if incumbent.stopped():
             return
-    if options.polish:
-        loading()
-    polish = polished(incumbent, wait=True) if options.polish else None
+    polish = polished(incumbent) if options.polish else None
     proof = Proof(incumbent, options, polish=polish, memory_bytes=options.memory_bytes)
     proof.run()
     if proof.out_of_memory:
@@ -55,16 +52,11 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
         incumbent.stop_for("time")
 
 
-def polished(incumbent: Incumbent, *, wait: bool, source: str = "staged") -> Callable[[list[int]], None]:
-    """What makes plans of sequences that may exceed the budget, and offers the cheaper ones.
-
-    `wait` for the search to be compiled, so that every run does the same; else nothing is made before it is.
-    """
+def polished(incumbent: Incumbent, *, source: str = "staged") -> Callable[[list[int]], None]:
+    """What makes plans of sequences that may exceed the budget, and offers the cheaper ones."""
 
     def make(sequence: list[int]) -> None:
         problem = incumbent.problem
-        if not (await_kernels(incumbent.stopped) if wait else loading().is_set()):
-            return
         better = polish(
             problem.graph, problem.budget_bytes, sequence, moves=_MOVES, seed=len(sequence), stop=incumbent.stopped
         )

@@ -11,7 +11,6 @@ from remat_ir import Chain
 from ..beside import Beside
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..kernels import loading
 from ..lift import LiftedIncumbent
 from ..program import Floats
 from .baselines import layer_fractions, offload_all, save_on_cpu
@@ -50,7 +49,6 @@ def keep_recompute_offload(
     program: Callable[[Incumbent], None] | None = None,
 ) -> None:
     """Plan a graph or a chain with a link; next to it `general` solves it without transfers, and `program` as it is."""
-    loading()
     search = search_of(incumbent, options.seed)
     search.deadline = within(incumbent.deadline, 1.0)
     lifted = LiftedIncumbent(incumbent, plans_only=True)

@@ -19,7 +19,6 @@ from remat_ir.greedy import greedy_plan, least_memory
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..kernels import await_kernels
 from ..program import Floats
 from ..search import Search
 from .choose import chosen_gaps, placed, pruned
@@ -279,7 +278,7 @@ class TransferSearch:
         suggested = False
         self.polish()
         polished, rounds = self.best, 0
-        while not self.stop() and await_kernels(self.incumbent.stopped):
+        while not self.stop():
             if (moved := more()) is not None:
                 sets = self.suggested(moved)
             plan, cost_ns = self.incumbent.plan, self.incumbent.cost_ns
