@@ -256,7 +256,7 @@ def test_known_optima(engines: Engines, name: str, fraction: float, percent: flo
     graph = Graph.from_json((GRAPHS / f"{name}.json").read_text())
     problem = Problem(graph, budget_at(graph, fraction))
     incumbent = Incumbent(problem, Deadline(240), 0.0)
-    proof = Proof(incumbent, Switches("cpsat"), polish=polished(incumbent, wait=True))
+    proof = Proof(incumbent, Switches("cpsat"), polish=polished(incumbent))
     proof.run(engines.highs, engines.cpsat)
     answer = incumbent.answer("staged")
     assert answer.status is Status.OPTIMAL
