@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from transformers import (
 )
 
 import remat
+from remat.errors import CaptureError
 from remat.trainers.transformers import RematCallback
 from remat.training.enable import plans_of
 
@@ -146,3 +149,100 @@ def test_states_that_a_call_asks_for_are_recorded_in_a_planned_step() -> None:
     remat.enable(model, budget="100%", planner="greedy")
     planned = model(input_ids=TOKENS, labels=TOKENS, output_hidden_states=True).hidden_states
     assert len(planned) == len(plain) == 3
+
+
+class Tiled(torch.autograd.Function):
+    """As TRL's head: products into a buffer, which no capture goes through."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        tile = torch.empty(len(hidden), 30)
+        logits = []
+        for start in range(0, len(weight), 20):
+            part = weight[start : start + 20]
+            logits.append(torch.mm(hidden, part.t(), out=tile[:, : len(part)]).clone())
+        found = torch.cat(logits, 1).log_softmax(1)
+        ctx.save_for_backward(hidden, weight, labels, found)
+        return found.gather(1, labels[:, None])[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        hidden, weight, labels, found = ctx.saved_tensors
+        own = -found.exp() * gradients[0][:, None]
+        own[torch.arange(len(labels)), labels] += gradients[0]
+        return own @ weight, own.t() @ hidden, None
+
+
+def with_tiled_head(model: Any) -> Any:
+    """As `trl.trainer.utils.add_fused_lm_head`, which `SFTTrainer` calls."""
+    original = model.forward
+
+    @wraps(type(model).forward)
+    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+        if not fused_lm_head:
+            return original(*args, labels=labels, **kwargs)
+        kwargs["use_cache"] = False
+        hidden = self.base_model(*args, **kwargs).last_hidden_state[:, :-1].flatten(0, 1)
+        found = Tiled.apply(hidden, self.get_output_embeddings().weight, labels[:, 1:].flatten())
+        return {"loss": -found.mean()}
+
+    model.forward = MethodType(forward, model)
+    return model
+
+
+class WithTiledHead(Trainer):  # type: ignore[misc]
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        return model(**inputs, fused_lm_head=True)["loss"]
+
+
+@pytest.mark.parametrize("callbacks", [{}, {"part": "model"}], ids=["the trunk is found", "it is named"])
+def test_the_trunk_before_a_tiled_head_is_planned(tmp_path: Path, callbacks: dict[str, str]) -> None:
+    small: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 50}
+    weights = []
+    look = Stops(RuntimeError())
+    look.on_step_end = lambda args, state, control, **given: look.planned.append(  # type: ignore[attr-defined]
+        len(plans_of(given["model"].model).plans)
+    )
+    look.planned = []  # type: ignore[attr-defined]
+    for added in ([], [RematCallback("100%", planner="greedy", **callbacks), look]):
+        torch.manual_seed(0)
+        model = with_tiled_head(LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, num_key_value_heads=2)))
+        run = trainer(tmp_path, model, *added)
+        run.__class__ = WithTiledHead
+        run.train()
+        weights.append([p.detach().clone() for p in model.parameters()])
+        assert "forward" not in vars(model.model)
+    assert all(map(torch.equal, *weights))
+    assert look.planned == [1, 1]  # type: ignore[attr-defined]
+
+
+def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(50, 8))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()  # type: ignore[no-untyped-call]
+
+    model, x, labels = Whole(), torch.ones(4, 8), torch.arange(4)
+    with pytest.raises(CaptureError, match=r"plan the parts before it, .* by remat\.enable\(model\.PART\)"):
+        remat.optimize(model, (x, labels), budget="100%", planner="greedy")
+    remat.enable(model.trunk, budget="100%", planner="greedy")
+    model(x, labels).backward()
+    assert len(plans_of(model.trunk).plans) == 1
+
+
+def test_a_forward_may_change_the_dictionary_of_its_own_keywords() -> None:
+    class Defaults(nn.Linear):
+        def forward(self, *given: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            kwargs.setdefault("scale", 2.0)
+            kwargs["bias"] = kwargs["scale"]
+            return super().forward(*given) * kwargs["scale"] + kwargs["bias"]
+
+    model, x = Defaults(8, 8), torch.ones(4, 8)
+    planned = remat.optimize(model, x, budget="100%", planner="greedy")
+    for kwargs in ({}, {"scale": 3.0}, {"scale": 3.0, "bias": 5.0}, {}):
+        given = dict(kwargs)
+        assert torch.equal(planned(x, **given), model(x, **kwargs))
+        assert given == kwargs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import inspect
 import random
 import re
 import warnings
@@ -19,6 +20,7 @@ import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import get_traced_fn
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.functional_export import (
     DynamoBytecodeFlatten,
@@ -156,7 +158,8 @@ def strict_graph(
         graph._dynamo_bytecode_flatten.__class__, graph._dynamo_bytecode_unflatten.__class__ = _Flatten, _Unflatten
     # left among the globals of the caller's code, it would hold the module and this call's arguments for good
     made.graph_capture_output.f_globals.pop(made.backend_input.backend_id, None)
-    harmful = {source: stack for source, stack in told.side_effects.items() if not _harmless(source)}
+    own = _keywords_of(call)
+    harmful = {s: stack for s, stack in told.side_effects.items() if s != own and not _harmless(s)}
     if harmful:
         raise SideEffects(list(harmful), next(filter(None, harmful.values()), ""))
     graph.__dict__.pop("forward", None)  # an instance's own, which is traced
@@ -248,6 +251,13 @@ class _Told:
             yield
         finally:
             speaker.warnings, speaker.unimplemented = before
+
+
+def _keywords_of(call: Callable[..., Any]) -> str:
+    """The source of the dictionary that a function's `**kwargs` are: one of its own for each call; empty without."""
+    code = get_traced_fn(call)[0].__code__
+    position = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return f"L['{code.co_varnames[position]}']" if code.co_flags & inspect.CO_VARKEYWORDS else ""
 
 
 def _harmless(source: str) -> bool:

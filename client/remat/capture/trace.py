@@ -282,6 +282,11 @@ def _advice(module: nn.Module, error: Exception) -> str:
             "model.set_experts_implementation('grouped_mm') or 'batched_mm', whose sizes are bounded by the tokens' "
             "choices, or train its layers as a chain (remat.optimize_chain), which takes any Python. "
         )
+    if "autograd.Function" in str(error) or "`out=`" in str(error):
+        return (
+            "it calls an autograd function that cannot be traced: plan the parts before it, which leaves it as it is, "
+            "by remat.enable(model.PART), or by part= of a trainer's callback. "
+        )
     if "DynamicOutputShape" in type(error).__name__:
         return (
             "the size of what an operator gives depends on the data, and memory is planned for one size: use "

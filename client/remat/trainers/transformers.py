@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from torch import nn
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from ..planning.budget import Budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
@@ -14,6 +14,9 @@ from ..planning.planner import Planner
 from ..planning.sources import OnProgress
 from ..training.enable import disable, disable_left, enable_for
 from ..training.optimize import check_training
+
+_TILED = "fused_lm_head"
+"""The argument by which `trl.trainer.utils.add_fused_lm_head` has the head of a model run in tiles."""
 
 
 class RematCallback(TrainerCallback):
@@ -23,8 +26,13 @@ class RematCallback(TrainerCallback):
     training, as gradient checkpointing does too. Each kind of batch is planned when it is first seen: a fixed length
     (`pad_to_multiple_of`, `dataloader_drop_last=True`) keeps their number small.
 
+    With a head of TRL's, as `SFTTrainer` puts it on a model (per-token log-probabilities in tiles, by an autograd
+    function of its own), the model's trunk is planned, and the head runs as it is.
+
     Args:
-        budget: as for `remat.optimize`.
+        budget: as for `remat.optimize`; of the planned part, where one is planned.
+        part: dotted name of the submodule that is planned, such as "model"; empty for the model itself, or for its
+            trunk where it has a head of TRL's.
         planner, on_progress, options, fields: as for `remat.enable`.
         optimizer: in place of the Trainer's.
 
@@ -35,6 +43,7 @@ class RematCallback(TrainerCallback):
     def __init__(
         self,
         budget: Budget,
+        part: str = "",
         *,
         planner: Planner | str | None = None,
         optimizer: Any = None,
@@ -42,7 +51,8 @@ class RematCallback(TrainerCallback):
         options: SolveOptions | None = None,
         **fields: Unpack[TrainingFields],
     ) -> None:
-        self.budget, self.planner, self.optimizer, self.on_progress = budget, planner, optimizer, on_progress
+        self.budget, self.part, self.planner, self.optimizer = budget, part, planner, optimizer
+        self.on_progress = on_progress
         self.options = solve_options(RematCallback, TrainingFields, options, fields)
         check_training(budget, self.options, planner, optimizer)
 
@@ -54,9 +64,10 @@ class RematCallback(TrainerCallback):
         """
         if getattr(args, "gradient_checkpointing", False):
             raise ValueError(
-                "gradient_checkpointing=True and RematCallback do the same work twice: leave one of them out"
+                "gradient_checkpointing=True, the default of TRL's configs, and RematCallback do the same work twice: "
+                "set gradient_checkpointing=False, or leave the callback out"
             )
-        model: nn.Module = given["model"]
+        model = self._module(given["model"])
         disable_left("transformers", model)
         enable_for(
             "transformers",
@@ -70,7 +81,24 @@ class RematCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the model as it was."""
-        disable(given["model"])
+        disable(self._module(given["model"]))
+
+    def _module(self, model: nn.Module) -> nn.Module:
+        """What is planned."""
+        if self.part:
+            return model.get_submodule(self.part)
+        return next((part.base_model for part in model.modules() if _has_fused_head(part)), model)
+
+
+def _has_fused_head(part: nn.Module) -> bool:
+    """Whether TRL has given a model a head that computes log-probabilities in tiles."""
+    forward: Any = part.__dict__.get("forward") if isinstance(part, PreTrainedModel) else None
+    while forward is not None:  # Accelerate wraps it again
+        code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+        if code is not None and _TILED in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            return True
+        forward = getattr(forward, "__wrapped__", None)
+    return False
 
 
 def _as_the_trainer_does(options: SolveOptions, args: Any) -> SolveOptions:
