@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .planning.sources import GreedyPlanner, LocalPlanner, ServicePlanner
     from .settings import Settings
     from .target.fit import fit
+    from .training.compared import Comparison, check
     from .training.enable import disable, enable
     from .training.module import Rematerialized
     from .training.optimize import optimize
@@ -70,6 +71,7 @@ _HOMES = {
     "planner_for": "planning.planner",
     "SolveOptions": "planning.options",
     "CoordinatedPlanner": "planning.planner",
+    "Comparison": "training.compared",
     "Coordinator": "planning.coordinator",
     "OneProcess": "planning.coordinator",
     "Profile": "planning.profiles",
@@ -77,6 +79,7 @@ _HOMES = {
     "Settings": "settings",
     "backend": "compile.backend",
     "MemoryBudgetSolver": "compile.inductor.knapsack",
+    "check": "training.compared",
     "checkpoint_contexts": "training.selective",
     "fit": "target.fit",
     "checkpoint_sequential": "chains.training",
@@ -103,6 +106,7 @@ __all__ = [
     "Buckets",
     "BudgetTooSmall",
     "CaptureError",
+    "Comparison",
     "CoordinatedPlanner",
     "Coordinator",
     "Fraction",
@@ -134,6 +138,7 @@ __all__ = [
     "UnitBytes",
     "UnitPlans",
     "backend",
+    "check",
     "checkpoint_contexts",
     "checkpoint_sequential",
     "disable",

@@ -324,9 +324,9 @@ def _kept_subclasses(found: Sequence[Any] | None) -> list[Any] | None:
     return None if found is None else [copy.copy(each) for each in found]
 
 
-def aot_backend(partition: Callable[..., Any], compiler: Any) -> Callable[..., Any]:
-    """A backend for torch.compile that partitions with `partition` and runs both graphs as `compiler` makes them."""
-    made = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition)
+def aot_backend(partition: Callable[..., Any], forward: Any, backward: Any) -> Callable[..., Any]:
+    """A backend for torch.compile that partitions with `partition` and runs the two graphs as these make them."""
+    made = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
 
     def run(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with _functorch_config.patch(donated_buffer=False), checks_as_operators():

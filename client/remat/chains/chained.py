@@ -14,6 +14,7 @@ from remat_ir.chain_plan import Verb
 
 from ..capture.trace import untraced
 from ..planning.quick import Better
+from ..switch import plans_are_off
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
 log = logging.getLogger("remat")
@@ -73,7 +74,7 @@ class ChainedModule(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """What the stages give one after the other, with a backward pass by the plan."""
         self.schedule.check(list(self.stages))
-        if not torch.is_grad_enabled() or not self.schedule.trains((x,)):
+        if plans_are_off() or not torch.is_grad_enabled() or not self.schedule.trains((x,)):
             for stage in self.stages:
                 x = stage(x)
             return x

@@ -10,6 +10,7 @@ from torch import nn
 from remat_ir import Answer, Plan
 
 from ..capture.trace import untraced
+from ..switch import plans_are_off
 from .join_profile import ProfiledJoin, backward_stages
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
@@ -51,7 +52,7 @@ class JoinedModule(nn.Module):
     def forward(self, *xs: torch.Tensor) -> torch.Tensor:
         """What the head gives, with a backward pass by the plan."""
         self.schedule.check([*(m for branch in self.branches for m in branch), self.head])  # type: ignore[attr-defined]
-        if torch.is_grad_enabled() and self.schedule.trains(xs):
+        if torch.is_grad_enabled() and not plans_are_off() and self.schedule.trains(xs):
             return run_by_plan(self.schedule, range(len(xs)), xs)
         ends = []
         for branch, x in zip(self.branches, xs, strict=True):

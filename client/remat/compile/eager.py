@@ -23,6 +23,7 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
+from ..lowering.traced import checked_function
 from ..planning.budget import Budget, budget_bytes
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
@@ -72,7 +73,7 @@ class Backend:
             PlanningError: there is no plan.
         """
         self.note_frame()
-        compiled = _compat.aot_backend(self.partition, lambda graph, _: boxed_function(graph))
+        compiled = _compat.aot_backend(self.partition, checked_function, lambda graph, _: boxed_function(graph))
         function: Callable[..., Any] = compiled(module, example_inputs)
         ask = self._better
         if ask is None:

@@ -17,8 +17,9 @@ from ..distributed.ranks import RankPlanner, Ranks
 from ..planning.budget import Budget, UnitBytes, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
+from ..training.compared import undisturbed
 from ..training.job import Job, warn_of_update
-from ..units.units import EACH, undisturbed
+from ..units.units import EACH
 from .search import Picked, Search
 
 

@@ -23,6 +23,7 @@ from ..device import capturing
 from ..device_flags import device_failed
 from ..errors import CaptureError
 from ..planning.options import DEFAULT, OnFailure
+from ..switch import plans_are_off
 from .kinds import Kinds
 from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
@@ -122,7 +123,7 @@ class Rematerialized(nn.Module):
             with hooks_put_back(aside):
                 return self.forward(*args, **kwargs)
         run = self._run()
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or plans_are_off():
             return run(*args, **kwargs)
         given, kwargs = kwargs, dict(self._cache.planned(args, kwargs))
         call = Call(self.original, run, args, kwargs)
@@ -143,17 +144,18 @@ class Rematerialized(nn.Module):
         before = generators.noted()
         try:
             return self._noted(made, check.watch(made, tensors, call))
-        except RuntimeError as error:
+        except (RuntimeError, CaptureError) as error:
             if device_failed(error):
                 raise
             before.restore_torch()  # a step draws no other numbers after its inputs are read
             if any(map(is_check, made.step.operations.flow.kernels)):
                 _raise_what_the_code_raises(call)
             why = str(error).partition("\n")[0]
-            self._refuse(
-                f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}",
-                error,
-            )
+            if not isinstance(error, CaptureError):
+                why = (
+                    f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}"
+                )
+            self._refuse(why, error)
         assert kind is not None
         self._forget(made)
         self._kinds.put(kind, None)

@@ -25,6 +25,7 @@ from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
 from ..lowering.peak import kernel_peak
+from ..lowering.traced import checked_function
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
@@ -84,7 +85,7 @@ class TrainingStep:
 
         def compiled() -> Callable[..., Any]:
             forward = _compat.compile_joint(
-                self.captured.descriptor, partition, lambda module, _: boxed_function(module), function.compile_backward
+                self.captured.descriptor, partition, checked_function, function.compile_backward
             )
             held = flow.given[: len(names)]
             function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)

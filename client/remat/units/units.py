@@ -8,8 +8,7 @@ those is watched again; where the budget did not hold, what was seen counts for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -17,7 +16,6 @@ from torch import nn
 
 from remat_ir import InvalidData
 
-from .. import generators
 from ..capture.call import example_call
 from ..capture.operations import check_functional
 from ..planning.budget import Budget, UnitBytes, read_budget
@@ -25,6 +23,7 @@ from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, planner_for
 from ..profiling.fixed import resident
 from ..profiling.measure import forward_backward
+from ..training.compared import undisturbed
 from ..training.enable import disable
 from ..training.job import Job
 from .split import Split, UnitPlans
@@ -111,21 +110,3 @@ def _named(model: nn.Module, units: Iterable[nn.Module]) -> dict[str, nn.Module]
         if outer is not None:
             raise InvalidData(f"{name} is a part of {outer}: units must not lie inside each other")
     return found
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Buffers, gradients and random states are as they were, afterwards; inside there are no gradients."""
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    for parameter, _ in gradients:
-        parameter.grad = None
-    with generators.kept():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, saved in buffers:
-                    buffer.copy_(saved)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient

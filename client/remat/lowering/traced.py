@@ -1,0 +1,82 @@
+"""What a forward graph gives when it runs, compared with what the trace says of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _compat
+from ..errors import CaptureError
+from .codegen import boxed_function
+
+log = logging.getLogger("remat")
+
+_STATE = 16
+"""Integers of a generator's state, of which each build of attention's kernels keeps its own."""
+
+
+def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+    """A forward graph as `boxed_function`, whose first call compares what it returns and saves with the trace.
+
+    Whatever state of torch makes a graph run otherwise than it was traced shows here, such as autocast that is applied
+    once more, before anything is computed from the results. It takes no other plan and no second step.
+
+    Raises:
+        CaptureError: the two differ, in that call: see `_compare`.
+    """
+    function, due = boxed_function(module), True
+    nodes: Any = module.graph.output_node().args[0]
+    said = [(str(node), node.meta.get("val")) for node in nodes if isinstance(node, fx.Node)]
+    places = [place for place, node in enumerate(nodes) if isinstance(node, fx.Node)]
+
+    def run(args: list[Any]) -> Any:
+        nonlocal due, said
+        results = function(args)
+        if due:
+            for place, (name, traced) in zip(places, said, strict=True):
+                _compare(name, traced, results[place])
+            due, said = False, []
+        return results
+
+    run.source = function.source  # type: ignore[attr-defined]
+    return _compat.boxed(run)
+
+
+def _compare(name: str, traced: Any, found: Any) -> None:
+    """Compare a tensor with the trace, which may say nothing of it.
+
+    Strides are only told of: a custom operator's own description may be careless about them, and most readers take any.
+
+    Raises:
+        CaptureError: it has another dtype or shape, or is on another device.
+    """
+    if not isinstance(traced, _compat.FakeTensor) or not isinstance(found, torch.Tensor):
+        return
+    if found.numel() <= _STATE and not found.is_floating_point():
+        return
+    for what, here, there, wrong in (
+        ("", found.dtype, traced.dtype, True),
+        ("of shape ", tuple(found.shape), tuple(traced.shape), True),
+        ("on ", found.device, traced.device, True),
+        ("of strides ", _strides(found), _strides(traced), False),
+    ):
+        if here == there:
+            continue
+        text = f"{name} of the planned step is {what}{here}, and the trace says {what}{there}"
+        if wrong:
+            raise CaptureError(
+                f"{text}: the step runs under a state of torch that it was not traced under; train without remat, and "
+                "report this"
+            )
+        log.warning("%s: what is read from it as it was traced to lie may be wrong", text)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Where its elements lie: an empty tensor has none, and a dimension of one element has no next one."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return ()
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
