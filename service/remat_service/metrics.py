@@ -22,6 +22,10 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.cache = Counter("remat_cache_results", "Lookups by result", ("result",), registry=registry)
+        self.look_seconds = Histogram(
+            "remat_store_look_seconds", "Seconds of looks for what answers a problem, all of it or as the time allowed",
+            ("found",), buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
         self.recalls = Counter(
             "remat_recalls", "Plans given from memory: to a body posted before, or under an id", ("by",),
             registry=registry,

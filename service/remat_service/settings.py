@@ -124,6 +124,9 @@ class Settings(BaseSettings):
         default=60.0, gt=0, description="Seconds between rounds of eviction and reconciliation."
     )
 
+    look_up_s: float = Field(
+        default=0.2, ge=0, description="Seconds for which a request is looked up in the store before it is queued."
+    )
     recall_bytes: int = Field(
         default=128 * 2**20, ge=0, description="Bytes of answers lately given that are kept in memory."
     )

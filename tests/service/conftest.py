@@ -15,6 +15,7 @@ from service.serving import Service, serving
 
 collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
 """Its plans are made by the client, of a captured step."""
+os.environ.setdefault("REMAT_LOOK_UP_S", "20")
 os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
 
 

@@ -37,6 +37,7 @@ class Service:
             "REMAT_DATABASE_URL": self.database_url,
             "REMAT_LOG_LEVEL": "INFO",
             "REMAT_NOTICE_S": "0",
+            "REMAT_LOOK_UP_S": "20",  # a machine that is busy with other tests is slow
         }
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in self.settings.items()}
         self.log = (self.folder / "service.log").open("a")

@@ -127,7 +127,8 @@ class Submission:
                 return Taken(joined)
             snapshot = await context.snapshots.read(keys, net.budget_bytes)
         await self._mend_graph(net, keys)
-        known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot)
+        within_s = context.settings.look_up_s
+        known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot, within_s)
         looked = _Looked(net, keys, known)
         if not ask.force and known.is_final(ask.max_gap, ask.time_limit_s):
             return await self._answer_from_store(looked)
@@ -238,7 +239,7 @@ class Submission:
         return text
 
     def _remember(self, looked: _Looked, row: dict[str, Any]) -> None:
-        if self.ask.body and row["cache"] == "hit":
+        if self.ask.body and row["cache"] == "hit" and not looked.known.partial:
             cache = self.context.response_cache
             cache.put(self.caller, self.ask.body, looked.keys, row, looked.known)
 
@@ -287,8 +288,8 @@ class Submission:
             if solve_id is None:
                 await self._check_capacity(connection)
                 await context.store.put_graph(connection, keys, looked.net)
-                await self._keep_near(connection, looked)
-                solve_id = await self._new_solve(connection, looked, start_plan_id)
+                near_id = await self._keep_near(connection, looked)
+                solve_id = await self._new_solve(connection, looked, start_plan_id, near_id)
                 if solve_id is None:  # another came first
                     solve_id, joined = await self._join(connection, keys), True
             if solve_id is None:
@@ -321,12 +322,27 @@ class Submission:
             await connection.execute(update(solves).where(solves.c.id == row.id).values(priority=self.ask.priority))
         return str(row.id)
 
-    async def _new_solve(self, connection: AsyncConnection, looked: _Looked, start_plan_id: str | None) -> str | None:
-        ask, keys = self.ask, looked.keys
+    async def _new_solve(
+        self, connection: AsyncConnection, looked: _Looked, start_plan_id: str | None, near_id: str | None
+    ) -> str | None:
+        """A row in the queue; the best plan that is stored is its first incumbent, which counts if its time ends."""
+        ask, keys, known = self.ask, looked.keys, looked.known
+        plan_id = near_id or (None if known.plan is None else known.plan.id)
+        best = None if plan_id is None else known.known.verdict
+        total_ns = looked.net.subject.total_cost_ns
+        told = {
+            "id": self.context.clock.new_id(),
+            "plan_id": plan_id,
+            "cost_ns": None if best is None else best.cost_ns,
+            "peak_bytes": None if best is None else best.peak_bytes,
+            "total_cost_ns": total_ns,
+            "bound_ns": None if best is None else total_ns,
+            "restricted_to": "",
+        }
         insert = (
             self.context.database.insert(solves)
             .values(
-                id=self.context.clock.new_id(),
+                **self.context.seals.sealed("solves", told),
                 tenant_id=self.caller.tenant_id,
                 flight_key=keys.flight,
                 graph_key=keys.graph,

@@ -43,6 +43,7 @@ class SolveRun:
         self.context, self.claim = context, claim
         self.record = SolveRecord(context, claim)
         self.failures = 0
+        self.look_s: float | None = None
 
     async def run(self) -> Answer | None:
         """Rounds until no request is open; returns the last outcome, in net bytes."""
@@ -63,11 +64,8 @@ class SolveRun:
             limit = max(request.time_limit_s for request in waiting)
             gap = min(request.max_gap for request in waiting)
             fresh = self.claim.row.forced and self.record.spent_s == 0
-            known = (
-                Stored(self.claim.net, certify=self.claim.keys.certify)
-                if fresh
-                else await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
-            )
+            self.look_s = max(limit, self.context.settings.look_up_s)
+            known = Stored(self.claim.net, certify=self.claim.keys.certify) if fresh else await self._looked_up()
             left = limit - self.record.spent_s
             final = left <= NEARLY_S or (not fresh and known.is_final(gap, limit))
             if final:
@@ -79,6 +77,10 @@ class SolveRun:
             if await self._settle(outcome, known, waiting if final else ()):
                 self._observe(outcome)
                 return outcome
+
+    async def _looked_up(self) -> Stored:
+        claim = self.claim
+        return await self.context.cache.known(claim.caller, claim.keys, claim.net, within_s=self.look_s)
 
     async def _round(self, digest: str, limit_s: float, gap: float, known: Stored) -> tuple[Answer, Stored]:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
@@ -187,7 +189,7 @@ class SolveRun:
 
     async def _best_of(self, answer: Answer, gap: float) -> tuple[Answer, Stored]:
         """An answer with the best that the store knows: bounds from other budgets, an earlier incumbent; and that."""
-        stored = await self.context.cache.known(self.claim.caller, self.claim.keys, self.claim.net)
+        stored = await self._looked_up()
         known = stored.known
         if known.cost_ns is None or stored.plan is None:
             least, enough = known.least_bytes, known.enough_bytes

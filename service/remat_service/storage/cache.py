@@ -59,6 +59,7 @@ from remat_ir.restrictions import outgrown
 from remat_solver.contradiction import report_bound, report_budget
 from remat_solver.knowledge import Bound, Ending, Known
 
+from ..clock import Clock
 from ..identity import Caller
 from ..lru import Lru
 from ..metrics import Metrics
@@ -83,10 +84,11 @@ class Stored:
     """Everything that the store has about one problem for one method, in net bytes.
 
     `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
-    in the store under this graph yet; `carried` says that something came from such a graph. `snapshot` is what all of
-    it rests on. `certain_bytes` is what a single op needs, for certain; None where it was not worked out yet.
-    `unsound` are rows that were passed over: damaged, or of a smaller space than the method searches by now. `refuting`
-    is what a verified plan costs and needs that shows others to be wrong.
+    in the store under this graph yet; `carried` says that something came from such a graph; `partial`, that the time
+    was too short for some certificate. `snapshot` is what all of it rests on. `certain_bytes` is what a single op
+    needs, for certain; None where it was not worked out yet. `unsound` are rows that were passed over: damaged, or of
+    a smaller space than the method searches by now. `refuting` is what a verified plan costs and needs that shows
+    others to be wrong.
     """
 
     problem: Problem
@@ -100,6 +102,7 @@ class Stored:
     enough_bytes: int | None = None
     effort: Effort | None = None
     carried: bool = False
+    partial: bool = False
     certify: bool = True
     certain_bytes: int | None = None
     unsound: tuple[Row, ...] = ()
@@ -146,6 +149,8 @@ class Stored:
     def is_final(self, max_gap: float, time_limit_s: float) -> bool:
         """Whether what is known answers a request, by the rules above."""
         effort = self.effort
+        if self.partial:  # more is proved than is known yet
+            return self.cost_ns is not None and self.known.settled(max_gap)
         if self.known.infeasible and self.certify and certifiable(self.problem.subject) and not self.proves_none:
             # claimed only: a solve certifies it, if that was not tried already
             return effort is not None and (effort.status == Status.INFEASIBLE or effort.settled)
@@ -211,12 +216,33 @@ class Cache:
         self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
-    async def known(self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None = None) -> Stored:
-        """What is stored about a net problem, from a look just taken or a new one; plan and certificate are checked."""
+    async def known(
+        self,
+        caller: Caller,
+        keys: Keys,
+        problem: Problem,
+        snapshot: Snapshot | None = None,
+        within_s: float | None = None,
+    ) -> Stored:
+        """What is stored about a net problem, from a look just taken or a new one; plan and certificate are checked.
+
+        Args:
+            within_s: seconds to look: the plan first, then the certificates, then graphs with other costs. What the
+                time is too short for is left out, and the result is `partial`.
+        """
+        time = _Time(self._database.clock, within_s)
+        stored = await self._known(caller, keys, problem, snapshot, time)
+        self._metrics.look_seconds.labels("part" if stored.partial else "all").observe(time.spent())
+        return stored
+
+    async def _known(
+        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: _Time
+    ) -> Stored:
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
         unsound: list[Row] = []
         for _ in range(_MOST_LOOKS):
-            proof, damaged = await self._checked(keys, problem, found)
+            plan, broken = await self._good_plan(keys, problem, found.plan)
+            proof, damaged, partial = await self._checked(keys, problem, found, time.share(plan is not None))
             narrow = [row for row in (found.restricted, found.effort) if row and outgrown(keys.method_name, row.within)]
             if not damaged and not narrow:
                 break
@@ -224,14 +250,15 @@ class Cache:
             found = await self._snapshots.read_without(keys, problem.budget_bytes, unsound)
         else:
             found, proof = Snapshot(found.plan, *(None,) * 6, found.under_way), None
-        plan, broken = await self._good_plan(keys, problem, found.plan)
-        floor, too_small = found.floor or Floor(0, None, None), found.too_small
+            plan, broken = await self._good_plan(keys, problem, found.plan)
+        floor, too_small = found.floor or Floor(0, None, None), None if partial else found.too_small
         least = max(floor.least_bytes, 0 if too_small is None else too_small.budget_bytes + 1)
         stored = Stored(
             problem,
             found,
             plan=plan,
             proof=proof,
+            partial=partial,
             claim=found.claim,
             restricted=found.restricted,
             least_bytes=least or None,
@@ -244,11 +271,16 @@ class Cache:
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
             async with self._database.read() as connection:
-                stored = await self._with_near(connection, caller, keys, problem, stored)
+                stored = await self._with_near(connection, caller, keys, problem, stored, time)
         return await self._without_refuted(keys, problem, stored)
 
-    async def _checked(self, keys: Keys, problem: Problem, found: Snapshot) -> tuple[CheckedProof | None, list[Row]]:
-        """The certificate of the problem, and the rows that are not what was stored, which are logged and counted."""
+    async def _checked(
+        self, keys: Keys, problem: Problem, found: Snapshot, time: _Time
+    ) -> tuple[CheckedProof | None, list[Row], bool]:
+        """The certificate of the problem, the rows that are not what was stored, and whether the time was too short.
+
+        Rows of the second kind are logged and counted.
+        """
         damaged: list[Row] = [
             claim
             for claim in (found.claim, found.restricted)
@@ -261,13 +293,20 @@ class Cache:
         ):
             damaged.append(found.effort)
         proof: CheckedProof | None = None
+        partial = False
         for row in (found.proof, found.too_small):
             if row is None:
                 continue
             # what is too small is also said of the largest budget that it is proved of
             said = row.budget_bytes if row.bound_ns is None else min(row.budget_bytes, problem.budget_bytes)
             for budget in sorted({said, min(said, problem.budget_bytes)}, reverse=True):
-                checked = await self._verifier.proof(keys.graph, Problem(problem.subject, budget), row.data)
+                try:
+                    checked = await self._verifier.proof(
+                        keys.graph, Problem(problem.subject, budget), row.data, time.left()
+                    )
+                except TimeoutError:
+                    partial = True
+                    break
                 if checked is None or not checked.proves(row.bound_ns):
                     damaged.append(row)
                     break
@@ -275,7 +314,21 @@ class Cache:
                     proof = checked
         for one in damaged:
             self._report(keys, problem.budget_bytes, one)
-        return proof, damaged
+        if partial and proof is None:
+            proof = await self._at_hand(keys, problem)
+        return proof, damaged, partial
+
+    async def _at_hand(self, keys: Keys, problem: Problem) -> CheckedProof | None:
+        """The best certificate of this very problem, if it was checked before: that of the solve under way."""
+        async with self._database.read() as connection:
+            own = await self._store.own_proof(connection, keys.graph, problem.budget_bytes)
+            row = None if own is None else await self._store.proof(connection, own[0])
+        if row is None:
+            return None
+        try:
+            return await self._verifier.proof(keys.graph, problem, row.data, 0.0)
+        except TimeoutError:
+            return None
 
     def _report(self, keys: Keys, net_budget: int, row: Row) -> None:
         """Log and count a damaged row, once for as long as it is remembered."""
@@ -349,7 +402,7 @@ class Cache:
         return None, broken
 
     async def _with_near(
-        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored
+        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: _Time
     ) -> Stored:
         rows = await connection.execute(
             select(graphs.c.key, graphs.c.data)
@@ -357,11 +410,33 @@ class Cache:
             .order_by(graphs.c.used_at.desc(), graphs.c.key)
             .limit(_NEAR_CANDIDATES)
         )
+        others: list[str] = []
         for row in rows.all():
+            if time.over():
+                return replace(stored, partial=True)
             other = await self._verifier.graph(row.key, row.data, caller.key)
             # its own column may say what is not so, and a claim about another structure says nothing here
             if other is not None and await self._same_structure(caller, keys, other):
                 stored = await self._nearer(connection, row.key, other, keys, problem, stored)
+                others.append(row.key)
+        if certifiable(problem.subject):
+            for key in others:
+                stored = await self._with_near_proofs(connection, key, keys, problem, stored, time)
+        return stored
+
+    async def _with_near_proofs(
+        self, connection: AsyncConnection, key: str, keys: Keys, problem: Problem, stored: Stored, time: _Time
+    ) -> Stored:
+        for row in await self._store.best_proofs(connection, key, problem.budget_bytes):
+            try:
+                proof = await self._verifier.proof(keys.graph, problem, row.data, time.left())
+            except TimeoutError:
+                stored = replace(stored, partial=True)
+                continue
+            if proof is None or stored.proves_none:
+                continue
+            if proof.bound_ns is None or proof.bound_ns > stored.known.whole_ns:
+                stored = replace(stored, proof=proof, carried=True)
         return stored
 
     async def _same_structure(self, caller: Caller, keys: Keys, other: Subject) -> bool:
@@ -370,14 +445,7 @@ class Cache:
     async def _nearer(
         self, connection: AsyncConnection, key: str, other: Subject, keys: Keys, problem: Problem, stored: Stored
     ) -> Stored:
-        if certifiable(problem.subject):
-            for row in await self._store.best_proofs(connection, key, problem.budget_bytes):
-                proof = await self._verifier.proof(keys.graph, problem, row.data)
-                if proof is None or stored.proves_none:
-                    continue
-                if proof.bound_ns is None or proof.bound_ns > stored.known.whole_ns:
-                    stored = replace(stored, proof=proof, carried=True)
-        else:
+        if not certifiable(problem.subject):
             claim = await self._claims.claim(connection, key, problem.budget_bytes)
             if claim is not None:
                 bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
@@ -401,6 +469,31 @@ class Cache:
         if stored.cost_ns is None or verdict.cost_ns < stored.cost_ns:
             stored = replace(stored, near=(plan, verdict), carried=True)
         return stored
+
+
+class _Time:
+    """The time that a look may take; without an end where `within_s` is None."""
+
+    def __init__(self, clock: Clock, within_s: float | None, begun: float | None = None) -> None:
+        self._clock, self._within_s = clock, within_s
+        self._begun = clock.monotonic() if begun is None else begun
+
+    def spent(self) -> float:
+        """Seconds since it began."""
+        return self._clock.monotonic() - self._begun
+
+    def left(self) -> float | None:
+        """Seconds that are left."""
+        return None if self._within_s is None else max(0.0, self._within_s - self.spent())
+
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.left() == 0.0
+
+    def share(self, whole: bool) -> _Time:
+        """All of it, or half: the other half is for a plan, where there is none yet."""
+        within_s = self._within_s
+        return self if whole or within_s is None else _Time(self._clock, within_s / 2, self._begun)
 
 
 def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:

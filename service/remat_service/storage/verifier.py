@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -54,6 +55,8 @@ class Verifier:
         self._needs: Lru[str, int] = Lru(most_verdicts)
         self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
         self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 4)
+        self._checks: dict[tuple[str, int, str], asyncio.Task[CheckedProof | None]] = {}
+        self._byte_s = 0.0
         self.rejections = 0
 
     async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
@@ -118,21 +121,45 @@ class Verifier:
             self._needs.put(graph_key, found, 1)
         return found
 
-    async def proof(self, graph_key: str, problem: Problem, packed: bytes) -> CheckedProof | None:
+    async def proof(
+        self, graph_key: str, problem: Problem, packed: bytes, within_s: float | None = None
+    ) -> CheckedProof | None:
         """A stored certificate, carried over to the problem where it is of another budget or other costs, and checked.
 
         None where the bytes are damaged, or prove nothing. The graph key is the problem's.
+
+        Args:
+            within_s: seconds to wait for it. A check that has begun goes on for whoever asks next; one that will take
+                longer, by its size and the last one's speed, is not begun, nor is a second one beside it.
+
+        Raises:
+            TimeoutError: it takes longer.
         """
         key = graph_key, problem.budget_bytes, checksum(packed)
         found = self._proofs.get(key)
-        if found is None:
-            try:
-                found = await _run(len(packed) * 8, _check_proof, problem, packed)
-            except (ValueError, TypeError, InvalidData, InvalidPlan):
-                self.rejections += 1
-                return None
-            self._proofs.put(key, found, len(packed) + len(found.data) + 500)
-            self._proofs.put((*key[:2], checksum(found.data)), found, len(found.data) + 500)
+        if found is not None:
+            return found
+        check = self._checks.get(key)
+        if check is None:
+            large = len(packed) * 8 >= _SMALL_BYTES
+            if within_s is not None and large and (self._checks or len(packed) * self._byte_s > within_s):
+                raise TimeoutError
+            check = self._checks[key] = asyncio.create_task(self._checked(key, problem, packed))
+        async with asyncio.timeout(within_s):
+            return await asyncio.shield(check)
+
+    async def _checked(self, key: tuple[str, int, str], problem: Problem, packed: bytes) -> CheckedProof | None:
+        begun = time.monotonic()
+        try:
+            found = await _run(len(packed) * 8, _check_proof, problem, packed)
+        except (ValueError, TypeError, InvalidData, InvalidPlan):
+            self.rejections += 1
+            return None
+        finally:
+            self._byte_s = (time.monotonic() - begun) / max(len(packed), _SMALL_BYTES)
+            del self._checks[key]
+        self._proofs.put(key, found, len(packed) + len(found.data) + 500)
+        self._proofs.put((*key[:2], checksum(found.data)), found, len(found.data) + 500)
         return found
 
     async def new_proof(self, graph_key: str, problem: Problem, data: object) -> CheckedProof:
