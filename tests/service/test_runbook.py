@@ -58,6 +58,24 @@ def test_every_command_named_in_the_docs_is_there() -> None:
     assert named >= 8
 
 
+def test_every_command_of_the_runbook_is_run() -> None:
+    """Those of its blocks and of its table of tenants as written, each other one by name."""
+    page = (DOCS / "runbook.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    table = page.split("## Tenants and keys")[1].split("\n## ")[0]
+    tests = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
+    root: Any = typer.main.get_command(app)
+    named = set()
+    for line in re.findall(r"remat-service ([a-z][^`#\n|]*)", page):
+        first, *rest = line.split()
+        words = (first, rest[0]) if hasattr(root.commands.get(first), "commands") else (first,)
+        named |= {words} if first in root.commands else set()
+    assert {("scrub",), ("store", "adopt-key"), ("backup",), ("audit",), ("migrate",)} <= named
+    for words in sorted(named):
+        written = any(f"remat-service {' '.join(words)}" in text for text in (*blocks, table))
+        assert written or re.search(r"\[" + ", ".join(f'"{word}"' for word in words), tests), words
+
+
 def test_the_steps_about_tenants_and_keys_run_in_their_order(tmp_path: Path) -> None:
     """Every command of the table, with the options in its brackets; a key it makes opens, and one it ends does not."""
     url = f"sqlite:///{tmp_path}/s.sqlite"

@@ -110,6 +110,25 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
     assert _rows(tmp_path) == before
 
 
+def test_a_key_file_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that is served without the file next to it is not served with a fresh key; with the file it is."""
+    monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
+    graph = training_graph(5)
+    with serving(tmp_path, workers=1) as own:
+        first = own.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[1]
+    key = (tmp_path / "service.sqlite.seal-key").read_text()
+    (tmp_path / "service.sqlite.seal-key").unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0", "--database-url", own.database_url],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "restore the file *.seal-key" in done.stderr
+    (tmp_path / "service.sqlite.seal-key").write_text(key)
+    with serving(tmp_path, workers=1) as own:
+        assert own.get(first["id"], 0) == (200, first)
+
+
 def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None:
     """With another key adopted, sealed rows are misses; plans and certificates still answer; nothing is deleted by
     reading, so that with the old key found again all is there.
