@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
 
 if TYPE_CHECKING or find_spec("torch._custom_class_base") is None:  # renamed in torch 2.15
     from torch._library.opaque_object import register_opaque_type
@@ -31,6 +32,7 @@ __all__ = [
     "has_hooks_after_accumulation_alone",
     "is_used_up",
     "keeps_graph",
+    "opaque_example",
     "register_opaque",
     "run_hooks_after_accumulation",
     "saved_tensors_have_hooks",
@@ -53,6 +55,11 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 def register_opaque(kind: type[OpaqueBase]) -> None:
     """Let AOTAutograd hand objects of a class from the forward to the backward pass."""
     register_opaque_type(kind, typ=_BLACK_BOX)
+
+
+def opaque_example(made: OpaqueBase) -> Any:
+    """What stands for such an object in a graph's metadata, by which every release of AOTAutograd counts it."""
+    return FakeScriptObject(made, type(made).__name__, made)  # type: ignore[arg-type]
 
 
 def keeps_graph() -> bool:

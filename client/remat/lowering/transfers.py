@@ -192,7 +192,7 @@ class Transfers:
         if copy.late or len(passes) == 1:
             return copy.node
         sent = passes[0].call(Crossing, (copy.node,), {}, copy.node.name + "_crossing")
-        sent.meta = {"val": Crossing()}
+        sent.meta = {"val": _compat.opaque_example(Crossing())}
         return now.call(crossed, (self._carry(sent, copy.node.name),), {}, copy.node.name + "_crossed")  # type: ignore[no-any-return]
 
     def _keys(self, storage: int) -> list[tuple[str, fx.Node]]:
