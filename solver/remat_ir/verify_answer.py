@@ -125,8 +125,8 @@ def certified_need(answer: Answer, verdict: AnswerVerdict) -> Answer:
             return replace(answer, claimed_by=said_by)
         said = infeasible_claim(said_by, answer.message)
         answer = replace(answer, status=Status.NOTHING_FOUND, claimed_by=said_by, message=said)
-    said = answer.least_budget_bound_bytes
-    if said is None or said <= verdict.least_budget_bytes:
+    necessary = answer.least_budget_bound_bytes
+    if necessary is None or necessary <= verdict.least_budget_bytes:
         return answer
     return replace(answer, least_budget_bound_bytes=verdict.least_budget_bytes or None)
 
