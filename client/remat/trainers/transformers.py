@@ -87,8 +87,8 @@ class RematCallback(TrainerCallback):
         """What is planned."""
         if self.part:
             return model.get_submodule(self.part)
-        trunks: list[nn.Module] = [part.base_model for part in model.modules() if _has_fused_head(part)]
-        return trunks[0] if trunks else model
+        planned: Any = next((part.base_model for part in model.modules() if _has_fused_head(part)), model)
+        return cast(nn.Module, planned)
 
 
 def _has_fused_head(part: nn.Module) -> bool:
