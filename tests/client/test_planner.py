@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -235,10 +236,19 @@ def test_a_silence_is_survived_and_strict_raises(name: str, here: Settings, no_s
         ask(server.url, here, time_limit_s=0.3, strict=True)
 
 
-def test_nobody_at_the_port(here: Settings, no_solver: None) -> None:
+def test_nobody_at_the_port(here: Settings, no_solver: None, caplog: pytest.LogCaptureFixture) -> None:
     with lying(in_turn(Said(200))) as server:
         pass
-    assert ask(server.url, here).method == "greedy"
+    answer = ask(server.url, here)
+    assert answer.method == "greedy"
+    *_, failed, instead = (record.getMessage() for record in caplog.records)
+    assert failed.startswith(f"ServicePlanner('{server.url}') gave no usable answer and is passed over: ")
+    assert "Connection refused" in failed
+    found = re.fullmatch(
+        r"the plan is GreedyPlanner's instead: it costs at most (\S+) % more than the best plan", instead
+    )
+    assert found is not None, instead
+    assert answer.cost_ns <= answer.bound_ns * (1 + float(found[1]) / 100)
     with pytest.raises(Unreachable, match=server.url):
         ask(server.url, here, strict=True)
 

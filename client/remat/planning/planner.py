@@ -93,6 +93,8 @@ class FallbackPlanner:
             else:
                 infeasible = answer.status is Status.INFEASIBLE
                 if answer.plan is not None or (infeasible and answer.claimed_by is None):
+                    if failure is not None and answer.plan is not None:
+                        log.warning("%s", _in_its_place(planner, answer))
                     self._remember(planner, problem, answer, options)
                     return answer
                 # that no plan fits is believed with a certificate, or where nobody else finds one
@@ -100,7 +102,7 @@ class FallbackPlanner:
                 continue
             if self.strict:
                 raise failure
-            log.warning("%s gave no usable answer and is passed over: %s", type(planner).__name__, failure)
+            log.warning("%s gave no usable answer and is passed over: %s", _name(planner), failure)
         if last is None:
             raise failure or InvalidData("there is no planner to ask")
         return last
@@ -152,6 +154,20 @@ class CoordinatedPlanner:
             RematError: there is no answer; every process hears why.
         """
         return self.coordinator.answer(problem, lambda: self.asked.plan(problem, options, on_progress=on_progress))
+
+
+def _name(planner: Planner) -> str:
+    """A planner in a message: a service by its URL, any other by its class, since what it shows may be secret."""
+    return repr(planner) if isinstance(planner, ServicePlanner) else type(planner).__name__
+
+
+def _in_its_place(planner: Planner, answer: Answer) -> str:
+    """Whose plan is taken where another planner failed, and what that may cost."""
+    said = f"the plan is {_name(planner)}'s instead"
+    if answer.cost_ns is None or not answer.bound_ns:
+        return said
+    tenths = -((answer.bound_ns - answer.cost_ns) * 1000 // answer.bound_ns)  # rounded up
+    return f"{said}: it costs at most {tenths / 10:g} % more than the best plan"
 
 
 def check_method(planner: Planner, method: str) -> None:
