@@ -22,6 +22,7 @@ from remat_solver import solve
 from remat_solver.beside import give_way
 from remat_solver.bounds import least_need
 from remat_solver.kernels import loading
+from remat_solver.pairs import pair_need
 from solver.brute import FIXED_ORDER, optimum
 from solver.little import problems
 
@@ -224,3 +225,19 @@ def test_a_cancelled_solve_of_a_hopeless_budget_looks_for_no_other() -> None:
     answer = solve(Problem(graph, least_need(graph)[0] - 1), cancelled=lambda: True)
     assert answer.status is Status.INFEASIBLE
     assert answer.least_budget_bytes == plain_peak(graph)
+
+
+@pytest.mark.parametrize(("method", "options"), [("greedy", {}), ("milp-forward", {"memory_bytes": 1})])
+def test_a_method_without_a_plan_says_a_budget_that_is_enough_for_the_greedy_one(
+    method: str, options: dict[str, object]
+) -> None:
+    graph = instance("densenet-8")
+    least = pair_need(graph).least_bytes
+    answer = solve(Problem(graph, least), method=method, options=options, time_limit_s=60)
+    assert answer.status is Status.NOTHING_FOUND
+    enough = answer.least_budget_bytes
+    assert enough is not None
+    assert least < enough < 1.5 * least < plain_peak(graph)
+    assert (
+        solve(Problem(graph, enough), method=method if method == "greedy" else "auto", time_limit_s=5).plan is not None
+    )

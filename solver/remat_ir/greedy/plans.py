@@ -81,19 +81,24 @@ def _orders(
 
 
 def least_memory(
-    graph: Graph, *, stop: Callable[[], bool] = never, rounds: int = 12, weights: tuple[float, ...] = WEIGHTS
+    graph: Graph,
+    *,
+    stop: Callable[[], bool] = never,
+    rounds: int = 12,
+    weights: tuple[float, ...] = WEIGHTS,
+    above_bytes: int | None = None,
 ) -> Plan:
     """A plan with a small peak, at whatever cost: walks inside limits halved towards the working-set bound.
 
     The plain plan where nothing smaller is found. Where `stop` says so, the best so far. `weights` are
-    the rules that are tried in each round.
+    the rules that are tried in each round. `above_bytes`, a limit that walks were not inside of, is looked no further.
     """
-    low, plan = working_set(graph).least_bytes, plain_plan(graph)
+    low, plan = working_set(graph).least_bytes if above_bytes is None else above_bytes + 1, plain_plan(graph)
     high = peak_of(graph, plan)
     for number in range(rounds):
         if low >= high or stop():
             break
-        middle = low if number == 0 else (low + high) // 2
+        middle = low if number == 0 and above_bytes is None else (low + high) // 2
         orders = (walk(graph, middle, weight, stop) for weight in weights)
         found = next((plan_of(graph, order) for order in orders if order is not None), None)
         if found is None:

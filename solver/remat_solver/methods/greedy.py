@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from remat_ir.greedy import greedy_plan, greedy_plans
+from remat_ir.greedy import WEIGHTS, greedy_plan, greedy_plans, least_memory, peak_of
 
 from ..incumbent import Incumbent
+
+_ENOUGH_S, _ENOUGH_SHARE = 1.0, 0.25
+"""Seconds at most, and the share of what is left, for a budget that is enough."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,28 @@ def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
     plan = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, tries=options.tries)
     if plan is not None:
         incumbent.offer(plan, "greedy")
+    else:
+        say_enough(incumbent, math.inf, 1.0)
+
+
+def say_enough(incumbent: Incumbent, most_s: float = _ENOUGH_S, share: float = _ENOUGH_SHARE) -> None:
+    """Where there is no plan yet, note the smallest budget above this one for which a walk has a plan.
+
+    So that an answer without a plan says a budget that is enough and near. The plan is not offered, since a method that
+    is asked for by name is to be known by its own plans. It takes a share of what is left, so many
+    seconds at most.
+    """
+    problem = incumbent.problem
+    if incumbent.plan is not None or incumbent.stopped():
+        return
+    watch = incumbent.deadline.within(min(most_s, share * incumbent.deadline.remaining()))
+    least = least_memory(
+        problem.graph,
+        stop=lambda: watch.passed() or incumbent.stopped(),
+        weights=WEIGHTS[:1],
+        above_bytes=problem.budget_bytes,
+    )
+    incumbent.suffices(peak_of(problem.graph, least))
 
 
 def first_plan(incumbent: Incumbent, *, brief: bool = False, skip: int = 0) -> None:
@@ -33,6 +59,7 @@ def first_plan(incumbent: Incumbent, *, brief: bool = False, skip: int = 0) -> N
     problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {"skip": skip}
     for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
         incumbent.offer(plan, "greedy")
+    say_enough(incumbent)
 
 
 def other_plans(incumbent: Incumbent) -> None:

@@ -15,6 +15,7 @@ from ..baselines.recompute import Retained, computed
 from ..formulate import Formulation, checkmate, tight
 from ..incumbent import Incumbent
 from ..program import Floats
+from .greedy import say_enough
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
 """Allowances in the order tried; 0.1 is what the authors found to work well."""
@@ -60,6 +61,7 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
     every plan with one recomputation per op and stage.
     """
     found: dict[float, int | None] = {}  # ε → cost of the cheapest rounding that fits
+    say_enough(incumbent)
     most = 1.0  # relaxations from this ε on have no solution
     with Engine("highs", memory_bytes=options.memory_bytes) as engine:
         while len(found) < options.tries and not incumbent.stopped():

@@ -15,6 +15,7 @@ from ..backends import Engine, Improvement, Outcome, check_engine, free_memory
 from ..formulate import Formulation, Reductions, checkmate, engine_bytes, forward, tight
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
+from .greedy import say_enough
 
 MILP_ENGINES = ("highs", "cbc")
 _MOST_TIGHTENINGS = 6
@@ -161,6 +162,7 @@ def starting_plan(incumbent: Incumbent) -> Plan | None:
         first = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed)
         if first is not None:
             incumbent.offer(first, "greedy")
+        say_enough(incumbent)
     return incumbent.plan if isinstance(incumbent.plan, Plan) else None
 
 

@@ -13,6 +13,7 @@ from ..incumbent import Incumbent
 from ..search import polish
 from ..staged.apart import Switches
 from ..staged.prove import Proof
+from .greedy import say_enough
 
 _MOVES = 32768
 """Moves that the local search makes from a relaxation's solution: a tenth of a second to half a second."""
@@ -43,6 +44,7 @@ def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
         prove_by_pairs(incumbent)
         if incumbent.stopped():
             return
+    say_enough(incumbent)
     polish = polished(incumbent) if options.polish else None
     proof = Proof(incumbent, options, polish=polish, memory_bytes=options.memory_bytes)
     proof.run()
