@@ -18,6 +18,8 @@ SIZES = ("size", "cost_ram", "out_cost")
 """What the size of a node's output is called, in the same order."""
 
 _LINKS = Unread(AnyObject(), cap=MOST_INPUTS)
+ENDS = (("source", "target"), ("0", "1"))
+"""What the ends of a link are called: by networkx, and in Moccasin's random graphs."""
 NODE_LINK = Document(
     "NodeLinkDocument",
     "node-link data",
@@ -31,7 +33,7 @@ NODE_LINK = Document(
             about="`id`, a cost (`cost`, `cost_cpu` or `duration`), a size (`size`, `cost_ram` or `out_cost`); maybe "
             "`workspace`, `keep`, `consumed`, `once`, `backward`.",
         ),
-        "links": Member(_LINKS, (), "`source` and `target`."),
+        "links": Member(_LINKS, (), "`source` and `target`, or `0` and `1`."),
         "edges": Member(_LINKS, (), "Another name of `links`."),
     },
     open=True,
@@ -86,14 +88,16 @@ def _sources(found: Mapping[str, Any], nodes: Nodes) -> Sources:
     for i, link in enumerate(found.get(key, ())):
         if not isinstance(link, Mapping):
             raise InvalidData(f"{key}[{i}] must be an object, not {kind(link)}", f"/{key}/{i}")
-        for end in ("source", "target"):
+        # other attributes of a link may have any names: only a link without its usual ends has the others
+        ends = ENDS[0] if any(end in link for end in ENDS[0]) or not any(end in link for end in ENDS[1]) else ENDS[1]
+        for end, role in zip(ends, ENDS[0], strict=True):
             label = link.get(end)
             if isinstance(label, bool) or not isinstance(label, (int, str)) or label not in nodes:
-                raise InvalidData(f"{key}[{i}]: there is no node {label!r} for its {end}", f"/{key}/{i}/{end}")
-        if link["source"] in sources[link["target"]]:
-            ends = f"{link['source']!r} to {link['target']!r}"
-            raise InvalidData(f"{key}[{i}]: there is another link from {ends}", f"/{key}/{i}")
-        sources[link["target"]][link["source"]] = None
+                raise InvalidData(f"{key}[{i}]: there is no node {label!r} for its {role}", f"/{key}/{i}/{end}")
+        source, target = (link[end] for end in ends)
+        if source in sources[target]:
+            raise InvalidData(f"{key}[{i}]: there is another link from {source!r} to {target!r}", f"/{key}/{i}")
+        sources[target][source] = None
     return {label: tuple(found) for label, found in sources.items()}
 
 

@@ -84,8 +84,9 @@ def test_checkmate_names() -> None:
     assert graph.op_names == ("conv", "loss", "conv_backward")
 
 
-def test_moccasin_names() -> None:
-    """duration, out_cost, an order of its own, and nodes that are called by name."""
+@pytest.mark.parametrize(("key", "source", "target"), [("edges", "source", "target"), ("links", "0", "1")])
+def test_moccasin_names(key: str, source: str, target: str) -> None:
+    """duration, out_cost, an order of its own, nodes that are called by name, and links keyed "0" and "1"."""
     graph = from_node_link(
         {
             "directed": True,
@@ -96,7 +97,7 @@ def test_moccasin_names() -> None:
                 {"out_cost": 4920, "param_cost": 0, "duration": 7, "name": 1},
                 {"out_cost": 1950, "param_cost": 0, "duration": 514, "name": 2},
             ],
-            "edges": [{"source": 0, "target": 2}, {"source": 2, "target": 1}, {"source": 0, "target": 1}],
+            key: [{source: 0, target: 2}, {source: 2, target: 1}, {source: 0, target: 1}],
         }
     )
     assert graph == graph_of([0, 514, 7], [790, 1950, 4920], [[], [0], [0, 1]])
@@ -150,6 +151,8 @@ def test_other_attributes_on_request() -> None:
         ({"links": None}, "links must be an array, not null", "/links"),
         ({"links": ["x"]}, "links[0] must be an object, not a string", "/links/0"),
         ({"links": [{"source": "a"}]}, "links[0]: there is no node None for its target", "/links/0/target"),
+        ({"links": [{"0": "a"}]}, "links[0]: there is no node None for its target", "/links/0/1"),
+        ({"links": [{"source": "a", "0": "a", "1": "b"}]}, "links[0]: there is no node None", "/links/0/target"),
         (
             {"links": [{"source": "a", "target": "b"}] * 2},
             "links[1]: there is another link from 'a' to 'b'",
