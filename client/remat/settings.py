@@ -5,6 +5,7 @@ REMAT_API_KEY      its key, if it asks for one
 REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
 REMAT_KEEP_CAPTURES 1: captured steps are kept on this machine, for the next process of the same job
+REMAT_CHECK_WRITES 1: each step compares checksums of the parameters from which its backward pass computes again
 REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
 """
 
@@ -24,6 +25,7 @@ NAMES = (
     "REMAT_CACHE_DIR",
     "REMAT_OFFLINE",
     "REMAT_KEEP_CAPTURES",
+    "REMAT_CHECK_WRITES",
     "REMAT_SEND_NAMES",
 )
 
@@ -46,6 +48,7 @@ class Settings:
     offline: bool = False
     send_names: bool = False
     keep_captures: bool = False
+    check_writes: bool = False
 
     @property
     def service_url(self) -> str | None:
@@ -76,6 +79,7 @@ def settings(
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),
         keep_captures=_flag(env, "REMAT_KEEP_CAPTURES"),
+        check_writes=_flag(env, "REMAT_CHECK_WRITES"),
     )
 
 

@@ -104,6 +104,29 @@ def test_a_write_that_autograd_does_not_see_is_read_by_what_is_computed_again() 
     assert not same(expected, step(again, again, write_unseen))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_write_that_autograd_does_not_see_is_refused_where_checksums_are_asked_for(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a weight, and of a bias that the plain step would not read again; between steps it may be written."""
+    monkeypatch.setenv("REMAT_CHECK_WRITES", "1")
+    model = enabled(checkpointed).to(dtype)
+
+    def write_bias(model: Any) -> None:
+        model[1].one.bias.data.add_(1)
+
+    run = lambda x: model(x.to(dtype))  # noqa: E731
+    for write, name in ((write_unseen, "two.weight"), (write_bias, "one.bias")):
+        step(model, run)
+        with pytest.raises(remat.CaptureError, match=rf"1\.{name} was written to through \.data between"):
+            step(model, run, write)
+    plain = blocks().to(dtype)
+    plain.load_state_dict(model.state_dict())
+    torch._dynamo.reset()
+    stock = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    assert same(step(plain, lambda x: stock(x.to(dtype))), step(model, run))
+
+
 def test_two_calls_may_run_backward_in_any_order() -> None:
     """Each looks at the storages of its own forward pass."""
     plain, model = blocks(), enabled(checkpointed)

@@ -29,11 +29,14 @@ from ..lowering.traced import checked_function
 from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
+from ..settings import settings
 from .delivery import Delivery
 from .halves import Halves
 from .release import Release
 
 Around: TypeAlias = Callable[[Callable[[list[Any]], Any], list[Any]], Any]
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 BUSY = threading.RLock()
 """Torch captures and compiles one step at a time: it changes its own settings meanwhile."""
@@ -129,6 +132,7 @@ class StepFunction:
     ) -> None:
         self.names, self._release, self._updated = names, release, updated or {}
         self._halves, self._step = halves, step
+        self._sum = _checksum if settings().check_writes else _no_sum
         self._compiled = compiled
         self._forward: Callable[..., Any] | None = None
         self._backward: Callable[[list[Any]], Any] | None = None
@@ -186,7 +190,7 @@ class StepFunction:
         if node is not None and self._release is not None:
             self._release.after_forward(node, state)
         if node is not None and (around is not None or self.reread or self.unseen):
-            read = [(n, state[n], _compat.storage_key(state[n])) for n in self.reread]
+            read = [(n, state[n], _compat.storage_key(state[n]), self._sum(state[n])) for n in self.reread]
             versions = [(n, state[n], _compat.version_counter(state[n])) for n in self.unseen]
             node.register_prehook(lambda _: self._begin_backward(around, read, versions))
         return output
@@ -194,18 +198,23 @@ class StepFunction:
     def _begin_backward(
         self,
         around: Around | None,
-        read: Sequence[tuple[int, torch.Tensor, int]],
+        read: Sequence[tuple[int, torch.Tensor, int, int]],
         versions: Sequence[tuple[int, torch.Tensor, int]],
     ) -> None:
         """Before the backward pass of a call; what it computes again must be what the forward pass computed.
 
-        Autograd sees writes in place, but no storage that is put in another's place.
+        Autograd sees writes in place, but no storage that is put in another's place, and no write through `.data`.
         """
-        for n, tensor, key in read:
+        for n, tensor, key, total in read:
             if _compat.storage_key(tensor) != key:
                 raise CaptureError(
                     f"{self.names[n]} was given another storage between the forward and the backward pass, which "
                     "computes from it again: set p.data after backward()"
+                )
+            if self._sum(tensor) != total:
+                raise CaptureError(
+                    f"{self.names[n]} was written to through .data between the forward and the backward pass, which "
+                    "computes from it again: write to p.data after backward()"
                 )
         for n, tensor, version in versions:
             if _compat.version_counter(tensor) != version:
@@ -214,6 +223,18 @@ class StepFunction:
                     "the forward pass: step the optimizer after backward()"
                 )
         self._around = around
+
+
+def _no_sum(_: torch.Tensor) -> int:
+    return 0
+
+
+@torch.no_grad()
+def _checksum(tensor: torch.Tensor) -> int:
+    """Of the bits of its numbers, as integers: the same in any order of addition."""
+    flat = here(tensor).detach().reshape(-1)
+    whole = _INTEGERS.get(flat.element_size(), torch.uint8)
+    return int(flat.view(whole).sum(dtype=torch.int64))
 
 
 def training_step(
