@@ -19,7 +19,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from benchmarks.harness.postgres import PrivatePostgres
 
 import remat
 from client.liar import Said, in_turn, lying
@@ -27,6 +26,7 @@ from remat.errors import Unreachable
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Answer, Problem, budget_at, plain_peak, verify
+from service.database import PrivatePostgres
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 
 AWAY_S = 4.0
