@@ -67,6 +67,7 @@ __all__ = [
     "no_function_modes",
     "numbers_kept",
     "only_real_tensors",
+    "own_checkpoint",
     "own_checkpoints",
     "raised_by_the_code",
     "saved_unchecked",
@@ -413,9 +414,14 @@ def module_path(node: fx.Node) -> str:
     return re.sub(r"^L\.\w+\.?", "", path.replace("_modules.", ""))
 
 
+def own_checkpoint(node: fx.Node) -> int | None:
+    """Which region that the module's own code checkpoints a node of a joint graph is in; None: it is in none."""
+    return node.meta.get("ac_graph_id")
+
+
 def own_checkpoints(graph: fx.Graph) -> int:
     """How many regions of a joint graph the module's own code checkpoints."""
-    return len({node.meta["ac_graph_id"] for node in graph.nodes if "ac_graph_id" in node.meta})
+    return len({own_checkpoint(node) for node in graph.nodes} - {None})
 
 
 def raised_by_the_code(error: Exception) -> bool:

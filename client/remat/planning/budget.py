@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction as Ratio
 from typing import TypeAlias
 
-from remat_ir import Graph, InvalidData, budget_at
+from remat_ir import Graph, InvalidData, budget_at, plain_peak
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12}
 _UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -149,6 +149,18 @@ def budget_bytes(budget: Budget, graph: Graph, slack: float = 1.0) -> int:
     found = device_budget(budget, slack)
     assert isinstance(found, int)
     return found
+
+
+def share_for(graph: Graph, size: int) -> str:
+    """The share of what plain training needs that comes to so many bytes, rounded up to a tenth of a percent.
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> share_for(graph_of([1, 1], [100, 50], [[], [0]]), 70)
+        '46.7%'
+    """
+    whole = max(1, plain_peak(graph) - graph.fixed_bytes)
+    return f"{-(-1000 * max(0, size - graph.fixed_bytes) // whole) / 10:g}%"
 
 
 def bounded(graph: Graph, budget: Budget) -> Graph:

@@ -7,7 +7,7 @@ budget: a peak is what it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from remat_ir import Graph, InvalidData, Plan, plan_of
 from remat_ir.plan import permitted, without_unread
@@ -42,6 +42,40 @@ def selective(graph: Graph) -> Plan:
         InvalidData: as `per_block`.
     """
     return _checkpointed(graph, lambda operators: not any(o in SAVED or "attention" in o for o in operators))
+
+
+def by_regions(graph: Graph, regions: Sequence[int | None]) -> Plan:
+    """What checkpoints around given ops come to: all of a region runs again when the backward pass reads any of it.
+
+    Args:
+        regions: [ops] which region each op of the forward pass is in.
+
+    Raises:
+        InvalidData: the graph has no backward pass.
+    """
+    if graph.backward_from is None:
+        raise InvalidData("checkpoints need a backward pass")
+    turn, pinned = graph.backward_from, pinned_ops(graph)
+    rerun: dict[int, list[int]] = {}
+    for op, region in enumerate(regions[:turn]):
+        if region is not None and op not in pinned:
+            rerun.setdefault(region, []).append(op)
+    given = {
+        graph.value_op[value]
+        for op in range(turn)
+        for value in graph.op_inputs[op]
+        if regions[op] != regions[graph.value_op[value]]
+    }
+    waiting = {op: region for region, ops in rerun.items() for op in ops if op not in given}
+    sequence = list(range(turn))
+    for op in range(turn, graph.ops):
+        for value in graph.op_inputs[op]:
+            region = waiting.get(graph.value_op[value])
+            if region is not None:
+                sequence += [again for again in rerun[region] if again not in given]
+                waiting = {other: its for other, its in waiting.items() if its != region}
+        sequence.append(op)
+    return plan_of(graph, without_unread(graph, tuple(permitted(graph, sequence))))
 
 
 def _checkpointed(graph: Graph, again: Callable[[list[str]], bool]) -> Plan:

@@ -20,6 +20,8 @@ from remat_ir.working_set import working_set
 
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
+from .budget import Budget, share_for
+from .budget import Fraction as Share
 from .call import Timeouts
 from .check import checked
 from .coordinator import Coordinator, OneProcess
@@ -263,8 +265,11 @@ def _refuse_no_planner(planner: object) -> None:
         ) from None
 
 
-def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
+def plan_or_raise(answer: Answer, graph: Graph | None = None, budget: Budget | None = None) -> Answer:
     """The answer if it has a plan; the error names the op of `graph` that needs the most.
+
+    Args:
+        budget: what was asked for; where it is a share, the error names the one that is enough.
 
     Raises:
         BudgetTooSmall, NothingFound: it has none; the message says what is enough.
@@ -283,6 +288,8 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None) -> Answer:
     least = answer.least_budget_bytes
     if least:
         said += f"; {least} bytes are enough"
+        if graph is not None and isinstance(budget, Share):
+            said += f", a share of {share_for(graph, least)}"
     raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)
 
 

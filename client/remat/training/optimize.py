@@ -12,17 +12,19 @@ from functools import cached_property
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
 
+from .. import _compat
 from ..capture.call import check_module, example_call
 from ..capture.guards import Call
 from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
 from ..chains.training import ChainAsked, plan_chain, stages_budget
 from ..errors import CaptureError
-from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable, share_for
+from ..planning.checkpoints import by_regions
 from ..planning.headline import headline
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.phases import Phases
@@ -229,13 +231,14 @@ def plan_step(
     settled = step.fixed["gradients"] >= job.gradients(call.module, True)
     gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
     problem = _problem(step.graph, budget, options, known)
+    _tell_of_checkpoints(step, budget, problem)
     if whole is None:
         absent = step.fixed["gradients"] - existing_gradients(call.module)
         room = StepRoom(step, budget, options.slack, job, absent, planner.coordinator)
         problem = room.planned(problem)
     else:
         room = StepRoom(step, whole.budget_bytes, 1.0, whole.job, whole.absent(step), planner.coordinator)
-    asked = _Asked(step, planner, options, known, phases)
+    asked = _Asked(step, planner, options, known, phases, budget)
 
     def over(_: Problem, answer: Answer) -> int:
         return 0 if asked.pinned else room.over(lambda: room.reserved(answer.plan))
@@ -297,6 +300,7 @@ class _Asked:
     options: SolveOptions
     known: Sequence[Planned]
     phases: Phases
+    budget: Budget | PlanFile
 
     @cached_property
     def source(self) -> Planner:
@@ -323,7 +327,7 @@ class _Asked:
                 return quick_answer(problem, self.source, self.options, known)
             return self.source.plan(problem, self.options, on_progress=self.phases.on_progress)
 
-        return plan_or_raise(self.planner.coordinator.answer(problem, ask), self.step.graph)
+        return plan_or_raise(self.planner.coordinator.answer(problem, ask), self.step.graph, self.budget)
 
     def better(
         self, problem: Problem, answer: Answer, make: Callable[[Answer], Planned | None]
@@ -340,6 +344,31 @@ def _problem(graph: Graph, budget: Budget | PlanFile, options: SolveOptions, kno
     if isinstance(budget, PlanFile):
         return Problem(graph, budget.budget_bytes(graph))
     return Problem(bounded(graph, budget), max(budget_bytes(budget, graph, options.slack), _room(budget, graph, known)))
+
+
+def _tell_of_checkpoints(step: TrainingStep, budget: Budget | PlanFile, problem: Problem) -> None:
+    """Warn that a module has checkpoints of its own, and that a share is of its step without them."""
+    graph, ops = step.graph, step.operations.ops
+    found = _compat.own_checkpoints(step.operations.flow.joint.graph)
+    if not found or not isinstance(budget, Fraction):
+        return
+    regions = [_region(op.nodes) for op in ops]
+    plan = by_regions(graph, regions)
+    peak = min(verify(Problem(graph, 2**53), plan).peak_bytes, running_peak(step, plan))
+    log.warning(
+        "the module has %d checkpoints of its own, which a plan takes out: a share is of the step without them. As it "
+        "is, it needs about %s above the fixed bytes, a share of %s; %.4g%% come to %s",
+        found,
+        readable(peak - graph.fixed_bytes),
+        share_for(graph, peak),
+        100 * float(budget.fraction),
+        readable(problem.budget_bytes - graph.fixed_bytes),
+    )
+
+
+def _region(nodes: Sequence[fx.Node]) -> int | None:
+    """The checkpointed region in which an op runs again: that of its first node in one."""
+    return next((found for node in nodes if (found := _compat.own_checkpoint(node)) is not None), None)
 
 
 def _room(budget: Budget, graph: Graph, known: Sequence[Planned]) -> int:
