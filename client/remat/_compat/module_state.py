@@ -29,6 +29,7 @@ __all__ = [
     "buffers_of",
     "called_module",
     "flattened_by_fsdp",
+    "forward_pre_hooks",
     "global_hooks",
     "has_backward_hooks",
     "has_hooks",
@@ -116,6 +117,11 @@ def has_tensor_hooks(tensor: torch.Tensor) -> bool:
 def has_backward_hooks(module: nn.Module) -> bool:
     """Whether hooks of a module's own run in its backward pass."""
     return any(module.__dict__[name] for name in _BACKWARD_HOOKS)
+
+
+def forward_pre_hooks(module: nn.Module) -> list[Any]:
+    """What runs before a module's forward."""
+    return list(module._forward_pre_hooks.values())
 
 
 def backward_hooks_of_all() -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from .. import _compat
-from .._compat.module_state import backward_hooks_of_all, has_backward_hooks
+from .._compat.module_state import backward_hooks_of_all, forward_pre_hooks, has_backward_hooks
 from ..distributed.refused import refuse_sharded
 from ..errors import CaptureError
 from .call import install_recorders
@@ -105,13 +105,13 @@ def _traced(
     except _compat.SideEffects as error:
         raise CaptureError(
             f"{type(module).__name__} changes Python state when it is called, which a captured step would not repeat: "
-            f"{error}{_place(error.stack)}; update buffers in place (self.count.add_(1), not self.count += 1)"
+            f"{error}{_place(error.stack)}; {_way_out(module, str(error))}"
         ) from error
     except Exception as error:
         raise CaptureError(
             f"{type(module).__name__} cannot be captured as one graph: {_advice(module, error)}{_first_line(error)}"
             f"{_place(str(error))}",
-            stages_may_do=True,
+            stages_may_do=_TRANSFORMED not in str(error),
             raised_by_the_code=_compat.raised_by_the_code(error),
         ) from error
     return graph, guards, descriptor, time.process_time() - began
@@ -272,6 +272,30 @@ def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     return frozenset(found)
 
 
+def _way_out(module: nn.Module, changed: str) -> str:
+    """What to do about Python state that a call changes: what changes it, where that is known, and who repeats it."""
+    compiled = "torch.compile(model, backend=remat.backend(budget)), which repeats it in each step"
+    if "_hooks" in changed:
+        return f"a hook records there: remove it while training, or use {compiled}"
+    parts = [part for part in module.modules() if _NORM.search(" ".join([type(part).__name__, *_pre_hooks(part)]))]
+    if parts:
+        return (
+            "spectral norm and the older weight norm set a weight or a buffer in each call: use "
+            f"torch.nn.utils.parametrizations.weight_norm, or {compiled}"
+        )
+    return f"update buffers in place (self.count.add_(1), not self.count += 1), or use {compiled}"
+
+
+_NORM = re.compile(r"\b_?(Spectral|Weight)Norm\b")
+
+_TRANSFORMED = "functorch tracing attempt"
+"""What Dynamo says of a call inside a transform of `torch.func`."""
+
+
+def _pre_hooks(part: nn.Module) -> list[str]:
+    return [type(hook).__name__ for hook in forward_pre_hooks(part)]
+
+
 def _advice(module: nn.Module, error: Exception) -> str:
     """What to do about the commonest reasons: a key–value cache that is returned, a size that depends on the data."""
     if "Cache" in str(error) and getattr(getattr(module, "config", None), "use_cache", False):
@@ -281,6 +305,17 @@ def _advice(module: nn.Module, error: Exception) -> str:
             "its experts run in a loop over those that have tokens, which depends on the data: call "
             "model.set_experts_implementation('grouped_mm') or 'batched_mm', whose sizes are bounded by the tokens' "
             "choices, or train its layers as a chain (remat.optimize_chain), which takes any Python. "
+        )
+    if _TRANSFORMED in str(error):
+        return (
+            "it is called inside a transform of torch.func (grad, vmap, …), and a plan has a backward pass of its own: "
+            "transform the plain model (remat.disable), or plan parts that are outside of the transform. "
+        )
+    if "pytree-flattenable" in str(error):
+        return (
+            "an argument is of a class in which torch finds no tensors: pass a tensor, a tuple, a list or a dict, tell "
+            "torch of a dataclass (torch.export.register_dataclass), or use torch.compile(model, "
+            "backend=remat.backend(budget)). "
         )
     if "autograd.Function" in str(error) or "`out=`" in str(error):
         return (

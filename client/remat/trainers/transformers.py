@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
@@ -87,8 +87,8 @@ class RematCallback(TrainerCallback):
         """What is planned."""
         if self.part:
             return model.get_submodule(self.part)
-        planned: Any = next((part.base_model for part in model.modules() if _has_fused_head(part)), model)
-        return cast(nn.Module, planned)
+        whole = next((part for part in model.modules() if _has_fused_head(part)), None)
+        return model if whole is None else whole.get_submodule(str(whole.base_model_prefix))
 
 
 def _has_fused_head(part: nn.Module) -> bool:

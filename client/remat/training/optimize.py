@@ -327,7 +327,8 @@ class _Asked:
                 return quick_answer(problem, self.source, self.options, known)
             return self.source.plan(problem, self.options, on_progress=self.phases.on_progress)
 
-        return plan_or_raise(self.planner.coordinator.answer(problem, ask), self.step.graph, self.budget)
+        share = self.budget if isinstance(self.budget, Fraction) else None
+        return plan_or_raise(self.planner.coordinator.answer(problem, ask), self.step.graph, share)
 
     def better(
         self, problem: Problem, answer: Answer, make: Callable[[Answer], Planned | None]
