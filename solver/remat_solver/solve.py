@@ -80,7 +80,7 @@ def solve(
         problem, Deadline(time_limit_s), max_gap, on_progress, cancelled, certify, steps if max_gap else None
     )
 
-    if _hopeless(incumbent):
+    if not chosen.any_budget and _hopeless(incumbent):
         return checked(problem, incumbent.answer(method))
     if start is not None:
         incumbent.try_offer(start, "start")

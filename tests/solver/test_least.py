@@ -9,7 +9,7 @@ from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 
 from drawn import graphs
-from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify
+from remat_ir import Answer, Graph, Plan, Problem, Status, plain_peak, verify, verify_answer
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine
@@ -69,3 +69,19 @@ def test_with_the_staged_prover_bounds_hold() -> None:
     assert high is not None
     assert working_set(graph).least_bytes <= low <= high
     assert solve(Problem(graph, high), method="search", start=answer.plan, time_limit_s=1).plan is not None
+
+
+@pytest.mark.parametrize("seed", [25, 42, 56])
+def test_as_a_method_it_finds_the_least_budget_of_brute_force(seed: int) -> None:
+    """Of whatever budget the problem has: too small, just enough, plenty."""
+    graph = little_graph(seed, 7)
+    least = working_set(graph).least_bytes
+    while optimum(Problem(graph, least)).plan is None:
+        least += 1
+    for budget in (0, least - 1, least, 10 * plain_peak(graph)):
+        problem = Problem(graph, budget)
+        answer = solve(problem, method="least-budget", time_limit_s=20)
+        verdict = verify_answer(problem, answer)
+        assert (answer.plan is not None) == (budget >= least)
+        assert answer.least_budget_bytes == least
+        assert answer.least_budget_bound_bytes == verdict.least_budget_bytes <= least

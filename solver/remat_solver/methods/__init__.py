@@ -19,6 +19,7 @@ from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, lin
 from .blocks import run_blocks
 from .checkpoint_all import checkpoint_all
 from .greedy import GreedyOptions, run_greedy
+from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
 from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
@@ -42,7 +43,8 @@ class Method:
     `run(incumbent, options)` offers plans and raises bounds until done or `incumbent.stopped()`; it returns nothing.
     `options` is a frozen dataclass whose defaults are the method's; `restriction` is the space it is confined to;
     `linked` says that it makes use of a graph's link: the others plan such a graph without transfers;
-    `kernels` says that it runs compiled code.
+    `kernels` says that it runs compiled code; `any_budget`, that it has something to say also where a single op needs
+    more than the budget.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Method:
     restriction: tuple[str, ...] = ()
     linked: bool = False
     kernels: bool = False
+    any_budget: bool = False
 
     def read_options(self, given: Mapping[str, object] | None) -> Any:
         """The options dataclass from a mapping.
@@ -168,6 +171,13 @@ METHODS: dict[str, Method] = {
         ),
         Method("lp-rounding", "round the linear relaxation in two phases", lp_rounding, LpRoundingOptions),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
+        Method(
+            "least-budget",
+            "the least budget, from both sides: small plans, and certificates",
+            run_least,
+            any_budget=True,
+            kernels=True,
+        ),
         Method("blocks", "a chain program over blocks, each distinct one solved once", run_blocks, kernels=True),
         Method("search", "local search over sets of recomputations", run_search, SearchOptions, kernels=True),
     )
