@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-solver test-service test-client test-slow simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help test test-solver test-service test-client test-slow test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ test-client: $(STAMP)  ## the tests of the client
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
+
+test-torch:  ## what has to hold on every release: TORCH=2.15.0 or nightly, in an environment of its own
+	$(PYTHON) tests/releases/lane.py $(TORCH)
 
 simulate: $(STAMP)  ## replay SEED of the simulated service, or a range FIRST:END
 	PYTHONPATH=tests $(BIN)/python -m service.simulation $(SEED)

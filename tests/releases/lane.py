@@ -1,0 +1,86 @@
+"""`make test-torch TORCH=2.15.0`: an environment for that release of torch, and the tests of this folder in it.
+
+TORCH=nightly takes the newest pre-release. The table of docs/faq.md is written with --record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "faq.md"
+NIGHTLY = ("--pre", "--index-url", "https://download.pytorch.org/whl/nightly/cpu")
+TESTING = ("pytest", "pytest-timeout", "pytest-asyncio", "packaging")
+
+
+def made(release: str, folder: Path) -> Path:
+    """The Python of an environment with the release, which is made where it is not there: a minute and 5 GB."""
+    python = folder / "bin" / "python"
+    stamp = folder / ".installed"
+    if stamp.exists():
+        return python
+    pip = (str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", "--quiet")
+    pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
+    subprocess.run((sys.executable, "-m", "venv", str(folder)), check=True)
+    (folder / "constraints.txt").write_text("\n".join(pinned) + "\n")
+    subprocess.run((*pip, *NIGHTLY, "torch") if release == "nightly" else (*pip, f"torch=={release}"), check=True)
+    there = version(python)
+    with (folder / "constraints.txt").open("a") as constraints:
+        constraints.write(f"torch=={there}\n")
+    more = (*TESTING, "-e", f"{ROOT}[solver,torch]")
+    subprocess.run((*pip, "-c", str(folder / "constraints.txt"), *more), check=True)
+    stamp.touch()
+    return python
+
+
+def version(python: Path) -> str:
+    """The torch of an environment."""
+    code = "import importlib.metadata as m; print(m.version('torch'))"
+    return subprocess.run((str(python), "-c", code), check=True, capture_output=True, text=True).stdout.strip()
+
+
+def record(row: str) -> None:
+    """Put a row into the table, in place of the one of the same release."""
+    before, rows, after = re.split(r"(?<=<!-- releases: begin -->\n)|(?=<!-- releases: end -->)", TABLE.read_text())
+    head, lines = rows.strip().splitlines()[:2], rows.strip().splitlines()[2:]
+    kept = sorted({line.split("|")[1]: line for line in (*lines, row)}.items(), key=lambda item: _order(item[0]))
+    table = "\n".join((*head, *(line for _, line in kept)))
+    TABLE.write_text(f"{before}\n{table}\n\n{after}")
+
+
+def _order(name: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", name.partition("+")[0])]
+
+
+def main() -> int:
+    """The tests' exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("release", help="such as 2.15.0, or nightly")
+    parser.add_argument("--environment", type=Path, help="where it is, or is made: .venv-torch-RELEASE")
+    parser.add_argument("--record", action="store_true", help="write a row of docs/faq.md")
+    asked = parser.parse_args()
+    folder: Path = asked.environment or ROOT / f".venv-torch-{asked.release}"
+    python = made(asked.release, folder)
+    began = time.monotonic()
+    code = subprocess.run((str(python), "-m", "pytest", "-q", "tests/releases"), cwd=ROOT, check=False).returncode
+    seconds = round(time.monotonic() - began)
+    there = version(python)
+    print(f"torch {there}: {'passed' if code == 0 else 'failed'} in {seconds} s")
+    if asked.record:
+        minor = f"{sys.version_info.major}.{sys.version_info.minor}"
+        result = "passed" if code == 0 else "failed"
+        commit = subprocess.run(
+            ("git", "rev-parse", "--short", "HEAD"), cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        record(f"| {there.partition('+')[0]} | {minor} | {result} | {datetime.date.today()} | {commit} |")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

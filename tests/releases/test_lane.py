@@ -1,0 +1,259 @@
+"""What has to hold on every release of torch: `make test-torch TORCH=2.15.0` runs this folder on one."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from functorch.compile import nop
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+
+import remat
+from client.small_models import CASES, Case, numbers
+from client.test_adoption import Net
+from client.test_exact import everything_again
+from client.transferring import LINK, Mover
+from remat.planning.options import SolveOptions
+from remat.profiling import measure
+from remat.training.enable import plans_of
+from remat_ir import Answer, Offload, Problem, plain_plan
+
+Call = Callable[..., Any]
+
+
+class Again:
+    """A planner whose plans compute before each op of the backward pass all that it needs anew."""
+
+    def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
+        return Answer.of_plan(problem, everything_again(SimpleNamespace(graph=problem.graph)), method="again")  # type: ignore[arg-type]
+
+
+AGAIN: dict[str, Any] = {"budget": "1GiB", "planner": Again()}
+
+
+def stock(module: nn.Module) -> Call:
+    """AOTAutograd without any recomputation, which `backend="aot_eager"` does not say of its own partition."""
+    return torch.compile(module, backend=aot_autograd(fw_compiler=nop, bw_compiler=nop), dynamic=False)
+
+
+def in_place(module: nn.Module) -> Call:
+    module.compile(backend="remat", options=AGAIN, dynamic=False)
+    return module
+
+
+SPELLINGS: dict[str, Callable[[Case], Call]] = {
+    "optimize": lambda case: remat.optimize(case.module, case.args, case.kwargs, **AGAIN),
+    "enable": lambda case: remat.enable(case.module, **AGAIN),
+    "backend": lambda case: torch.compile(case.module, backend=remat.backend(**AGAIN), dynamic=False),
+    "by name": lambda case: torch.compile(case.module, backend="remat", options=AGAIN, dynamic=False),
+    "by name, in place": lambda case: in_place(case.module),
+}
+NAMES = (
+    "attention_with_dropout",
+    "autocast_inside",
+    "batch_norm_and_dropout",
+    "batch_norm_used_twice",
+    "buffer_that_is_read_and_overwritten",
+    "custom_autograd_function",
+    "frozen_parameters",
+    "in_place_ops",
+    "loss_and_unused_output",
+    "mlp_with_dropout",
+    "outputs_that_alias",
+    "parameters_in_bfloat16",
+    "random_numbers_of_all_kinds",
+    "tied_weights",
+)
+
+
+def outcome(case: Case, call: Call) -> measure.Outcome:
+    """Two steps, whose gradients add up."""
+    step = measure.forward_backward(call, case.args, case.kwargs, case.loss)
+    return measure.outcome(case.module, lambda: (step(), step())[1])
+
+
+PAIRS = [(name, list(SPELLINGS)[(i + j) % len(SPELLINGS)]) for i, name in enumerate(NAMES) for j in range(2)]
+"""Each module by two of the spellings, and each spelling by five or six modules."""
+
+
+@pytest.mark.parametrize(("name", "spelling"), PAIRS)
+def test_a_module_trains_bit_for_bit(name: str, spelling: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    plain = case._replace(module=copy.deepcopy(case.module))
+    expected = outcome(plain, stock(plain.module))
+    assert measure.differences(expected, outcome(case, SPELLINGS[spelling](case))) == []
+
+
+def steps(model: nn.Module, call: Call, more: Callable[[int], None] = lambda _: None) -> list[torch.Tensor]:
+    """Four steps under bf16 autocast with a GradScaler: the losses, all weights and buffers, the generator."""
+    torch.manual_seed(5)
+    optimizer, scaler = torch.optim.AdamW(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=256.0)
+    found = []
+    for step in range(4):
+        more(step)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = call(torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(step)))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(loss.detach())
+    return [*found, *(p.detach() for p in model.parameters()), *model.buffers(), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_autocast_and_a_scaler_around_it(spelling: str) -> None:
+    torch.manual_seed(0)
+    plain, model = Net(), Net()
+    model.load_state_dict(plain.state_dict())
+    expected = steps(plain, stock(plain))
+    with torch.autocast("cpu", torch.bfloat16):  # `optimize` captures now
+        call = SPELLINGS[spelling](Case(model, (torch.randn(4, 3, 12, 12),), {}, None))
+    assert all(map(torch.equal, expected, steps(model, call)))
+
+
+class Uneven(nn.Module):
+    """Layers of many widths and a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (32, 48, 40, 96, 24, 56, 72, 16, 8, 100)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.dropout(x).square().mean()
+
+
+class Stalled:
+    """A plan that computes all again at once, and one that computes nothing again when it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), 0
+
+    def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        if self.asked == 1:
+            return Again().plan(problem)
+        assert self.go.wait(100)
+        return Answer.of_plan(problem, plain_plan(problem.graph), method="plain")
+
+
+@pytest.mark.parametrize("way", ["enable", "backend"])
+def test_a_better_plan_takes_over(way: str) -> None:
+    """Each step is that of stock: before, at and after the one at which it does."""
+    plain = Uneven()
+    model, planner = copy.deepcopy(plain), Stalled()
+    usual = stock(plain)
+    asked: dict[str, Any] = {"budget": "100%", "planner": planner, "max_gap": 0}
+    call: Call = model
+    if way == "enable":
+        remat.enable(model, **asked)
+    else:
+        backend = remat.backend(**asked)
+        call = torch.compile(model, backend=backend, dynamic=False)
+
+    def same(rows: int) -> None:
+        x = (numbers(rows, 32),)
+        expected = measure.outcome(plain, measure.forward_backward(usual, x))
+        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(call, x))) == []
+
+    def taken() -> bool:
+        if way == "backend":
+            return len(backend.answers) > 2
+        return all(made.better is None for made in plans_of(model).plans.values())
+
+    same(256)
+    same(512)
+    assert not taken(), "while the planner is at work"
+    planner.go.set()
+    until = time.monotonic() + 100
+    while not taken() and time.monotonic() < until:
+        same(512)
+        time.sleep(0.05)
+    assert taken()
+    same(512)
+    same(256)
+
+
+@pytest.mark.parametrize("way", ["enable", "by name"])
+def test_values_move_to_the_host_and_back(way: str) -> None:
+    torch.manual_seed(0)
+    case = CASES["mlp_with_dropout"]()
+    plain = case._replace(module=copy.deepcopy(case.module))
+    expected = outcome(plain, stock(plain.module))
+    asked: dict[str, Any] = {"budget": "100%", "planner": Mover(1), "link": LINK}
+    call: Call = case.module
+    if way == "enable":
+        remat.enable(case.module, **asked)
+    else:
+        call = torch.compile(case.module, backend="remat", options=asked, dynamic=False)
+    assert measure.differences(expected, outcome(case, call)) == []
+    if way == "enable":
+        ((_, made),) = plans_of(case.module).plans.items()
+        assert any(isinstance(step, Offload) for step in made.answer.plan.steps)
+
+
+def test_the_peak_is_the_predicted_one() -> None:
+    """Of a step in which all that can be is computed again: at most half of the plain one's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(12)))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x).square().mean()
+
+    module, x = Loss(), torch.randn(2048, 64)
+
+    def peak() -> int:
+        module.zero_grad()
+        return measure.peak_memory(measure.forward_backward(module, (x,))).peak_bytes
+
+    peak()
+    plain = peak()
+    remat.enable(module, budget="40%", planner="greedy")
+    peak()
+    ((_, made),) = plans_of(module).plans.items()
+    assert peak() == pytest.approx(made.activation_bytes, rel=0.01)
+    assert made.activation_bytes < 0.5 * plain
+
+
+def _rank(rank: int, address: str, found: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = Net()
+        if planned:
+            remat.enable(model, **AGAIN)
+        call = nn.parallel.DistributedDataParallel(model)
+        torch.manual_seed(1 + rank)
+        for _ in range(2):
+            call(torch.randn(4, 3, 12, 12)).backward()
+        results.append([p.grad for p in model.parameters()])
+    found[rank] = all(map(torch.equal, *results))
+    dist.destroy_process_group()
+
+
+def test_two_ranks_train_as_plain_ones_do(tmp_path: Any) -> None:
+    with mp.Manager() as manager:
+        found = manager.dict()
+        mp.spawn(_rank, (str(tmp_path / "rendezvous"), found), nprocs=2)
+        assert dict(found) == {0: True, 1: True}
