@@ -90,6 +90,7 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
         "costs": [graph.op_cost_ns[op] for op in reduced],
         "once": [op in graph.once for op in reduced],
         "kernels": [len(made.step.operations.ops[op].nodes) for op in reduced],
+        "peak": list(plans_of(planned).peaks[made]),
     }
 
 

@@ -159,6 +159,15 @@ def test_ranks_of_one_plan_may_measure_each_at_its_own_pace(apart: list[dict[str
         assert rank["slow_rank"]["once"] == [False] * len(rank["slow_rank"]["costs"])
 
 
+@pytest.mark.parametrize("name", ["slow_rank", "cold_rank"])
+def test_a_step_with_collectives_peaks_as_predicted(apart: list[dict[str, Any]], name: str) -> None:
+    """By the lifetimes of its storages, with collectives that run again and without: threads of the backend free what
+    collectives have used, of which the allocator tells no other."""
+    for rank in apart:
+        predicted, measured = (rank[name]["second"] if name == "cold_rank" else rank[name])["peak"]
+        assert 0.95 * predicted <= measured <= predicted
+
+
 def test_collectives_have_the_price_of_their_link(apart: list[dict[str, Any]]) -> None:
     """It is the first rank's on all of them, and each runs once: it costs more than a kernel of its size."""
     same(apart, "priced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 import remat
 from client.small_models import numbers
 from client.test_training import Net
+from remat.profiling.lifetimes import Lifetimes
+from remat.profiling.measure import Window
 from remat.training.module import Rematerialized
 from remat.training.planned import Planned
 
@@ -87,3 +90,18 @@ def test_planning_goes_on_under_the_profiler_of_the_caller() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
         made = remat.optimize(Net(), (numbers(96, 64),), budget=remat.Fraction(0.8), planner="greedy")
     assert len(made.plans) == 1
+
+
+def test_what_another_thread_frees_is_gone_by_the_lifetimes_of_storages() -> None:
+    """A CPU's allocator tells of it in the thread that frees: by its events both tensors are there at once."""
+    found = {}
+    for window in (Lifetimes(), Window()):
+        window.open()
+        held = [torch.ones(1000)]
+        other = threading.Thread(target=held.clear)
+        other.start()
+        other.join()
+        held.append(torch.ones(1000))
+        found[type(window)] = window.close().peak_bytes
+        held.clear()
+    assert found == {Lifetimes: 4000, Window: 8000}

@@ -12,6 +12,7 @@ from .. import _compat
 from ..capture.guards import Call
 from ..capture.operations import Kind
 from ..planning.budget import readable
+from ..profiling.lifetimes import Lifetimes
 from ..profiling.measure import Window
 from .planned import Planned
 from .reserved import device_of_step
@@ -68,7 +69,7 @@ class SelfCheck:
         """What a call by a plan gives; its peak, and that of the backward pass to come, are measured."""
         if _compat.recording():  # the caller's own profiler; a later step is enough
             return planned.run(tensors, call.args, call.kwargs)
-        window = Window(device_of_step(planned.step).device)
+        window = Lifetimes() if _freed_elsewhere(planned) else Window(device_of_step(planned.step).device)
         tangents = len(planned.step.operations.flow.tangents)
 
         def backward(function: Callable[[list[Any]], Any], args: list[Any]) -> Any:
@@ -102,14 +103,6 @@ class SelfCheck:
             log.info("the first step peaked at %s above the fixed bytes; %s was predicted (%+.1f %%)", *said)
         elif left:
             self.due[planned] = left
-        elif device_of_step(planned.step).device.type == "cpu" and any(
-            _compat.is_collective(node.target) for node in planned.step.operations.flow.kernels
-        ):
-            log.info(
-                "a step by the plan peaks at no more than %s above the fixed bytes, and %s was predicted (%+.1f %%): "
-                "threads of the backend free what collectives have used, of which the allocator does not tell this one",
-                *said,
-            )
         else:
             log.warning(
                 "a step by the plan peaks at %s above the fixed bytes, and %s was predicted (%+.1f %%): the budget "
@@ -118,7 +111,15 @@ class SelfCheck:
             )
 
 
-def _taken_in(args: list[Any], tangents: int, window: Window) -> int:
+def _freed_elsewhere(planned: Planned) -> bool:
+    """Whether threads of a backend free what the step's collectives have used, of which a CPU's allocator tells others
+    nothing."""
+    kernels = planned.step.operations.flow.kernels
+    on_cpu = device_of_step(planned.step).device.type == "cpu"
+    return on_cpu and any(_compat.is_collective(node.target) for node in kernels)
+
+
+def _taken_in(args: list[Any], tangents: int, window: Window | Lifetimes) -> int:
     """The bytes of the incoming gradients.
 
     The CPU's allocator tells when a block is freed only if it was told when the block was made: each gradient is
