@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from remat_ir import Chain, Problem, budget_at
 from remat_service.processes.supervisor import scrubbed_environment
 from remat_service.settings import Settings
-from service.serving import checked, training_graph
+from service.serving import checked, eventually, training_graph
 
 DOCKERFILE = (Path(__file__).parents[2] / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
 IMAGE = dict(re.findall(r"(NUMBA_[A-Z_]+)=(\S*)", DOCKERFILE[DOCKERFILE.rindex("FROM ") :]))
@@ -106,6 +108,32 @@ def test_a_read_only_installation_solves_and_compiles_nothing(compiled: Path, tm
     assert "compil" not in log.read_text()
     assert len(before) > 20
     assert _files(compiled) == before
+
+
+def test_not_ready_before_the_kernels_are_there(tmp_path: Path) -> None:
+    """With an empty cache it answers, and says that it is not ready and why; stopped then, it leaves no process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "kernels").mkdir()
+    environment = {**_environment(tmp_path, tmp_path / "kernels"), "HOME": str(tmp_path)}
+    log = tmp_path / "service.log"
+    command = [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(port)]
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=output, stderr=output)
+    try:
+        eventually(lambda: "compiling" in log.read_text(), 120)
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+            assert http.get("/livez").status_code == 200
+            reply = http.get("/readyz")
+            assert (reply.status_code, "kernels" in reply.text) == (503, True)
+        below = psutil.Process(server.pid).children(recursive=True)
+        assert len(below) >= 2  # the forkserver, and what compiles
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert psutil.wait_procs(below, 30)[1] == []
+    assert "ready on" not in log.read_text()
 
 
 def test_children_are_told_where_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:

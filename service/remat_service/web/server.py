@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
         context: Context = self._app.state.context
         while context.settings.embedded and not context.supervisor.tried.is_set() and not self.should_exit:
             await asyncio.sleep(0.02)  # it listens already, and answers from the store
-        if self.started:
+        if self.started and not self.should_exit:
             host, port = self._listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
             print(f"remat-service ready on http://{shown}:{port}", flush=True)
