@@ -89,8 +89,9 @@ def fill(
                         held, after = tape[s], _row_of(s + 1, t, stages)
                         for m in range(max(low, held), first + WIDTH):
                             best[m - first] = min(best[m - first], int32(table[after, m - held] + pair[s]))
-                table[row, first : first + WIDTH] = best
                 held, shifted = activation[s - 1], right[t, s]
+                for j in range(WIDTH):
+                    table[row, first + j] = best[j]  # an assignment of slices takes a second to compile
                 for j in range(WIDTH):
                     left[t, j] = best[j] + forward[t]
                     m = first + j - held

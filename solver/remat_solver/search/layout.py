@@ -48,6 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 BLOCK = 64
 compiled: Callable[[F], F] = _numba.kernel(nogil=True, boundscheck=False, error_model="numpy")
+int64: Any = np.int64
+"""For an argument that is a literal: numba compiles a function once for each literal that it is called with."""
 inner: Callable[[F], F] = _numba.inner(boundscheck=False, error_model="numpy")
 
 # registers; OVER is the sum over all keys of max(0, memory − budget)

@@ -19,6 +19,7 @@ from .layout import (
     TOP,
     Ints,
     inner,
+    int64,
 )
 
 
@@ -115,7 +116,7 @@ def add_between(m: Ints, low: int, high: int, amount: int) -> None:
     if end == m[b + COUNT]:
         _add_to_block(m, b, amount)
     elif end:
-        _add_to_part(m, b, 0, end, amount)
+        _add_to_part(m, b, int64(0), end, amount)
 
 
 @inner
@@ -123,7 +124,10 @@ def refresh(m: Ints, block: int) -> None:
     """Make the bounds of a block exact."""
     memory = m[block + ROW] + BLOCK
     part = m[memory : memory + m[block + COUNT]]
-    m[block + TOP], m[block + BOTTOM] = part.max(), part.min()
+    top, bottom = part[0], part[0]
+    for i in range(1, len(part)):
+        top, bottom = max(top, part[i]), min(bottom, part[i])
+    m[block + TOP], m[block + BOTTOM] = top, bottom
 
 
 @inner

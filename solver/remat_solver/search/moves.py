@@ -39,6 +39,7 @@ from .layout import (
     Ints,
     N,
     inner,
+    int64,
 )
 from .lifetimes import (
     first_use,
@@ -285,7 +286,7 @@ def _replace(m: Ints, stage: int, op: int) -> None:
     _drop_unread(m, start)
     if stage - before > 1:
         middle = before + 1 + draw(m, stage - before - 1)
-        _evict_across(m, middle * n + middle, 30, 1)
+        _evict_across(m, middle * n + middle, int64(30), int64(1))
 
 
 @inner
@@ -338,7 +339,7 @@ def move(m: Ints, pool: int) -> None:
     evict = 0.6 if over else 0.15
     if lot < evict:
         across = _over_key(m) if over else -1
-        _evict_across(m, across if across >= 0 else _any_key(m), 40, 1 + draw(m, pool))
+        _evict_across(m, across if across >= 0 else _any_key(m), int64(40), 1 + draw(m, pool))
         return
     if m[EXTRAS] == 0:
         return

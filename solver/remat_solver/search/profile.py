@@ -34,6 +34,7 @@ from .layout import (
     Ints,
     N,
     inner,
+    int64,
 )
 from .lifetimes import (
     last_use,
@@ -162,8 +163,8 @@ def place(m: Ints, stage: int, op: int) -> None:
     # what the follower finds resident is what this run finds, values read from now on included
     here = m[m[block + ROW] + BLOCK + i] + m[block + LAZY] - _starting(m, follower // n, follower % n)
     here += m[m[OPS_AT] + op * OP + WORKSPACE]
-    here += _output_lifetimes(m, stage, op, nth_stage(m, op, index), nth_stage(m, op, index + 1), -1)
-    here += _input_lifetimes(m, stage, op, 1)
+    here += _output_lifetimes(m, stage, op, nth_stage(m, op, index), nth_stage(m, op, index + 1), int64(-1))
+    here += _input_lifetimes(m, stage, op, int64(1))
     insert(m, key, here)
     _list_stage(m, op, index, stage)
     m[COST] += m[m[OPS_AT] + op * OP + OP_COST]
@@ -175,6 +176,6 @@ def remove(m: Ints, stage: int, op: int) -> None:
     index = stage_index(m, op, stage)
     _unlist_stage(m, op, index)
     erase(m, stage * m[N] + op)
-    _output_lifetimes(m, stage, op, nth_stage(m, op, index - 1), nth_stage(m, op, index), 1)
-    _input_lifetimes(m, stage, op, -1)
+    _output_lifetimes(m, stage, op, nth_stage(m, op, index - 1), nth_stage(m, op, index), int64(1))
+    _input_lifetimes(m, stage, op, int64(-1))
     m[COST] -= m[m[OPS_AT] + op * OP + OP_COST]

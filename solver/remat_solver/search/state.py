@@ -173,6 +173,19 @@ def load(m: Ints, keys: Ints) -> None:
 
 
 @inner
+def _position(keys: Ints, key: int) -> int:
+    """Where the key is among the ascending keys."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inner
 def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: Ints) -> None:
     n, o = m[N], m[OPS_AT] + op * OP
     change[start] += m[o + WORKSPACE]
@@ -187,7 +200,7 @@ def _lifetimes_of(m: Ints, keys: Ints, start: int, stage: int, op: int, change: 
         if end >= n * n:
             stop = len(keys)
         elif end >= 0:
-            stop = int(np.searchsorted(keys, end)) + 1
+            stop = _position(keys, end) + 1
         elif m[v + KIND] == OPTIONAL:
             continue
         change[start] += m[v + SIZE]
