@@ -1,29 +1,54 @@
 """The language all parts speak: graphs, problems, plans, answers, their digests, and the verifier of every plan."""
 
-from .answer import Answer, Progress, Status, gap_of, overhead_of, worth_more_time
+from .answer import ANSWER, Answer, Progress, Status, gap_of, overhead_of, worth_more_time
+from .batch import LARGEST_BATCH, BatchFamily, LargestBatch
+from .branches import backward_order, branches_of
 from .chain import Chain
 from .chain_lift import lifted_plan, lowered_plan
 from .chain_plan import ChainPlan, ChainStep, Verb, plain_chain_plan
 from .chain_replay import replay_chain
-from .digest import Digests, digests_of, graph_digest, problem_digest, structure_digest
+from .digest import Digests, Written, digests_of, graph_digest, problem_digest, structure_digest
 from .errors import InvalidData, InvalidPlan, RematError
 from .graph import Graph, graph_of
+from .greedy import checkpointed, greedy_plans, least_memory, peak_of
 from .join import Join, JoinPlan, JoinStep, JoinVerb, join_in_bytes, plain_join_plan
 from .join_replay import replay_join
 from .link import Link
-from .node_link import from_node_link, to_node_link
-from .plan import Compute, Drop, Free, Offload, Plan, Prefetch, Step, Wait, plain_plan, plan_of, recomputed
-from .problem import Problem, budget_at, plain_peak
+from .node_link import from_node_link, is_node_link, to_node_link
+from .plan import (
+    Compute,
+    Drop,
+    Free,
+    Offload,
+    Plan,
+    Prefetch,
+    Step,
+    Wait,
+    permitted,
+    plain_plan,
+    plan_of,
+    recomputed,
+    without_unread,
+)
+from .plot import draw_memory, figure_of
+from .problem import PROBLEMS, Problem, budget_at, plain_peak
 from .proof import InvalidProof, Proof
 from .replay import Moment, replay
-from .subject import AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
+from .restrictions import best_of, gap_sentence, optimal_sentence, outgrown
+from .subject import SUBJECTS, AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
 from .verify import Verdict, host_peak, verify
 from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer
+from .working_set import pinned_ops, working_set
 
 __all__ = [
+    "ANSWER",
+    "LARGEST_BATCH",
+    "PROBLEMS",
+    "SUBJECTS",
     "Answer",
     "AnswerVerdict",
     "AnyPlan",
+    "BatchFamily",
     "Certificate",
     "Chain",
     "ChainPlan",
@@ -40,6 +65,7 @@ __all__ = [
     "JoinPlan",
     "JoinStep",
     "JoinVerb",
+    "LargestBatch",
     "Link",
     "Moment",
     "Offload",
@@ -55,20 +81,36 @@ __all__ = [
     "Verb",
     "Verdict",
     "Wait",
+    "Written",
+    "backward_order",
+    "best_of",
+    "branches_of",
     "budget_at",
     "certificate_for",
     "certified",
     "certified_need",
+    "checkpointed",
     "digests_of",
+    "draw_memory",
+    "figure_of",
     "from_node_link",
     "gap_of",
+    "gap_sentence",
     "graph_digest",
     "graph_of",
+    "greedy_plans",
     "host_peak",
+    "is_node_link",
     "join_in_bytes",
+    "least_memory",
     "lifted_plan",
     "lowered_plan",
+    "optimal_sentence",
+    "outgrown",
     "overhead_of",
+    "peak_of",
+    "permitted",
+    "pinned_ops",
     "plain_chain_plan",
     "plain_join_plan",
     "plain_peak",
@@ -87,5 +129,7 @@ __all__ = [
     "to_node_link",
     "verify",
     "verify_answer",
+    "without_unread",
+    "working_set",
     "worth_more_time",
 ]

@@ -2,10 +2,40 @@
 
 from remat_ir.batch import LargestBatch
 
-from .batch import max_batch
+from .batch import BatchSearch, max_batch
+from .bounds import least_need
+from .certify.pairs import pair_proof
+from .contradiction import report_bound, report_budget
+from .evidence import Evidence
+from .kernels import all_cached, load_for_forks
+from .knowledge import Bound, Ending, Known, claim_sentence, sentence
 from .least import least_budget
-from .methods import METHODS
-from .solve import solve
+from .methods import METHODS, runner_of
+from .solve import checked, solve
 from .sweep import sweep
+from .version import solver_version
 
-__all__ = ["METHODS", "LargestBatch", "least_budget", "max_batch", "solve", "sweep"]
+__all__ = [
+    "METHODS",
+    "BatchSearch",
+    "Bound",
+    "Ending",
+    "Evidence",
+    "Known",
+    "LargestBatch",
+    "all_cached",
+    "checked",
+    "claim_sentence",
+    "least_budget",
+    "least_need",
+    "load_for_forks",
+    "max_batch",
+    "pair_proof",
+    "report_bound",
+    "report_budget",
+    "runner_of",
+    "sentence",
+    "solve",
+    "solver_version",
+    "sweep",
+]

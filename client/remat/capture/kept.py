@@ -26,7 +26,7 @@ import torch
 from torch import fx, nn
 
 from remat_ir import InvalidData
-from remat_ir.read import members, parse
+from remat_ir.schema import members, parse
 
 from .. import _compat
 from ..device import AUTOCAST_KINDS

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, InvalidPlan
-from remat_ir.chain_plan import Verb
+from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Verb
 
 from ..capture.trace import untraced
 from ..planning.quick import Better

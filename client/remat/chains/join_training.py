@@ -10,8 +10,19 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidPlan, Join, JoinPlan, Plan, Problem, Status, verify
-from remat_ir.branches import backward_order, branches_of
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidPlan,
+    Join,
+    JoinPlan,
+    Plan,
+    Problem,
+    Status,
+    backward_order,
+    branches_of,
+    verify,
+)
 
 from ..distributed.ranks import RanksDiffer
 from ..errors import CaptureError, RematError

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, InvalidData, InvalidPlan, Problem, verify
-from remat_ir.chain_plan import ChainStep, Verb
+from remat_ir import Answer, Chain, ChainPlan, ChainStep, InvalidData, InvalidPlan, Problem, Verb, verify
 
 from ..errors import CaptureError
 from ..lowering.link import storable

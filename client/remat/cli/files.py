@@ -8,10 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from remat_ir import Answer, AnyPlan, InvalidData, Status, Subject, read_plan
-from remat_ir.node_link import is_node_link
-from remat_ir.read import parse
-from remat_ir.subject import SUBJECTS
+from remat_ir import SUBJECTS, Answer, AnyPlan, InvalidData, Status, Subject, is_node_link, read_plan
+from remat_ir.schema import parse
 
 from ..planning.folder import write_whole
 

@@ -18,6 +18,7 @@ from remat_ir import (
     InvalidData,
     InvalidPlan,
     Join,
+    Plan,
     Problem,
     Subject,
     budget_at,
@@ -28,7 +29,6 @@ from remat_ir import (
     verify,
     verify_answer,
 )
-from remat_ir.plan import Plan
 
 from ..planning.budget import Fraction, bytes_of, read_budget, readable
 from ..planning.check import checked

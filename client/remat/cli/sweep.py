@@ -15,8 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from remat_ir import Answer, Graph, InvalidData, Problem, Subject, budget_at, plain_peak
-from remat_ir.batch import BatchFamily, LargestBatch
+from remat_ir import Answer, BatchFamily, Graph, InvalidData, LargestBatch, Problem, Subject, budget_at, plain_peak
 
 from ..planning.budget import bytes_of, readable
 from ..planning.check import checked

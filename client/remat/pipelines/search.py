@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from remat_ir import Answer, InvalidData, Status, plain_plan
-from remat_ir.greedy import checkpointed
+from remat_ir import Answer, InvalidData, Status, checkpointed, plain_plan
 
 from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks

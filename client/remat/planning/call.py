@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import httpx2
 
 from remat_ir import InvalidData
-from remat_ir.read import parse
+from remat_ir.schema import parse
 
 from ..errors import (
     InvalidResponse,

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from remat_ir import Graph, InvalidData, Plan, plan_of
-from remat_ir.plan import permitted, without_unread
-from remat_ir.working_set import pinned_ops
+from remat_ir import Graph, InvalidData, Plan, permitted, pinned_ops, plan_of, without_unread
 
 SAVED = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
 """What selective checkpoints keep, with everything that has attention in its name."""

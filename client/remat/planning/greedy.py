@@ -18,15 +18,17 @@ from remat_ir import (
     Progress,
     Status,
     gap_of,
+    greedy_plans,
+    least_memory,
     lowered_plan,
+    optimal_sentence,
+    peak_of,
     plain_peak,
     plain_plan_of,
     problem_digest,
     verify,
+    working_set,
 )
-from remat_ir.greedy import greedy_plans, least_memory, peak_of
-from remat_ir.restrictions import optimal_sentence
-from remat_ir.working_set import working_set
 
 LONGEST_LOOK_S = 3.0
 """Seconds spent on finding a budget that is enough, once the one asked for is not."""

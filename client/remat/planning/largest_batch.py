@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, verify
-from remat_ir.batch import BatchFamily, LargestBatch
+from remat_ir import Answer, BatchFamily, InvalidData, InvalidPlan, LargestBatch, Plan, Problem, verify
 
 from ..errors import InvalidResponse
 from . import service

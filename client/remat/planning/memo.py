@@ -27,14 +27,16 @@ from remat_ir import (
     certificate_for,
     certified,
     gap_of,
+    gap_sentence,
+    optimal_sentence,
+    outgrown,
     problem_digest,
     structure_digest,
     verify,
     verify_answer,
     worth_more_time,
 )
-from remat_ir.read import members, parse
-from remat_ir.restrictions import gap_sentence, optimal_sentence, outgrown
+from remat_ir.schema import members, parse
 
 from .folder import trim, used, write_whole
 

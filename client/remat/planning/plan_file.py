@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, verify
-from remat_ir.read import array, members, parse
+from remat_ir.schema import array, members, parse
 
 from ..errors import PlanMismatch
 from .budget import readable

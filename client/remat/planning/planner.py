@@ -15,8 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import httpx2
 
-from remat_ir import Answer, Graph, InvalidData, Problem, Status
-from remat_ir.working_set import working_set
+from remat_ir import Answer, Graph, InvalidData, Problem, Status, working_set
 
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings

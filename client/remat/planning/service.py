@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from remat_ir import Answer, InvalidData, Problem, Subject
-from remat_ir.subject import subject_kind
+from remat_ir import Answer, InvalidData, Problem, Subject, subject_kind
 
 from ..errors import InvalidResponse, Unreachable
 from .call import Reply, come_back_s

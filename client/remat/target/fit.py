@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, plain_peak, verify
-from remat_ir.greedy import least_memory
-from remat_ir.working_set import working_set
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, least_memory, plain_peak, verify, working_set
 
 from ..planning.budget import readable
 from ..planning.options import SolveOptions

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B
 
-from remat_ir import Graph, InvalidData, Plan, plain_plan
-from remat_ir.greedy import checkpointed
+from remat_ir import Graph, InvalidData, Plan, checkpointed, plain_plan
 
 from ..capture.dataflow import tensors
 from ..device import NAMED

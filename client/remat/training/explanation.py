@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from remat_ir import InvalidData
-from remat_ir.plot import draw_memory, figure_of
+from remat_ir import InvalidData, draw_memory, figure_of
 
 from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.headline import headline

@@ -16,12 +16,12 @@ from remat_ir import (
     InvalidData,
     Plan,
     Prefetch,
+    Verb,
+    best_of,
     overhead_of,
     plain_peak,
     recomputed,
 )
-from remat_ir.chain_plan import Verb
-from remat_ir.restrictions import best_of
 
 from .. import _compat
 from ..capture.call import example_call

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from remat_ir import Graph, InvalidPlan, Plan, Problem, replay, verify
-from remat_ir.greedy import least_memory
-from remat_ir.replay import Moment
-from remat_ir.working_set import working_set
+from remat_ir import Graph, InvalidPlan, Moment, Plan, Problem, least_memory, replay, verify, working_set
 
 from ..lowering.peak import Phases, kernel_phases
 from ..planning.budget import UnitBytes, bounded, bytes_of

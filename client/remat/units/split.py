@@ -16,10 +16,10 @@ from remat_ir import (
     Plan,
     Problem,
     Status,
+    checkpointed,
     plain_plan,
     problem_digest,
 )
-from remat_ir.greedy import checkpointed
 
 from ..errors import BudgetTooSmall, NothingFound
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable

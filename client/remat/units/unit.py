@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from remat_ir import Answer, Plan
-from remat_ir.greedy import checkpointed
+from remat_ir import Answer, Plan, checkpointed
 
 from ..capture.guards import Call
 from ..chains.chained import ChainedModule

@@ -22,8 +22,7 @@ from remat_ir import (
     read_plan,
 )
 from remat_ir.proof import prove, read_proof
-from remat_solver import solve
-from remat_solver.evidence import Evidence
+from remat_solver import Evidence, solve
 
 from ..settings import Settings
 from ..storage.cache_key import SOLVER, certifies

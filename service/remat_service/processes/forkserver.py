@@ -26,7 +26,7 @@ import socket
 import sys
 import tempfile
 
-from remat_solver import kernels
+from remat_solver import all_cached, load_for_forks
 
 from . import child, sandbox
 
@@ -44,9 +44,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         # every kernel is there before the first fork and outside the sandbox; nothing below writes numba's cache
-        if not kernels.all_cached():
+        if not all_cached():
             control.send(json.dumps({"compiling": os.getpid()}).encode())
-        if not kernels.load_for_forks(stopped=lambda: bool(select.select([control], [], [], 0)[0])):
+        if not load_for_forks(stopped=lambda: bool(select.select([control], [], [], 0)[0])):
             return
     except (BrokenPipeError, ConnectionResetError):
         return

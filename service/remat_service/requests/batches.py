@@ -14,13 +14,9 @@ from typing import Any
 import structlog
 from sqlalchemy import select, update
 
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, Status
-from remat_ir.batch import LARGEST_BATCH, BatchFamily
-from remat_ir.document import Member, Nested
-from remat_ir.kinds import Array, Column, Integer, Number
-from remat_ir.problem import PROBLEMS
-from remat_solver.batch import BatchSearch
-from remat_solver.bounds import least_need
+from remat_ir import LARGEST_BATCH, PROBLEMS, Answer, BatchFamily, Graph, InvalidData, Plan, Problem, Status
+from remat_ir.schema import Array, Column, Integer, Member, Nested, Number
+from remat_solver import BatchSearch, least_need
 
 from ..context import Context
 from ..errors import Gone, Invalid, NotFound, RateLimited, ServiceError, Unavailable

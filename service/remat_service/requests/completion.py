@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Answer, Status
-from remat_solver.knowledge import sentence
+from remat_solver import sentence
 
 from ..context import Context
 from ..storage.answers import document

@@ -8,12 +8,9 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
-from remat_ir import InvalidData, Problem, Subject, plain_peak
-from remat_ir.document import Document, Member, Nested, OneOf
-from remat_ir.kinds import Array, Integer
-from remat_ir.read import kind
-from remat_ir.subject import SUBJECTS
-from remat_solver.bounds import least_need
+from remat_ir import SUBJECTS, InvalidData, Problem, Subject, plain_peak
+from remat_ir.schema import Array, Document, Integer, Member, Nested, OneOf, kind
+from remat_solver import least_need
 
 from ..context import Context
 from ..errors import NotFound, ServiceError

@@ -17,10 +17,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from remat_ir import InvalidData, Problem, Subject
-from remat_ir.digest import Written
-from remat_ir.problem import PROBLEMS
-from remat_ir.read import parse, refused_constant
+from remat_ir import PROBLEMS, InvalidData, Problem, Subject, Written
+from remat_ir.schema import parse, refused_constant
 
 from ..errors import ServiceError
 from ..lru import Lru

@@ -8,15 +8,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from remat_ir import Digests, InvalidData, Problem
-from remat_ir.columns import separate
-from remat_ir.digest import Written
-from remat_ir.document import Document, Member, Nested, OneOf
-from remat_ir.kinds import AnyObject, Flag, Integer, Number, Text
-from remat_ir.problem import PROBLEMS
-from remat_ir.read import length, length_of_rows, parse
-from remat_solver import METHODS
-from remat_solver.methods import runner_of
+from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Written
+from remat_ir.schema import (
+    AnyObject,
+    Document,
+    Flag,
+    Integer,
+    Member,
+    Nested,
+    Number,
+    OneOf,
+    Text,
+    length,
+    length_of_rows,
+    parse,
+    separate,
+)
+from remat_solver import METHODS, runner_of
 
 from ..errors import BadRequest, Invalid, TooLarge
 from ..settings import Settings

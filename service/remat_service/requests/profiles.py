@@ -10,8 +10,7 @@ import structlog
 from sqlalchemy import Table, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir.document import Document, Member
-from remat_ir.kinds import Array, Dictionary, Row, Text
+from remat_ir.schema import Array, Dictionary, Document, Member, Row, Text
 
 from ..context import Context
 from ..identity import Caller

@@ -12,10 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import Problem, problem_digest
 from remat_ir.proof import certifiable
-from remat_solver.bounds import least_need
-from remat_solver.certify.pairs import pair_proof
-from remat_solver.knowledge import Ending, Known
-from remat_solver.solve import checked
+from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
 from ..errors import Conflict, Unavailable

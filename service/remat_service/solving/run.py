@@ -17,7 +17,7 @@ import structlog
 
 from remat_ir import Answer, Status, gap_of
 from remat_ir.proof import certifiable
-from remat_solver.knowledge import Ending
+from remat_solver import Ending
 
 from ..context import Context
 from ..processes.supervisor import ChildRun

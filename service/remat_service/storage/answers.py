@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remat_ir import Answer
-from remat_solver.knowledge import claim_sentence, sentence
+from remat_solver import claim_sentence, sentence
 
 
 def shifted(answer: Answer, fixed_bytes: int) -> Answer:

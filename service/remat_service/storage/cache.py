@@ -52,12 +52,11 @@ from remat_ir import (
     Verdict,
     certified_need,
     gap_of,
+    outgrown,
     structure_digest,
 )
 from remat_ir.proof import certain_need, certifiable
-from remat_ir.restrictions import outgrown
-from remat_solver.contradiction import report_bound, report_budget
-from remat_solver.knowledge import Bound, Ending, Known
+from remat_solver import Bound, Ending, Known, report_bound, report_budget
 
 from ..clock import Clock
 from ..identity import Caller

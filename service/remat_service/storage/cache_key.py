@@ -19,8 +19,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from remat_ir import Digests
-from remat_solver import METHODS
-from remat_solver.version import solver_version
+from remat_solver import METHODS, solver_version
 
 from ..identity import Caller
 

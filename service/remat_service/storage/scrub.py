@@ -26,7 +26,7 @@ from remat_ir import (
     verify,
 )
 from remat_ir.proof import read_proof
-from remat_ir.read import LARGEST_INTEGER
+from remat_ir.schema import LARGEST_INTEGER
 
 from ..identity import Caller
 from ..subjects import size_of

@@ -8,8 +8,8 @@ import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from remat_ir.answer import ANSWER
-from remat_ir.document import Document, OneOf, with_nested
+from remat_ir import ANSWER
+from remat_ir.schema import Document, OneOf, with_nested
 
 from ..requests.batches import BATCH_REQUEST
 from ..requests.groups import SWEEP_REQUEST

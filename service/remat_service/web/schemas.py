@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, RootModel
 
-from remat_ir.answer import ANSWER
-from remat_ir.document import Document, Member, Nested
-from remat_ir.kinds import AnyInteger, Text
+from remat_ir import ANSWER
+from remat_ir.schema import AnyInteger, Document, Member, Nested, Text
 
 
 class AnswerDocument(RootModel[dict[str, Any]]):

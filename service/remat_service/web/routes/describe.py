@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from remat_ir.document import COMPONENTS, Document, OneOf
+from remat_ir.schema import COMPONENTS, Document, OneOf
 
 from ...errors import KINDS
 from ..schemas import Problem

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 
 from remat_ir import Problem, graph_digest, plain_peak, structure_digest
-from remat_solver.bounds import least_need
+from remat_solver import least_need
 
 from ...context import Context
 from ...identity import Caller
