@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,8 @@ def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], An
     """
     function, due = boxed_function(module), True
     nodes: Any = module.graph.output_node().args[0]
-    said = [(str(node), node.meta.get("val")) for node in nodes if isinstance(node, fx.Node)]
-    places = [place for place, node in enumerate(nodes) if isinstance(node, fx.Node)]
+    places = [place for place, node in enumerate(nodes) if isinstance(node, fx.Node) and _is_torchs(node)]
+    said = [(str(nodes[place]), nodes[place].meta.get("val")) for place in places]
 
     def run(args: list[Any]) -> Any:
         nonlocal due, said
@@ -44,6 +45,11 @@ def checked_function(module: fx.GraphModule, _: Any) -> Callable[[list[Any]], An
 
     run.source = function.source  # type: ignore[attr-defined]
     return _compat.boxed(run)
+
+
+def _is_torchs(node: fx.Node) -> bool:
+    """Whether the trace made it: states of generators, and what crosses to the host, come with the plan."""
+    return node.op != "call_function" or node.target is operator.getitem or isinstance(node.target, _compat.OpOverload)
 
 
 def _compare(name: str, traced: Any, found: Any) -> None:
