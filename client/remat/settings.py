@@ -6,6 +6,7 @@ REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.c
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
 REMAT_KEEP_CAPTURES 1: captured steps are kept on this machine, for the next process of the same job
 REMAT_CHECK_WRITES 1: each step compares checksums of the parameters from which its backward pass computes again
+REMAT_FRONT_DOOR   1: `remat.enable` plans behind torch.compile, which captures and guards; experimental
 REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
 """
 
@@ -27,6 +28,7 @@ NAMES = (
     "REMAT_KEEP_CAPTURES",
     "REMAT_CHECK_WRITES",
     "REMAT_SEND_NAMES",
+    "REMAT_FRONT_DOOR",
 )
 
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -49,6 +51,7 @@ class Settings:
     send_names: bool = False
     keep_captures: bool = False
     check_writes: bool = False
+    front_door: bool = False
 
     @property
     def service_url(self) -> str | None:
@@ -80,6 +83,7 @@ def settings(
         send_names=_flag(env, "REMAT_SEND_NAMES"),
         keep_captures=_flag(env, "REMAT_KEEP_CAPTURES"),
         check_writes=_flag(env, "REMAT_CHECK_WRITES"),
+        front_door=_flag(env, "REMAT_FRONT_DOOR"),
     )
 
 

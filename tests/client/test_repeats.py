@@ -50,7 +50,7 @@ class Both:
     """The joint graphs of a call: as it is captured, and traced whole."""
 
     def __init__(self, module: nn.Module, args: Sequence[Any] = (), **kwargs: Any) -> None:
-        graph: Any = _compat.strict_graph(module, args, kwargs, trace._logging_functions(module))
+        graph: Any = _compat.strict_graph(module, args, kwargs, trace.logging_functions(module))
         _compat.CallGuards.of_graph(graph, module, args, kwargs)
         with contextlib.ExitStack() as stack:
             self.descriptor = trace._joint(stack, graph, args, kwargs)

@@ -37,7 +37,7 @@ from torch._functorch._aot_autograd.descriptors import (
     ViewBaseAOTInput,
 )
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
-from torch._guards import CompileContext, TracingContext, detect_fake_mode
+from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
 from torch._library import simple_registry
 from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -57,10 +57,12 @@ __all__ = [
     "description_of",
     "descriptors",
     "detect_fake_mode",
+    "dynamo_settings",
     "export_joint",
     "forward_outputs",
     "frame_number",
     "has_merged_inputs",
+    "has_tangents",
     "is_tangent",
     "joint_graph",
     "module_path",
@@ -75,6 +77,7 @@ __all__ = [
     "split_by_ddp",
     "state_names",
     "strict_graph",
+    "traced_alone",
     "updated_inputs",
 ]
 
@@ -354,6 +357,26 @@ def frame_number() -> int | None:
 
 
 @contextlib.contextmanager
+def dynamo_settings(ignored: frozenset[Callable[..., Any]], most_graphs: int) -> Iterator[None]:
+    """Dynamo's settings for a module that is planned: none of what the defaults leave unseen or give up silently.
+
+    Hooks on parts are guarded, DistributedDataParallel's buckets cut no graph, logging of `ignored` functions breaks
+    none, an integer of a module, such as a counter, is no constant once it has changed, and an exception of the backend
+    is raised.
+    """
+    with _dynamo_config.patch(
+        skip_nnmodule_hook_guards=False,
+        optimize_ddp=False,
+        suppress_errors=False,
+        allow_unspec_int_on_nn_module=True,
+        recompile_limit=most_graphs,
+        accumulated_recompile_limit=max(most_graphs, _dynamo_config.accumulated_recompile_limit),
+        ignore_logging_functions=_dynamo_config.ignore_logging_functions | ignored,
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def only_real_tensors() -> Iterator[None]:
     """No fake mode nor any other dispatch mode inside, and no dispatch through Python.
 
@@ -362,6 +385,19 @@ def only_real_tensors() -> Iterator[None]:
     """
     with _disable_current_modes(), no_python_dispatcher():
         yield
+
+
+@contextlib.contextmanager
+def traced_alone() -> Iterator[None]:
+    """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
+    run around the call, which Dynamo has traced into the graph already."""
+    with tracing(None), torch._C.DisableTorchFunction(), _functorch_config.patch(donated_buffer=False):
+        yield
+
+
+def has_tangents(graph: fx.Graph) -> bool:
+    """Whether a graph has a backward pass."""
+    return any(is_tangent(node) for node in graph.nodes if node.op == "placeholder")
 
 
 def is_tangent(placeholder: fx.Node) -> bool:

@@ -99,7 +99,7 @@ def _traced(
     began = time.process_time()
     try:
         with contextlib.ExitStack() as stack:
-            graph = _compat.strict_graph(run, args, kwargs, _logging_functions(module))
+            graph = _compat.strict_graph(run, args, kwargs, logging_functions(module))
             guards = _compat.CallGuards.of_graph(graph, run, args, kwargs)
             descriptor = _joint(stack, graph, args, kwargs)
     except _compat.SideEffects as error:
@@ -254,7 +254,7 @@ def _refuse_backward_hooks(module: nn.Module, whole: bool) -> None:
             raise CaptureError(f"{name or type(module).__name__} has a backward hook, and {what}", stages_may_do=True)
 
 
-def _logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
+def logging_functions(module: nn.Module) -> frozenset[Callable[..., Any]]:
     """The methods of the loggers that the module's own source files hold: they would split the graph."""
     names = {type(part).__module__ for part in module.modules()}
     names |= {base.__module__ for part in module.modules() for base in type(part).__mro__}

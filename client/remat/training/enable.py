@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from types import MethodType
@@ -14,13 +15,18 @@ from torch import nn
 from .._compat.module_state import called_module
 from ..capture.call import check_module
 from ..capture.trace import untraced
+from ..compile.carrier import Carrier
+from ..compile.sized import SizedBackend
 from ..errors import CaptureError
-from ..planning.budget import Budget
+from ..planning.budget import Budget, read_budget
 from ..planning.options import SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
+from ..settings import settings
 from .module import MakePlan, Rematerialized, enabled_plans, refuse_enabled
-from .optimize import planning
+from .optimize import check_training, planning
+
+log = logging.getLogger("remat")
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -108,11 +114,41 @@ def enable(
     check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
+    if settings().front_door and carried(model, budget, planner, asking, on_progress, (plan, optimizer, ema)):
+        return model
     make_plan = planning(
         budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress
     )
     install(model, make_plan, on_failure=asking.on_failure, self_check=asking.self_check, most_plans=asking.most_plans)
     return model
+
+
+def carried(
+    model: nn.Module,
+    budget: Budget | None,
+    planner: Planner | str | None,
+    asking: SolveOptions,
+    on_progress: OnProgress | None,
+    more: tuple[Any, ...],
+) -> bool:
+    """Let a module run by plans behind `torch.compile`; False: it was asked for what only plans of kinds of calls have.
+
+    Raises:
+        RuntimeError: it does already.
+        InvalidData: as for `enable`.
+    """
+    if isinstance(model.__dict__.get("forward"), Carrier):
+        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
+    counted = asking.accumulate > 1 or asking.clip_grad_norm or asking.release_gradients or asking.mode == "chain"
+    if budget is None or counted or any(given is not None for given in more):
+        log.info(
+            "plan, optimizer, ema, accumulate, clip_grad_norm, release_gradients and chains plan by kinds of calls"
+        )
+        return False
+    found = check_training(budget, asking, planner, None)
+    make = functools.partial(SizedBackend, read_budget(budget), found, asking, on_progress)
+    model.__dict__["forward"] = Carrier(model, model.__dict__.get("forward"), make)
+    return True
 
 
 def install(model: nn.Module, make_plan: MakePlan, **settings: Any) -> Rematerialized:
@@ -132,7 +168,7 @@ def disable(model: M) -> M:
         True
     """
     forward = model.__dict__.get("forward")
-    if isinstance(forward, PlannedForward):
+    if isinstance(forward, PlannedForward | Carrier):
         del model.__dict__["forward"]
         if forward.before is not None:
             model.__dict__["forward"] = forward.before

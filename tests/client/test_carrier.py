@@ -1,0 +1,409 @@
+"""`remat.enable` behind torch.compile, REMAT_FRONT_DOOR=1: what it captures, keeps, and leaves as it is."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import logging
+import pickle
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+import remat
+from client.small_models import CASES
+from client.test_adoption import Net, equal, trained
+from client.test_exact import outcome
+from client.transferring import LINK, Mover
+from releases.test_lane import Again, Stalled
+from releases.test_lane import stock as stock_of
+from remat.compile.carrier import Carrier
+from remat.profiling import measure
+from remat_ir import InvalidData, RematError
+
+AGAIN: dict[str, Any] = {"budget": "1GiB", "planner": Again()}
+GREEDY: dict[str, Any] = {"budget": "100%", "planner": "greedy"}
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_FRONT_DOOR", "1")
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+
+
+def plans(module: nn.Module) -> int:
+    """How many plans an enabled module has; and that it is one which runs behind torch.compile."""
+    carrier = module.__dict__["forward"]
+    assert isinstance(carrier, Carrier)
+    return len(carrier.backend.planned)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Tanh()) for _ in range(4)))
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float = 2.0
+
+
+class Dataclass(Layers):
+    def forward(self, x: torch.Tensor, how: Any = Config()) -> torch.Tensor:  # noqa: B008
+        return (self.layers(x) * how.scale).sum()
+
+
+class Function(Layers):
+    def forward(self, x: torch.Tensor, how: Any = lambda t: t * 2) -> torch.Tensor:
+        return how(self.layers(x)).sum()
+
+
+class Scalar(Layers):
+    def forward(self, x: torch.Tensor, how: Any = np.float32(2)) -> torch.Tensor:  # noqa: B008
+        return (self.layers(x) * float(how)).sum()
+
+
+class Counter(Layers):
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return self.layers(x).sum()
+
+
+class Printing(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        print("", end="")
+        return y.sum()
+
+
+class Branching(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x).sum()
+        return y * 2 if y.item() > 0 else y
+
+
+class Masked(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        return y[y > 0].sum()
+
+
+class Spectral(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0][0] = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+        self.layers[1][0] = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.seen: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.layers[:2](x)
+        return self.layers[2:](self.seen).sum()
+
+
+class Annealed(Layers):
+    """A number that changes with each call."""
+
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.factor *= 0.7
+        return (self.layers(x) * self.factor + (1 - self.factor)).sum()
+
+
+ORDINARY = (Annealed, Dataclass, Function, Scalar, Counter, Printing, Branching, Masked, Spectral)
+
+
+MOST = {Annealed: 4, Masked: 5}
+"""Plans in four steps: one for each number or size that the data give, and one of the part before."""
+
+
+@pytest.mark.parametrize("kind", ORDINARY, ids=lambda kind: kind.__name__)
+def test_ordinary_python_trains_by_plans(kind: Callable[[], nn.Module]) -> None:
+    """Arguments that are no tensors, state that changes, effects, numbers read from tensors, sizes by the data."""
+    torch.manual_seed(0)
+    plain = kind()
+    model = remat.enable(copy.deepcopy(plain), **AGAIN)
+    for seed in range(4):
+        x = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
+        expected = measure.outcome(plain, measure.forward_backward(plain, (x,)))
+        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(model, (x,)))) == []
+    assert 1 <= plans(model) <= MOST.get(kind, 3)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_module_trains_bit_for_bit(name: str) -> None:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    expected = outcome(case, case.module)
+    remat.enable(case.module, **AGAIN)
+    assert measure.differences(expected, outcome(case, case.module)) == []
+    assert plans(case.module)
+
+
+def test_sizes_are_open_and_a_share_is_that_of_the_largest() -> None:
+    """Two graphs of Dynamo's serve all sizes; a small batch may use the bytes that a larger one's share came to."""
+    torch.manual_seed(0)
+    plain = Net()
+    model = remat.enable(copy.deepcopy(plain), budget="80%", planner="greedy")
+    for rows in (8, 6, 4, 8, 2, 1, 5):
+        x = (torch.randn(rows, 3, 12, 12),)
+        expected = measure.outcome(plain, measure.forward_backward(plain, x))
+        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(model, x))) == []
+    assert len(model.forward.backend.graphs) <= 3  # a size of 1 is a graph of its own
+    assert plans(model) >= 6
+
+
+def test_at_most_so_many_plans_are_held() -> None:
+    model = remat.enable(Printing(), most_plans=2, **GREEDY)
+    for rows in (8, 7, 6, 5, 4, 3):
+        model(torch.randn(rows, 16)).backward()
+    assert max(len(graph.made) for graph in model.forward.backend.graphs) == 2
+
+
+def test_a_better_plan_takes_over_under_autocast() -> None:
+    """From one trace, in the caller's thread: before, at and after it the bits are those of stock."""
+    torch.manual_seed(0)
+    plain, planner = Net(), Stalled()
+    model = remat.enable(copy.deepcopy(plain), budget="1GiB", planner=planner, max_gap=0)
+    usual = stock_of(plain)
+
+    def same(rows: int) -> None:
+        x = torch.randn(rows, 3, 12, 12)
+        found = []
+        for module, call in ((plain, usual), (model, model)):
+
+            def step(call: Any = call) -> torch.Tensor:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = call(x)
+                loss.backward()
+                return loss.detach()
+
+            found.append(measure.outcome(module, step))
+        assert measure.differences(*found) == []
+
+    same(4)
+    same(8)
+    (pending,) = [each for each in model.forward.backend.planned if each.better is not None]
+    assert pending.answer.method == "again"
+    planner.go.set()
+    assert pending.better.result() is not None  # type: ignore[union-attr]
+    same(8)
+    assert pending.answer.method == "plain"
+    assert pending.compiled is None, "the traced graph is let go"
+    same(8)
+    same(4)
+
+
+def test_values_move_to_the_host() -> None:
+    torch.manual_seed(0)
+    case = CASES["mlp_with_dropout"]()
+    expected = outcome(case, case.module)
+    remat.enable(case.module, budget="100%", planner=Mover(1), link=LINK)
+    assert measure.differences(expected, outcome(case, case.module)) == []
+
+
+def test_the_module_stays_itself() -> None:
+    """Names, evaluation, hooks of its own, deep copies, pickles; `disable` undoes it."""
+    plain = Net()
+    model = copy.deepcopy(plain)
+    assert remat.enable(model, **AGAIN) is model
+    with pytest.raises(RuntimeError, match="enabled on this Net already"):
+        remat.enable(model, **AGAIN)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.eval(), plain.eval()
+    with torch.no_grad():
+        assert torch.equal(model(torch.ones(2, 3, 8, 8)), plain(torch.ones(2, 3, 8, 8)))
+    assert plans(model) == 0
+    model.train(), plain.train()
+    calls: list[int] = []
+    handle = model.register_forward_hook(lambda *_: calls.append(1))
+    other = copy.deepcopy(model)
+    handle.remove()
+    expected = trained(plain, stock_of(plain))
+    assert equal(expected, trained(other, other))
+    assert len(calls) == 2
+    assert other.forward.model is other
+    assert plans(other) == 1
+    assert plans(model) == 0
+    stored = pickle.dumps(model)
+    assert b"remat" not in stored
+    assert not isinstance(pickle.loads(stored).forward, Carrier)
+    assert remat.disable(model) is model
+    assert "forward" not in model.__dict__
+
+
+def test_an_instances_own_forward_is_compiled_and_put_back() -> None:
+    """A trainer stands autocast there: a class's forward in its place would train in another precision, silently."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+    model = copy.deepcopy(plain)
+    for each in (plain, model):
+        each.forward = torch.autocast("cpu", torch.bfloat16)(each.forward)  # type: ignore[method-assign]
+    own = model.forward
+    remat.enable(model, **AGAIN)
+    x = torch.randn(32, 16)
+    found = model(x)
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, plain(x))
+    found.float().sum().backward()
+    assert plans(model) == 1
+    remat.disable(model)
+    assert model.forward is own
+
+
+def test_what_no_guard_sees_is_seen() -> None:
+    """Hooks on parts, hooks of all modules, a method set on a part's class: each call is that of the plain module."""
+
+    class Part(nn.Linear):
+        pass
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Part(16, 16), nn.Tanh(), Part(16, 1))
+    model = remat.enable(copy.deepcopy(plain), **AGAIN)
+    x = torch.randn(8, 16)
+
+    def same() -> None:
+        expected = measure.outcome(plain, lambda: _summed(plain(x)))
+        assert measure.differences(expected, measure.outcome(model, lambda: _summed(model(x)))) == []
+
+    same()
+    handles = [each[1].register_forward_hook(lambda _m, _i, out: out * 2) for each in (plain, model)]
+    same()
+    for handle in handles:
+        handle.remove()
+    same()
+    everywhere = nn.modules.module.register_module_forward_hook(
+        lambda module, _, out: out * 3 if isinstance(module, nn.Tanh) else None
+    )
+    same()
+    everywhere.remove()
+    same()
+    Part.forward = lambda self, x: nn.functional.linear(x, self.weight)  # type: ignore[method-assign, misc]
+    same()
+    Part.__call__ = lambda self, x: self.forward(x) * 2  # type: ignore[method-assign]
+    same()
+
+
+def _summed(output: torch.Tensor) -> torch.Tensor:
+    loss = output.sum()
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("arrangement", ["same storage", "overlap", "same view", "apart"])
+def test_inputs_that_share_memory_and_are_written_to(arrangement: str) -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return self.layer(x) * y
+
+    def given(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        base = torch.arange(10 * 16.0).reshape(10, 16)
+        views = {"apart": (base[:4].clone(), base[4:8].clone()), "same storage": (base[1:5], base[5:9])}
+        return {**views, "overlap": (base[1:5], base[2:6]), "same view": (base[1:5], base[1:5])}[kind]
+
+    torch.manual_seed(0)
+    plain = Writing()
+    model = remat.enable(copy.deepcopy(plain), **GREEDY)
+    for kind in ("apart", arrangement, "overlap", "apart", arrangement):
+        assert torch.equal(model(*given(kind)), plain(*given(kind))), kind
+
+
+def test_an_outer_compilation_keeps_the_plan() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Sequential(nn.Linear(16, 16), nn.GELU()), nn.Linear(16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(x)).sum()
+
+    torch.manual_seed(0)
+    plain = Outer()
+    model = copy.deepcopy(plain)
+    remat.enable(model.inner, **AGAIN)
+    compiled, x = torch.compile(model, backend="aot_eager", dynamic=False), (torch.randn(8, 16),)
+    expected = measure.outcome(plain, measure.forward_backward(plain, x))
+    assert measure.differences(expected, measure.outcome(model, measure.forward_backward(compiled, x))) == []
+    assert plans(model.inner) == 1
+
+
+def test_many_models_of_a_class_are_planned_and_let_go() -> None:
+    """More than Dynamo compiles of one code object; nothing holds a model that is gone."""
+    gone, kept = [], []
+    for i in range(20):
+        model = remat.enable(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), **GREEDY)
+        model(torch.ones(2, 4)).sum().backward()
+        assert plans(model) == 1, i
+        (kept if i % 2 else gone).append(model)
+    dropped = [weakref.ref(model) for model in gone]
+    del model, gone
+    gc.collect()
+    assert sum(ref() is not None for ref in dropped) == 0
+    assert all(plans(model) for model in kept)
+
+
+def test_what_cannot_be_planned_is_refused_or_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 4, sparse=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.table(x).sum()
+
+    x = torch.tensor([1, 2])
+    with pytest.raises(RematError, match="sparse"):
+        remat.enable(Sparse(), **GREEDY)(x)
+    model = remat.enable(Sparse(), on_failure="plain", **GREEDY)
+    with caplog.at_level(logging.WARNING, "remat"):
+        model(x).backward()
+        model(x).backward()
+    assert caplog.text.count("runs without a plan") == 1
+    assert plans(model) == 0
+    with pytest.raises(remat.BudgetTooSmall, match="are enough"):
+        remat.enable(Printing(), budget="1%", planner="greedy")(torch.randn(64, 16))
+    with pytest.raises(InvalidData, match="did you mean budget"):
+        remat.enable(Printing(), **{**GREEDY, "bugdet": "50%"})
+
+
+def _ranked(rank: int, address: str, found: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=2)
+    results = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = Net()
+        if planned:
+            remat.enable(model, **AGAIN)
+        call = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.002)
+        torch.manual_seed(1 + rank)
+        for _ in range(3):
+            call(torch.randn(4, 3, 12, 12)).backward()
+        results.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    found[rank] = all(map(torch.equal, *results)), plans(model)
+    dist.destroy_process_group()
+
+
+def test_ranks_with_several_buckets_train_as_plain_ones_do(tmp_path: Path) -> None:
+    with mp.Manager() as manager:
+        found = manager.dict()
+        mp.spawn(_ranked, (str(tmp_path / "rendezvous"), found), nprocs=2)
+        assert dict(found) == {0: (True, 1), 1: (True, 1)}
