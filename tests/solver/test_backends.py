@@ -128,6 +128,20 @@ def test_takes_a_start(engines: dict[str, Engine], name: str) -> None:
     assert engines[name].run(program, deadline=Deadline(30), start=partly).objective == pytest.approx(best.objective)
 
 
+@pytest.mark.parametrize(("lower", "status"), [(-1.0, "optimal"), (1.0, "infeasible")])
+def test_a_program_without_columns_has_the_empty_point_if_its_rows_allow_it(
+    engines: dict[str, Engine], lower: float, status: str
+) -> None:
+    builder = Builder()
+    builder.add_rows(1, [], lower=lower, upper=2.0)
+    program = builder.program(offset=3.0)
+    for outcome in (engines["highs"].run(program), engines["highs"].lp(program)):
+        assert outcome.status == status
+        if status == "optimal":
+            assert outcome.x is not None
+            assert outcome.objective == outcome.bound == 3.0
+
+
 def test_refuses_a_start_of_the_wrong_length(engines: dict[str, Engine]) -> None:
     with pytest.raises(ValueError, match="8 numbers"):
         engines["highs"].run(random_program(0), start=np.zeros(3))

@@ -179,6 +179,14 @@ def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
     status, info = solver.getModelStatus(), solver.getInfo()
     members: dict[str, Any] = {"message": f"HiGHS: {solver.modelStatusToString(status)}"}
     arrays: dict[str, Any] = {}
+    if not program.columns:
+        # HiGHS calls it empty and looks at no row; any multipliers bound a linear program, so zeros do
+        arrays = {"x": np.zeros(0), "row_dual": np.zeros(program.rows)}
+        if program.violation(arrays["x"]) > 0:
+            link.say("outcome", members | {"status": "infeasible"})
+        else:
+            link.say("outcome", members | {"status": "optimal", "bound": program.offset}, arrays)
+        return
     bounded = bool(np.all(program.lower > -INFINITY) and np.all(program.upper < INFINITY))
     if status in _IMPOSSIBLE or (status == _STATUS.kUnboundedOrInfeasible and bounded):
         link.say("outcome", members | {"status": "infeasible"})
@@ -189,13 +197,7 @@ def _report(solver: Any, kind: str, program: Program, link: Link) -> None:
     solution = solver.getSolution()
     if solution.value_valid and info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
         arrays["x"] = np.array(solution.col_value, dtype=np.float64)
-    if kind == "lp" and status == _STATUS.kModelEmpty:
-        # no columns, which HiGHS gives no solution for; any multipliers bound a linear program, so zeros do
-        arrays["row_dual"] = np.zeros(program.rows)
-        members["bound"] = program.dual_bound(arrays["row_dual"])
-        if not program.columns:
-            arrays["x"] = np.zeros(0)
-    elif kind == "lp":
+    if kind == "lp":
         if solution.dual_valid and info.dual_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             arrays["row_dual"] = np.array(solution.row_dual, dtype=np.float64)
             members["bound"] = program.dual_bound(arrays["row_dual"])
