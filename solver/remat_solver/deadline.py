@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class TimeUp(Exception):
+    """What is of no use before it is done, such as a program, was left half done: its `stop` said so."""
+
+
+def never() -> bool:
+    """Nothing stops it."""
+    return False
+
+
 class Deadline:
     """A moment at which to stop, and a stopwatch since its making; `seconds=None` never stops."""
 

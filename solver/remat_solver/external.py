@@ -11,10 +11,10 @@ from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Problem, verify
 from .array_view import view_of
 from .backends import free_memory
 from .bounds import least_need
-from .formulate import Formulation
+from .formulate import Formulation, engine_bytes
 from .interchange import FORMATS, read_solution
 from .methods import method_named
-from .methods.milp import MilpOptions, formulation_of, program_bytes
+from .methods.milp import MilpOptions, formulation_of, program_entries
 
 METHODS = ("milp", "milp-tight", "milp-forward")
 _FRACTION = 1e-3
@@ -107,7 +107,7 @@ def _formulation(problem: Problem, method: str, options: Mapping[str, object] | 
     if least > problem.budget_bytes:
         raise InvalidData(f"no plan fits: {who} alone needs {least} bytes, and the budget is {problem.budget_bytes}")
     view = view_of(problem)
-    need, allowed = program_bytes(view, chosen), chosen.memory_bytes or free_memory()
+    need, allowed = engine_bytes(program_entries(view, chosen)), chosen.memory_bytes or free_memory()
     if need > allowed:
         raise InvalidData(f"the program would need about {need} bytes of memory, more than the {allowed} for it")
     return formulation_of(method, view, chosen)

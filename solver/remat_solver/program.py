@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from .deadline import TimeUp, never
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int32]
@@ -162,9 +164,13 @@ class Names(NamedTuple):
 
 
 class Builder:
-    """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them."""
+    """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them.
 
-    def __init__(self) -> None:
+    `stop` is asked at each block: once it says so, writing on raises `TimeUp`.
+    """
+
+    def __init__(self, stop: Callable[[], bool] = never) -> None:
+        self._stop = stop
         self.columns = 0
         self.rows = 0
         self._cost: list[Floats] = []
@@ -173,9 +179,9 @@ class Builder:
         self._integer: list[Booleans] = []
         self._names: list[tuple[int, Name]] = []
         self._column_names: list[tuple[int, Name]] = []
-        self._entry_row: list[NDArray[np.int64]] = []
-        self._entry_column: list[NDArray[np.int64]] = []
-        self._entry_value: list[Floats] = []
+        self._row_length: list[Integers] = []
+        self._row_index: list[Integers] = []
+        self._row_value: list[Floats] = []
         self._row_lower: list[Floats] = []
         self._row_upper: list[Floats] = []
 
@@ -190,6 +196,7 @@ class Builder:
         name: Name = ("",),
     ) -> NDArray[np.int64]:
         """Add `count` variables, binary unless told otherwise; returns their column indices. `name` as of rows."""
+        self.look()
         if count:
             self._column_names.append((self.columns, name))
         for store, given in ((self._cost, cost), (self._lower, lower), (self._upper, upper)):
@@ -208,21 +215,36 @@ class Builder:
         name: Name = ("",),
     ) -> None:
         """Add `count` rows: lower ≤ the sum of the terms ≤ upper; `name` says what they are called in a certificate."""
+        self.look()
         if count:
             self._names.append((self.rows, name))
+        rows: list[NDArray[np.int64]] = []
+        columns: list[NDArray[np.int64]] = []
+        values: list[Floats] = []
         for term in terms:
             row, column, value = np.broadcast_arrays(
                 np.asarray(term.row, dtype=np.int64),
                 np.asarray(term.column, dtype=np.int64),
                 np.asarray(term.value, dtype=np.float64),
             )
-            if row.size:
-                self._entry_row.append(row.ravel() + self.rows)
-                self._entry_column.append(column.ravel())
-                self._entry_value.append(value.ravel())
+            rows.append(row.ravel())
+            columns.append(column.ravel())
+            values.append(value.ravel())
+        # sorted block by block, which leaves the clock to be looked at between
+        length, index, merged = _by_rows(
+            _joined(rows, np.int64), _joined(columns, np.int64), _joined(values, np.float64), count, self.columns
+        )
+        self._row_length.append(length)
+        self._row_index.append(index)
+        self._row_value.append(merged)
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self.rows += count
+
+    def look(self) -> None:
+        """Raise `TimeUp` where the program is not to be written on."""
+        if self._stop():
+            raise TimeUp
 
     def names(self) -> Names:
         """The names of the rows added so far."""
@@ -241,20 +263,22 @@ class Builder:
 
         Raises:
             OverflowError: more entries than 32-bit indices can count.
+            TimeUp: `stop` said so.
         """
-        row, column = _joined(self._entry_row, np.int64), _joined(self._entry_column, np.int64)
-        value = _joined(self._entry_value, np.float64)
+        self.look()
+        value = _joined(self._row_value, np.float64)
         if len(value) > MOST_ENTRIES:
             raise OverflowError(f"the program has {len(value)} entries, more than {MOST_ENTRIES}")
-        start, index, merged = _by_rows(row, column, value, self.rows, self.columns)
+        start = np.zeros(self.rows + 1, dtype=np.int32)
+        np.cumsum(_joined(self._row_length, np.int64), out=start[1:])
         return Program(
             cost=_joined(self._cost, np.float64),
             lower=_joined(self._lower, np.float64),
             upper=_joined(self._upper, np.float64),
             integer=_joined(self._integer, np.bool_),
             row_start=start,
-            row_index=index,
-            row_value=merged,
+            row_index=_joined(self._row_index, np.int32),
+            row_value=value,
             row_lower=_joined(self._row_lower, np.float64),
             row_upper=_joined(self._row_upper, np.float64),
             offset=offset,
@@ -272,7 +296,11 @@ def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
 def _by_rows(
     row: NDArray[np.int64], column: NDArray[np.int64], value: Floats, rows: int, columns: int
 ) -> tuple[Integers, Integers, Floats]:
-    """Sort entries by (row, column), add up those that meet, and drop the zeros that this makes."""
+    """Sort entries by (row, column), add up those that meet, and drop the zeros that this makes.
+
+    Returns:
+        [rows] the entries left in each row, and their columns and values.
+    """
     # most blocks arrive nearly sorted by row, where a stable sort of one combined key is close to linear
     key = row * max(columns, 1) + column
     if len(key) > 1 and not bool(np.all(key[1:] > key[:-1])):
@@ -286,6 +314,4 @@ def _by_rows(
     if not nonzero.all():
         key, value = key[nonzero], value[nonzero]
     row, column = np.divmod(key, max(columns, 1))
-    start = np.zeros(rows + 1, dtype=np.int32)
-    np.cumsum(np.bincount(row, minlength=rows), out=start[1:])
-    return start, column.astype(np.int32), value
+    return np.bincount(row, minlength=rows).astype(np.int32), column.astype(np.int32), value

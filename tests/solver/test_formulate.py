@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from types import ModuleType
 
@@ -17,7 +20,7 @@ from remat_ir.plan import without_unread
 from remat_solver import array_view
 from remat_solver.array_view import view_of
 from remat_solver.backends import Engine
-from remat_solver.deadline import Deadline
+from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.formulate import Formulation, Reductions, any_order, checkmate, forward, reordered, tight
 from remat_solver.formulate.schedule import matrices_of, stages
 from remat_solver.formulate.tight import collapsed_stages
@@ -190,3 +193,32 @@ def test_reordering_is_a_valid_problem_of_the_same_ops() -> None:
 def test_the_examples_run(module: ModuleType) -> None:
     ran = doctest.testmod(module)
     assert (ran.attempted > 0, ran.failed) == (True, 0)
+
+
+class _After:
+    """A `stop` that says so from the poll after so many on."""
+
+    def __init__(self, most: float) -> None:
+        self.most, self.polls = most, 0
+
+    def __call__(self) -> bool:
+        self.polls += 1
+        return self.polls > self.most
+
+
+@pytest.mark.parametrize("program", ["checkmate", "tight", "forward", "any-order"])
+def test_writing_a_program_stops_where_it_is_told_to(program: str) -> None:
+    """It looks many times, more often in a larger graph, and nothing is written after the first look that says stop."""
+
+    def polls(ops: int, most: float = float("inf")) -> int:
+        graph, stop = replace(little_graph(3, ops), backward_from=ops // 2), _After(most)
+        problem = Problem(graph, plain_peak(graph))
+        make = {"checkmate": checkmate, "tight": tight, "forward": forward}.get(program)
+        with pytest.raises(TimeUp) if math.isfinite(most) else nullcontext():
+            any_order(problem, stop) if make is None else make(view_of(problem), stop=stop)
+        return stop.polls
+
+    whole = polls(40)
+    assert whole >= 10
+    assert all(polls(40, most) == most + 1 for most in range(whole))
+    assert program == "checkmate" or polls(160) > whole

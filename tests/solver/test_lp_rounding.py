@@ -11,6 +11,9 @@ from remat_ir import Graph, InvalidData, Problem, Status, graph_of, plain_peak, 
 from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
 from remat_solver import solve
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.methods.milp import has_room
 from solver.brute import optimum
 
 SETTINGS = settings(max_examples=6, deadline=None, derandomize=True)
@@ -89,3 +92,20 @@ def test_no_rounding_that_fits_is_said() -> None:
 def test_options_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidData, match=message):
         solve(Problem(graph_of([1], [1], [[]]), 5), method="lp-rounding", options=options)
+
+
+def test_a_relaxation_that_memory_cannot_hold_is_not_written() -> None:
+    """As of the stage programs: the answer says which limit it was."""
+    problem = between(training_graph(ARCHITECTURES["vgg16"](), 8), 0.6)
+    answer = solve(problem, method="lp-rounding", options={"memory_bytes": 100_000_000})
+    assert (answer.status, answer.limit) == (Status.NOTHING_FOUND, "memory")
+
+
+def test_a_program_that_takes_longer_than_is_left_is_not_written() -> None:
+    """Its size is known before: the answer says that it was the time."""
+    problem = between(training_graph(ARCHITECTURES["vgg16"](), 8), 0.6)
+    incumbent = Incumbent(problem, Deadline(60.0))
+    assert has_room(incumbent, 10**6, 2**60)
+    assert not has_room(incumbent, 10**9, 2**60)
+    answer = incumbent.answer("milp")
+    assert (answer.status, answer.limit) == (Status.NOTHING_FOUND, "time")

@@ -3,15 +3,17 @@
 from .checkmate import checkmate
 from .formulation import Formulation
 from .order import any_order, reordered
-from .size import engine_bytes
+from .size import SECONDS_PER_ENTRY, engine_bytes, entries
 from .tight import Reductions, forward, tight
 
 __all__ = [
+    "SECONDS_PER_ENTRY",
     "Formulation",
     "Reductions",
     "any_order",
     "checkmate",
     "engine_bytes",
+    "entries",
     "forward",
     "reordered",
     "tight",

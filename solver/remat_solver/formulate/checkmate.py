@@ -18,9 +18,12 @@ its R holds no more than U says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..array_view import ArrayView, Ids
+from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
@@ -36,9 +39,9 @@ from .formulation import Formulation, cost_units
 from .schedule import Matrices, Stages, recomputable, stages
 
 
-def checkmate(view: ArrayView, sweeps: int = 1) -> Formulation:
-    """The paper's program; `sweeps` stages per op (Section 4.10)."""
-    builder, stage_of = Builder(), stages(view.ops, sweeps)
+def checkmate(view: ArrayView, sweeps: int = 1, *, stop: Callable[[], bool] = never) -> Formulation:
+    """The paper's program; `sweeps` stages per op (Section 4.10). Where `stop` says so, `TimeUp` is raised."""
+    builder, stage_of = Builder(stop), stages(view.ops, sweeps)
     cost, unit_ns, whole = cost_units(view)
     runs = recomputable(view, stage_of)
     earlier = (view.maker < stage_of.frontier[:, None]) & ~view.kept

@@ -10,7 +10,7 @@ places. It is one of the same ops in another order: `reordered` makes that probl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from remat_ir.plan import without_unread
 from remat_ir.working_set import pinned_ops
 
 from ..array_view import view_of
+from ..deadline import never
 from ..program import INFINITY, Booleans, Builder, Floats, Term
 from .columns import (
     Columns,
@@ -58,14 +59,17 @@ class OrderFormulation(Formulation):
         return x if self.program.violation(x) <= 1e-6 else None
 
 
-def any_order(problem: Problem) -> OrderFormulation:
-    """The program of `ops` stages in which each op runs at least once, in whatever order its inputs allow."""
+def any_order(problem: Problem, stop: Callable[[], bool] = never) -> OrderFormulation:
+    """The program of `ops` stages in which each op runs at least once, in whatever order its inputs allow.
+
+    Where `stop` says so, `TimeUp` is raised.
+    """
     graph = problem.graph
     # kept values are choices here: nobody knows beforehand in which stage they appear
     view = view_of(replace(problem, subject=replace(graph, keep=())))
     pinned = np.isin(np.arange(graph.ops), sorted(pinned_ops(graph)))
     kept = np.isin(np.arange(graph.values), graph.keep)
-    builder = Builder()
+    builder = Builder(stop)
     stage_of = Stages(np.full(graph.ops, graph.ops), np.zeros(graph.ops, dtype=np.bool_), 1)
     cost, unit_ns, whole = cost_units(view)
     everywhere = np.ones((graph.ops, graph.ops), dtype=np.bool_)

@@ -11,6 +11,9 @@ from ..program import Booleans, Builder, Term
 from .columns import Columns, add_retention, picked
 from .schedule import Matrices, Stages
 
+_POLL = 64
+"""Uses between two looks at the clock."""
+
 
 @dataclass(frozen=True, eq=False)
 class Residency:
@@ -47,6 +50,8 @@ def residency_columns(builder: Builder, columns: Columns, view: ArrayView, stage
     last = np.full((count, view.values), -1, dtype=np.int64)
     # from the last use of a value to its first: `begins` holds what is known of the time after the use before
     for use in range(view.uses.count - 1, -1, -1):
+        if not use % _POLL:
+            builder.look()
         value = view.uses.value[use]
         runs = there[:, use]
         after[:, use] = begins[:, value]

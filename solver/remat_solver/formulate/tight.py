@@ -7,11 +7,13 @@ paper is A[s,e] − A[s,next e]; all rows on A are 0/±1, so the LP relaxation i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..array_view import ArrayView, Ids
+from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term
 from .columns import Columns, add_keeping_needs_computing, filled, stage_columns
 from .formulation import Formulation, cost_units
@@ -55,12 +57,13 @@ def tight(
     *,
     sweeps: int = 1,
     reductions: Reductions = Reductions(),
+    stop: Callable[[], bool] = never,
 ) -> Formulation:
-    """The program of one recomputation per op and stage, or of `sweeps`."""
-    return _tight(view, sweeps, reductions, 0, view.ops)
+    """The program of one recomputation per op and stage, or of `sweeps`. Where `stop` says so, `TimeUp` is raised."""
+    return _tight(view, sweeps, reductions, 0, view.ops, stop)
 
 
-def forward(view: ArrayView, *, reductions: Reductions = Reductions()) -> Formulation:
+def forward(view: ArrayView, *, reductions: Reductions = Reductions(), stop: Callable[[], bool] = never) -> Formulation:
     """The tight program where only ops before `backward_from` are recomputed, and only from its stage on.
 
     A restriction: its optimum is one of the restricted space. It leaves far fewer binaries.
@@ -68,13 +71,15 @@ def forward(view: ArrayView, *, reductions: Reductions = Reductions()) -> Formul
     border = view.graph.backward_from
     assert border is not None
     only = view.without_recomputing(np.arange(view.ops) >= border)
-    return _tight(only, 1, reductions, border, border)
+    return _tight(only, 1, reductions, border, border, stop)
 
 
-def _tight(view: ArrayView, sweeps: int, reductions: Reductions, least_stage: int, most_op: int) -> Formulation:
+def _tight(
+    view: ArrayView, sweeps: int, reductions: Reductions, least_stage: int, most_op: int, stop: Callable[[], bool]
+) -> Formulation:
     """The program where ops before `most_op` are recomputed in the stages of frontiers from `least_stage` on."""
     first = collapsed_stages(view) if reductions.collapse else 0
-    builder, stage_of = Builder(), stages(view.ops, sweeps, first)
+    builder, stage_of = Builder(stop), stages(view.ops, sweeps, first)
     cost, unit_ns, whole = cost_units(view)
     allowed = (stage_of.frontier[:, None] >= least_stage) & (np.arange(view.ops) < most_op)
     runs = recomputable(view, stage_of, allowed)
@@ -113,13 +118,15 @@ def collapsed_stages(view: ArrayView) -> int:
     there, since it was made; what it holds that is not kept here is of no use any more. So nothing costs more, and it
     fits. (With the memory profile of the plain plan in place of "all that can still be of use" this would be false.)
     """
-    for op in range(view.ops):
-        before = (view.maker < op) & ((view.value_reach >= op) | view.kept)
-        mine = (view.maker == op) & (~view.optional | (view.value_reach > op))
-        if float(view.size[before | mine].sum()) + float(view.workspace[op]) > view.capacity:
-            return op
-    # everything fits: the last stage stays, so that there is a program
-    return view.ops - 1
+    ends = np.where(view.kept, view.ops, np.minimum(view.value_reach + 1, view.ops))  # of its use, after its maker
+    begun = np.bincount(view.maker, view.size * (ends > view.maker + 1), minlength=view.ops + 1)
+    ended = np.bincount(ends, view.size * (ends > view.maker + 1), minlength=view.ops + 1)
+    # what was made before an op and is of use; sums of whole bytes, exact in float64
+    before = np.cumsum(np.concatenate(([0.0], begun[: view.ops - 1])) - ended[: view.ops])
+    mine = np.bincount(view.maker, view.size * (~view.optional | (view.value_reach > view.maker)), minlength=view.ops)
+    over = np.flatnonzero(before + mine + view.workspace > view.capacity)
+    # where everything fits, the last stage stays, so that there is a program
+    return int(over[0]) if len(over) else view.ops - 1
 
 
 def _masks(

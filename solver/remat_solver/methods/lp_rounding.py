@@ -12,10 +12,13 @@ from remat_ir.restrictions import ONE_PER_STAGE
 from ..array_view import view_of
 from ..backends import Ending, Engine, check_memory
 from ..baselines.recompute import Retained, computed
-from ..formulate import Formulation, checkmate, tight
+from ..deadline import TimeUp
+from ..formulate import Formulation, checkmate, entries, tight
+from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from ..program import Floats
 from .greedy import say_enough
+from .milp import has_room
 
 EPSILONS = (0.1, 0.02, 0.0, 0.2, 0.05, 0.15, 0.3, 0.4, 0.5, 0.6)
 """Allowances in the order tried; 0.1 is what the authors found to work well."""
@@ -62,13 +65,18 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
     """
     found: dict[float, int | None] = {}  # ε → cost of the cheapest rounding that fits
     say_enough(incumbent)
+    if not has_room(incumbent, _coefficients(incumbent.problem, options), options.memory_bytes):
+        return
     most = 1.0  # relaxations from this ε on have no solution
     with Engine("highs", memory_bytes=options.memory_bytes) as engine:
         while len(found) < options.tries and not incumbent.stopped():
             epsilon = _next(found, options, most)
             if epsilon is None:
                 break
-            rounding = _Rounding(incumbent, options, epsilon)
+            try:
+                rounding = _Rounding(incumbent, options, epsilon)
+            except TimeUp:
+                break
             ending = rounding.solve(engine)
             if ending == "infeasible" and epsilon:
                 most = min(most, epsilon)
@@ -77,6 +85,14 @@ def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
             found[epsilon] = rounding.best
     if incumbent.plan is None and not incumbent.infeasible and found:
         incumbent.ends_without_plan("No rounding of the relaxations tried fits the budget.")
+
+
+def _coefficients(problem: Problem, options: LpRoundingOptions) -> int:
+    """About how many the relaxation has at the whole budget."""
+    view = view_of(problem)
+    if options.program == "checkmate":
+        return entries(view, pairs=True)
+    return entries(view, first=collapsed_stages(view))
 
 
 def _next(found: dict[float, int | None], options: LpRoundingOptions, most: float) -> float | None:
@@ -107,7 +123,7 @@ class _Rounding:
         room = problem.budget_bytes - self.graph.fixed_bytes
         budget = self.graph.fixed_bytes + int((1 - epsilon) * room)
         make = tight if options.program == "tight" else checkmate
-        self.formulation: Formulation = make(view_of(Problem(self.graph, budget)))
+        self.formulation: Formulation = make(view_of(Problem(self.graph, budget)), stop=incumbent.stopped)
         self.best: int | None = None
 
     def solve(self, engine: Engine) -> Ending:
@@ -128,6 +144,8 @@ class _Rounding:
         if outcome.x is not None:
             for threshold in self.thresholds:
                 self._offer(outcome.x, threshold)
+                if self.incumbent.stopped():
+                    break
         return outcome.status
 
     def _offer(self, x: Floats, threshold: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import Plan
@@ -12,7 +13,17 @@ from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, described, recompu
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome, check_engine, free_memory
-from ..formulate import Formulation, Reductions, checkmate, engine_bytes, forward, tight
+from ..deadline import TimeUp, never
+from ..formulate import (
+    SECONDS_PER_ENTRY,
+    Formulation,
+    Reductions,
+    checkmate,
+    engine_bytes,
+    entries,
+    forward,
+    tight,
+)
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from .greedy import say_enough
@@ -78,21 +89,36 @@ class TightOptions(MilpOptions):
 _SWITCHES = tuple(field.name for field in dataclasses.fields(Reductions))
 
 
-def formulation_of(method: str, view: ArrayView, options: MilpOptions) -> Formulation:
-    """The program that a method solves: "milp", "milp-tight" or "milp-forward"."""
+def formulation_of(method: str, view: ArrayView, options: MilpOptions, stop: Callable[[], bool] = never) -> Formulation:
+    """The program that a method solves: "milp", "milp-tight" or "milp-forward". `TimeUp` is raised by `stop`."""
     if isinstance(options, TightOptions):
         if method == "milp-forward":
-            return forward(view, reductions=options.reductions)
-        return tight(view, sweeps=options.recomputations, reductions=options.reductions)
-    return checkmate(view, options.recomputations)
+            return forward(view, reductions=options.reductions, stop=stop)
+        return tight(view, sweeps=options.recomputations, reductions=options.reductions, stop=stop)
+    return checkmate(view, options.recomputations, stop=stop)
 
 
-def program_bytes(view: ArrayView, options: MilpOptions) -> int:
-    """An estimate of the memory that an engine needs for the program of a method with these options."""
+def program_entries(view: ArrayView, options: MilpOptions) -> int:
+    """An estimate of the coefficients of the program of a method with these options."""
     if isinstance(options, TightOptions):
         first = collapsed_stages(view) if options.collapse else 0
-        return engine_bytes(view, sweeps=options.recomputations, first=first)
-    return engine_bytes(view, sweeps=options.recomputations, pairs=True)
+        return entries(view, sweeps=options.recomputations, first=first)
+    return entries(view, sweeps=options.recomputations, pairs=True)
+
+
+def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool:
+    """Whether memory and the time left hold a program of so many coefficients; else the answer will say why not."""
+    need_bytes, allowed = engine_bytes(coefficients), memory_bytes or free_memory()
+    if need_bytes > allowed:
+        incumbent.stop_for("memory")
+        incumbent.reason = f"The program would need about {need_bytes} bytes of memory, more than the {allowed} for it."
+        return False
+    need_s = coefficients * SECONDS_PER_ENTRY
+    if need_s > incumbent.deadline.remaining():
+        incumbent.stop_for("time")
+        incumbent.reason = f"Writing the program would take about {need_s:.1f} s, more than was left."
+        return False
+    return True
 
 
 def run_milp(incumbent: Incumbent, options: MilpOptions) -> None:
@@ -125,16 +151,15 @@ def _solve(incumbent: Incumbent, options: MilpOptions, source: str, within: tupl
     problem = incumbent.problem
     view = view_of(problem)
     start = starting_plan(incumbent)
-    need_bytes = program_bytes(view, options)
-    allowed = options.memory_bytes or free_memory()
-    if need_bytes > allowed:
-        incumbent.stop_for("memory")
-        incumbent.reason = f"The program would need about {need_bytes} bytes of memory, more than the {allowed} for it."
+    if not has_room(incumbent, program_entries(view, options), options.memory_bytes):
         return
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         budget = problem.budget_bytes
         for attempt in range(_MOST_TIGHTENINGS):
-            formulation = formulation_of(source, view.within(budget), options)
+            try:
+                formulation = formulation_of(source, view.within(budget), options, incumbent.stopped)
+            except TimeUp:
+                return
             listener = _Listener(incumbent, formulation, source, within, proves=attempt == 0)
             outcome = engine.run(
                 formulation.program,

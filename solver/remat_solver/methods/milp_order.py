@@ -8,12 +8,13 @@ from remat_ir import InvalidPlan, verify
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
-from ..backends import Engine, Improvement, free_memory
-from ..formulate import any_order, engine_bytes, reordered
+from ..backends import Engine, Improvement
+from ..deadline import TimeUp
+from ..formulate import any_order, entries, reordered
 from ..formulate.order import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
-from .milp import MilpOptions, starting_plan
+from .milp import MilpOptions, has_room, starting_plan
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
         )
         return
     # every op may run in every stage: twice the triangle
-    need = 2 * engine_bytes(view_of(problem))
-    if need > (allowed := options.memory_bytes or free_memory()):
-        incumbent.stop_for("memory")
-        incumbent.reason = f"The program would need about {need} bytes of memory, more than the {allowed} for it."
+    if not has_room(incumbent, 2 * entries(view_of(problem)), options.memory_bytes):
         return
     start = starting_plan(incumbent)
-    formulation = any_order(problem)
+    try:
+        formulation = any_order(problem, incumbent.stopped)
+    except TimeUp:
+        return
     found = _Found(incumbent, formulation)
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
         outcome = engine.run(
