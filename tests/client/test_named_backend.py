@@ -13,6 +13,7 @@ from torch import nn
 from client.named_backend import installed
 from client.test_adoption import Net, equal, stock, trained
 from remat.compile import named
+from remat.profiling import measure
 
 OPTIONS = {"budget": "80%", "planner": "greedy"}
 
@@ -38,12 +39,39 @@ def test_the_name_plans(net: nn.Module, in_place: bool) -> None:
     expected = stock(copy.deepcopy(net))
     run: Any = net
     if in_place:
-        net.compile(backend="remat", options=OPTIONS, dynamic=False)
+        net.compile(backend="remat", options=OPTIONS)
     else:
-        run = torch.compile(net, backend="remat", options=OPTIONS, dynamic=False)
+        run = torch.compile(net, backend="remat", options=OPTIONS)
     assert equal(expected, trained(net, run))
     ((_, backend),) = named._kept
-    assert [bool(answer.overhead) for answer in backend.answers] == [True]
+    assert [bool(each.answer.overhead) for each in backend.planned] == [True]
+
+
+def test_sizes_are_open_and_a_part_is_told(net: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+    """Under torch's default settings, where a second size makes sizes symbols; a graph break is said."""
+
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.last = copy.deepcopy(net), nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.net(x)
+            torch._dynamo.graph_break()
+            return self.last(loss.reshape(1, 1)).sum()
+
+    torch.manual_seed(0)
+    plain = Split()
+    model = copy.deepcopy(plain)
+    options = {"budget": "100%", "planner": "greedy", "most_plans": 3}
+    run = torch.compile(model, backend="remat", options=options)
+    for rows in (8, 6, 4, 8, 5):
+        x = (torch.randn(rows, 3, 8, 8),)
+        expected = measure.outcome(plain, measure.forward_backward(plain, x))
+        assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
+    assert "has split the model" in caplog.text
+    ((_, backend),) = named._kept
+    assert max(len(graph.made) for graph in backend.graphs) == 3
 
 
 def test_equal_options_share_a_backend_until_torch_forgets_its_graphs(net: nn.Module) -> None:

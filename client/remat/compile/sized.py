@@ -98,6 +98,9 @@ class SizedBackend:
         """
         refuse_split_by_ddp()
         made = SizedGraph(self, module)
+        frames = {graph.frame for graph in self.graphs}
+        if frames and made.frame not in frames:
+            log.warning("torch.compile has split the model, or this backend serves two: each part has the whole budget")
         self.graphs.append(made)
         return made
 
