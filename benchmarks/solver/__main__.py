@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # after each case, so that a run that is cut short keeps what it has found
             BEST_KNOWN.write_text(json.dumps(sorted(known.values(), key=lambda r: r["instance"]), indent=1) + "\n")
     seconds = time.monotonic() - began
-    ran_on = machine("highspy", "ortools", "numba", "numpy").since(before)
+    ran_on = machine("highspy", "numba", "numpy").since(before)
     foot = ["", _shares(runs), "", f"{ran_on}; {seconds:.0f} s in all. {_CLOCKS}"]
     print("\n".join(foot))
     if options.output:

@@ -14,7 +14,6 @@ from benchmarks.solver.cases import BEST_KNOWN, CASES, cases_of, problem_of
 from remat_ir import (
     Chain,
     Graph,
-    InvalidData,
     Join,
     Link,
     Problem,
@@ -57,15 +56,8 @@ def ways_for(problem: Problem) -> list[Way]:
         takes = problem.kind in method.takes or (problem.kind == "chain" and "graph" in method.takes)
         if not takes or (name.startswith("milp") and ops > _SMALL):
             continue
-        if "engine" not in {field.name for field in fields(method.options)}:
-            ways.append(Way(name))
-            continue
-        for engine in ENGINES:
-            try:
-                method.read_options({"engine": engine})
-            except InvalidData:
-                continue
-            ways.append(Way(name, (("engine", engine),)))
+        engines = ENGINES if "engine" in {field.name for field in fields(method.options)} else ()
+        ways += [Way(name, (("engine", engine),)) for engine in engines] or [Way(name)]
     return ways
 
 

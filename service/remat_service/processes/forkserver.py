@@ -1,7 +1,7 @@
 """The forkserver of solver children: a small single-threaded process that has everything slow loaded, and forks.
 
 A fork of it starts in milliseconds where a fresh interpreter takes hundreds. It holds numpy, the solver's Python and
-its compiled kernels, but no engine (highspy and OR-Tools can't share a process), no secret, no database connection.
+its compiled kernels, but no engine, no secret, no database connection.
 Each child leads its own process group, so that engines started inside it end with it. When a child ends in any way,
 the rest of its group is killed before its id is given back, and its temporary folder removed; when the service ends in
 any way, the control socket does, and every group is killed.

@@ -1,4 +1,4 @@
-"""Engines that solve programs, each in a child process that can be killed: HiGHS, CP-SAT, CBC."""
+"""Engines that solve programs, each in a child process that can be killed: HiGHS and CBC."""
 
 from .engine import ENGINES, Engine, check_engine, check_memory, free_memory, lp, run
 from .outcome import CoverRow, Cutting, DerivedRow, Ending, Improvement, Outcome, Tree

@@ -59,7 +59,6 @@ class Best:
             seconds,
             message.arrays.get("row_dual"),
             said,
-            message.members.get("work", 0.0),
             _tree_of(message),
         )
 

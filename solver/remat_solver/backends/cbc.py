@@ -56,8 +56,6 @@ def _serve_in(folder: Path, program: Program, members: dict[str, Any], start: Fl
     command += ["-inc", repr(_INCREMENT), "-randomC", str(int(members["seed"]) + 1)]
     if int(members["threads"]) > 1:
         command += ["-threads", str(int(members["threads"]))]
-    for name, value in sorted(members["options"].items()):
-        command += [f"-{name}", str(value)]
     if start is not None and not np.isnan(start).any():
         (folder / "start.sol").write_text(solution_text(start))
         command += ["-mips", str(folder / "start.sol")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 import queue
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,7 +23,7 @@ from .best import Best
 from .outcome import Improvement, Outcome, failed
 from .wire import Message, program_arrays, receive, send
 
-ENGINES = ("highs", "cbc", "cpsat")
+ENGINES = ("highs", "cbc")
 
 _POLL_S = 0.05
 """How often a waiting run looks whether it was stopped."""
@@ -52,7 +51,7 @@ _NO_MEMORY = (
 
 _LEAST_MEMORY = 2**30
 
-_GRACE_S = {"highs": 0.3, "cpsat": 0.3, "cbc": 0.9}
+_GRACE_S = {"highs": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
 _TREE_GRACE_S = 1.5
 """The same for a tree, which is handed over whole or not at all, where the deadline leaves so much."""
@@ -72,7 +71,7 @@ class Engine:
     """
 
     def __init__(self, name: str, *, memory_bytes: int = 0) -> None:
-        check_engine(name, ENGINES)
+        check_engine(name)
         self.name = name
         self._memory_bytes = memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -118,7 +117,6 @@ class Engine:
         relative_gap: float = 0.0,
         threads: int = 1,
         seed: int = 0,
-        options: Mapping[str, Any] | None = None,
         turn_s: float | None = None,
     ) -> Outcome:
         """Solve a mixed integer program.
@@ -129,7 +127,6 @@ class Engine:
             on_improvement: called in this thread, at each better solution or bound; must be quick.
             stopped: polled every 50 ms; once it returns True the engine is stopped and its best returned.
             absolute_gap, relative_gap: the engine may stop at either; "optimal" is meant within them.
-            options: the engine's own, passed through: HiGHS options, CP-SAT parameters, CBC commands.
             turn_s: CPU seconds after which HiGHS returns its best, however busy the machine is; others take no notice.
         """
         members = {
@@ -138,7 +135,6 @@ class Engine:
             "relative_gap": relative_gap,
             "threads": threads,
             "seed": seed,
-            "options": dict(options or {}),
             "turn_s": turn_s,
         }
         arrays = program_arrays(program)
@@ -152,12 +148,10 @@ class Engine:
         *,
         deadline: Deadline | None = None,
         stopped: Callable[[], bool] | None = None,
-        options: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Solve the LP relaxation by dual simplex, with duals and reduced costs; HiGHS only."""
         self._only_highs()
-        members = {"offset": program.offset, "options": dict(options or {})}
-        return self._ask("lp", program, members, program_arrays(program), deadline, None, stopped)
+        return self._ask("lp", program, {"offset": program.offset}, program_arrays(program), deadline, None, stopped)
 
     def _only_highs(self) -> None:
         if self.name != "highs":
@@ -183,7 +177,7 @@ class Engine:
             cheaper: the row of points that are cheaper than the cutoff, and the bound that holds once there are none.
         """
         self._only_highs()
-        members = {"offset": program.offset, "options": {}, "cutoff": cutoff, "turn_s": turn_s, "cheaper": cheaper}
+        members = {"offset": program.offset, "cutoff": cutoff, "turn_s": turn_s, "cheaper": cheaper}
         arrays = program_arrays(program) | ({} if factor is None else {"factor": factor})
         return self._ask("tree", program, members, arrays, deadline, None, stopped)
 
@@ -301,16 +295,14 @@ class Engine:
         ).start()
 
 
-def check_engine(name: object, known: Sequence[str]) -> None:
-    """Refuse an engine that is unknown, or not installed.
+def check_engine(name: object) -> None:
+    """Refuse an engine that is none of `ENGINES`.
 
     Raises:
-        ValueError: one of the two; of one that is not installed it names the extra to install.
+        ValueError: it is none.
     """
-    if name not in known:
-        raise ValueError(f"engine must be one of {', '.join(known)}, not {name!r}")
-    if name == "cpsat" and importlib.util.find_spec("ortools") is None:
-        raise ValueError("engine 'cpsat' is OR-Tools, which is not installed: pip install 'remat[cpsat]'")
+    if name not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
 
 
 def free_memory() -> int:

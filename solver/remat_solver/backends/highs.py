@@ -55,8 +55,6 @@ def serve(kind: str, program: Program, members: dict[str, Any], arrays: Mapping[
     else:
         _set(solver, "mip_abs_gap", float(members["absolute_gap"]))
         _set(solver, "mip_rel_gap", float(members["relative_gap"]))
-    for name, value in sorted(members["options"].items()):
-        _set(solver, name, value)
     _pass(solver, program)
     if kind == "tree":
         serve_tree(solver, branchable, members, arrays.get("factor"), link)

@@ -106,7 +106,6 @@ class Outcome(NamedTuple):
         row_dual: [rows] of an LP solved to optimality, else None.
         message: one sentence for a person, where there is something to say.
         tree: of `Engine.tree`.
-        work: of a run that was finished, in the engine's own units where it has such; the same on every machine.
     """
 
     status: Ending
@@ -116,7 +115,6 @@ class Outcome(NamedTuple):
     seconds: float
     row_dual: Floats | None = None
     message: str = ""
-    work: float = 0.0
     tree: Tree | None = None
 
     @property

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from .wire import Message, program_of, receive, send
 
-_MODULES = {"highs": "highs", "cpsat": "cpsat", "cbc": "cbc"}
-
 
 class Link:
     """What a running engine sees of its parent: where to report, whether to stop, what to undo when all ends.
@@ -124,7 +122,7 @@ def main(arguments: list[str]) -> None:
     link = Link(out)
     work: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, sys.stdin.buffer, work), daemon=True).start()
-    engine = importlib.import_module(f".{_MODULES[name]}", __package__)
+    engine = importlib.import_module(f".{name}", __package__)
     while True:
         message = work.get()
         link.begin()

@@ -112,7 +112,7 @@ def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
             if engine is not None:
                 polish, second = polished(incumbent), partial(_windows, incumbent, options.seed)
                 proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
-                proof.run(integer=engine)
+                proof.run(engine)
             if incumbent.exhausted or (engine is not None and math.isinf(incumbent.deadline.remaining())):
                 # the search looks nowhere else, or would never end
                 incumbent.close()
@@ -138,7 +138,7 @@ def _window_bound(
     window.dropped = incumbent.dropped
     first_plan(window, brief=True)
     Search(problem.graph, problem.budget_bytes, seed).run(window, _WINDOW_MOVES)
-    Proof(window, polish=polished(window)).run(integer=engine)
+    Proof(window, polish=polished(window)).run(engine)
     proof = window.known.proof
     return (window.bound_ns, proof) if isinstance(proof, StageProof) and not window.infeasible else None
 

@@ -28,7 +28,6 @@ from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
 from .greedy import say_enough
 
-MILP_ENGINES = ("highs", "cbc")
 _MOST_TIGHTENINGS = 6
 
 
@@ -51,7 +50,7 @@ class MilpOptions:
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_engine(self.engine, MILP_ENGINES)
+        check_engine(self.engine)
         for name, least, most in (
             ("recomputations", 1, 8),
             ("threads", 1, 64),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from remat_ir import plan_of
 
-from ..backends import check_engine, check_memory
+from ..backends import check_memory
 from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
 from ..search import polish
@@ -21,9 +21,9 @@ _MOVES = 32768
 
 @dataclass(frozen=True)
 class StagedOptions(Switches):
-    """Which engine solves the integer programs, and which parts of the proof are on; see `remat_solver.staged`.
+    """Which parts of the proof are on; see `remat_solver.staged`.
 
-    `memory_bytes`: what each of its two engines may use; 0 means half of what is free, but at least 1 GiB.
+    `memory_bytes`: what its engine may use; 0 means half of what is free, but at least 1 GiB.
     `polish`: whether the local search makes plans of the relaxations' solutions.
     """
 
@@ -31,7 +31,6 @@ class StagedOptions(Switches):
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        check_engine(self.engine, ("highs", "cpsat"))
         for name in ("linear", "reruns", "loose", "single", "nested", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")

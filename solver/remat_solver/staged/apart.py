@@ -24,13 +24,11 @@ _LONG_STAGE, _CLOSE = 20, 0.1
 class Switches:
     """What a proof may use; each changes its pace, none its result.
 
-    engine: "highs" or "cpsat". linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer
-    programs whose solution breaks the memory anyway. single: go on inside stages, in the space of one recomputation
-    per op and stage, once the whole space has nothing more to tell apart. nested: keep the rows of coarse stages that
-    were cut.
+    linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer programs whose solution breaks
+    the memory anyway. single: go on inside stages, in the space of one recomputation per op and stage, once the whole
+    space has nothing more to tell apart. nested: keep the rows of coarse stages that were cut.
     """
 
-    engine: str = "highs"
     linear: bool = True
     reruns: bool = True
     loose: bool = True

@@ -59,9 +59,9 @@ class LeastProof:
         """Go on until the deadline, or until nothing is left to tell apart; whether there is more to do."""
         while not (deadline.passed() or stopped()):
             program, columns = self._write()
-            factor = balance_of(program) if engine.name == "highs" else 1.0
+            factor = balance_of(program)
             outcome = engine.run(
-                balanced(program) if engine.name == "highs" else program,
+                balanced(program),
                 deadline=deadline,
                 stopped=stopped,
                 absolute_gap=factor * _LOOSE * self._view.ops,

@@ -30,7 +30,6 @@ from .rows import Round, write
 from .scale import balance_of, balanced
 from .trace import Trace, trace
 from .trees import Trees, solving
-from .turns import turns
 
 _LP_ROUNDS = 30
 _LARGE = 1500
@@ -56,8 +55,8 @@ class Proof:
 
     `polish` is handed each sequence that a relaxation's solution leads to, whether or not it fits, and may make a
     plan of it; it must return soon. `exceeding` is handed those that do not fit, and those of points on the way.
-    `memory_bytes` is what each engine that is started here may use, as in `Engine`.
-    `second` is called once, after the first linear program, with the engine of linear programs: another way to a bound.
+    `memory_bytes` is what an engine that is started here may use, as in `Engine`.
+    `second` is called once, after the first linear program, with the engine: another way to a bound.
 
     Attributes:
         out_of_memory: whether an engine has ended for want of memory, and the proof with it.
@@ -89,27 +88,23 @@ class Proof:
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
         self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.apart, self._certifier)
-        self._lead, self._lead_work = 0, 0.0
         self._first_cut: int | None = None
         self._gains: Gains | None = None
 
-    def run(self, linear: Engine | None = None, integer: Engine | None = None) -> None:
+    def run(self, engine: Engine | None = None) -> None:
         """Prove until the incumbent is stopped or nothing is left to tell apart.
 
-        Engines that are handed in are used and left running; others are started, and ended with the proof.
+        An engine of HiGHS that is handed in is used and left running; else one is started, and ended with the proof.
         """
         if self.view.roomy == self.view.ops:
             self._offer(trace(self.view, range(self.view.ops)))
             return
         with contextlib.ExitStack() as stack:
-            # started before it is needed: the engine's libraries load while linear programs are solved
-            integer = integer or stack.enter_context(Engine(self.switches.engine, memory_bytes=self._memory_bytes))
-            linear = integer if integer.name == "highs" else linear
-            linear = linear or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
+            engine = engine or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
             if self.switches.linear:
-                self._linear(linear)
-            self._go_on(linear, integer)
-            self._shorten(linear)
+                self._linear(engine)
+            self._go_on(engine)
+            self._shorten(engine)
 
     def _shorten(self, engine: Engine) -> None:
         """Make the last certificate shorter, if it is longer than the plan, for nearly the same bound."""
@@ -124,7 +119,7 @@ class Proof:
             if found.bound_ns is not None and found.proof is not proof:
                 incumbent.rewritten(proof, found.bound_ns, found.proof)
 
-    def _go_on(self, linear: Engine, integer: Engine) -> None:
+    def _go_on(self, engine: Engine) -> None:
         """Integer programs, each cut where its point breaks the memory, and trees of linear programs, which certify.
 
         A claim that is enough, or half of the time, leaves all that is left to trees.
@@ -134,29 +129,27 @@ class Proof:
         certify, turn, tree_leads = self._certifier is not None, _TURN_S, False
         while not incumbent.stopped() and not self.out_of_memory:
             if certify and (incumbent.claimed_enough() or self._without_plan or watch.passed()):
-                if not self._grow(linear):
+                if not self._grow(engine):
                     incumbent.cease_certifying()
                     return
                 continue
-            if certify and integer.name == "highs" and incumbent.cost_ns is not None:
-                more, tree_leads = self._take_turns(linear, integer, watch, turn, tree_leads)
+            if certify and incumbent.cost_ns is not None:
+                more, tree_leads = self._take_turns(engine, watch, turn, tree_leads)
             else:
-                more = self._round(integer, watch if certify else incumbent.deadline)
+                more = self._round(engine, watch if certify else incumbent.deadline)
             if more is False:
                 if not certify:
                     return
                 watch = Deadline(0.0)
             turn = 2 * turn if more is None else _TURN_S
 
-    def _take_turns(
-        self, linear: Engine, integer: Engine, watch: Deadline, turn: float, tree_leads: bool
-    ) -> tuple[bool | None, bool]:
+    def _take_turns(self, engine: Engine, watch: Deadline, turn: float, tree_leads: bool) -> tuple[bool | None, bool]:
         """A turn of the integer program and one of the tree, or the other way round, and who is to begin next time.
 
         That is who settled the rows: None in place of a result, where neither did, calls for longer turns.
         """
         for by_tree in (tree_leads, not tree_leads):
-            more = self._grow(linear, _TREE_TURN * turn) if by_tree else self._round(integer, watch, turn)
+            more = self._grow(engine, _TREE_TURN * turn) if by_tree else self._round(engine, watch, turn)
             if more is not None or self._enough():
                 return more, by_tree
         return None, tree_leads
@@ -255,7 +248,8 @@ class Proof:
         round_ = self._write(whole=True)
         outcome = self._solve(engine, round_, watch, turn)
         if outcome.status == "infeasible":
-            self._infeasible(round_)
+            # within the engine's tolerances only: a tree is to prove it
+            self._without_plan = round_.whole_space
             return False
         self._bound(outcome.bound, round_)
         self._note_memory(outcome)
@@ -291,31 +285,22 @@ class Proof:
         return write(self.view, self.apart.rows, self.apart.scale, nested=nested)
 
     def _solve(self, engine: Engine, round_: Round, watch: Deadline, turn: float | None) -> Outcome:
-        program, factor = round_.program, 1.0
-        if self.switches.engine == "highs":
-            factor = balance_of(program)
-            program = balanced(program)
+        program, factor = balanced(round_.program), balance_of(round_.program)
 
         def improved(news: Improvement) -> None:
             self._bound(news.bound / factor, round_)
             if news.x is not None:
                 self._offer(self._trace(round_, news.x))
 
-        for search, options in turns(self.switches.engine, self._lead, self._lead_work):
-            outcome = engine.run(
-                program,
-                deadline=watch,
-                start=self._start(round_),
-                on_improvement=improved,
-                stopped=self._enough,
-                absolute_gap=factor * self._tolerated_units(),
-                options=options,
-                turn_s=None if turn is None else turn * program.entries,
-            )
-            if outcome.status in ("optimal", "infeasible") or watch.passed() or self._enough():
-                self._lead, self._lead_work = search, outcome.work
-                break
-            self._bound(outcome.bound / factor, round_)
+        outcome = engine.run(
+            program,
+            deadline=watch,
+            start=self._start(round_),
+            on_improvement=improved,
+            stopped=self._enough,
+            absolute_gap=factor * self._tolerated_units(),
+            turn_s=None if turn is None else turn * program.entries,
+        )
         return outcome._replace(objective=outcome.objective / factor, bound=outcome.bound / factor)
 
     def _enough(self) -> bool:
@@ -347,24 +332,8 @@ class Proof:
 
     def _bound(self, units: float, round_: Round) -> None:
         if np.isfinite(units):
-            bound = self.apart.scale.bound_ns(self.view, units, exact=self.switches.engine == "cpsat")
+            bound = self.apart.scale.bound_ns(self.view, units)
             self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
-
-    def _infeasible(self, round_: Round) -> None:
-        budget = self.incumbent.problem.budget_bytes
-        if round_.whole_space and self._certifier is not None:
-            self._without_plan = True
-        elif self.switches.engine != "cpsat":
-            # within its tolerances only: no certificate
-            return
-        elif round_.whole_space:
-            self.incumbent.prove_infeasible(
-                f"No plan fits into {budget} bytes: the staged relaxation has no solution.", budget + 1
-            )
-        else:
-            self.incumbent.nothing_within(
-                (ONE_PER_STAGE,), f"No plan that recomputes each op at most once per stage fits into {budget} bytes."
-            )
 
     def _trace(self, round_: Round, x: Floats) -> Trace:
         return trace(self.view, realize(self.view, round_.columns, x))

@@ -38,19 +38,18 @@ class Scale:
         """The right side of a memory row in units, rounded down."""
         return float(signed_bytes // self.bytes)
 
-    def bound_ns(self, view: ArrayView, units: float, *, exact: bool = False, whole: bool = True) -> int:
+    def bound_ns(self, view: ArrayView, units: float, *, whole: bool = True) -> int:
         """A bound on the total cost in ns from a bound on the program's objective in units.
 
-        Of a program in whole numbers the bound may be rounded up to one: a millionth of a unit is forgiven to an
-        engine that counts in whole numbers itself (`exact`), and to one in floating point a millionth of the bound, its
-        tolerance. A linear program's bound (`whole` false) is rounded down.
+        Of a program in whole numbers the bound may be rounded up to one, once a millionth of it is forgiven: the
+        engine's tolerance. A linear program's bound (`whole` false) is rounded down.
         """
         total = int(view.cost.sum())
         if not math.isfinite(units):
             return total
         if not whole:
             return total + max(0, math.floor(units * self.cost_ns))
-        return total + max(0, math.ceil(units - (1e-6 if exact else 1e-6 * (1.0 + abs(units)))) * self.cost_ns)
+        return total + max(0, math.ceil(units - 1e-6 * (1.0 + abs(units))) * self.cost_ns)
 
     def linear_bound_ns(self, view: ArrayView, program: Program, bound: float) -> int:
         """What the bound of a linear program proves, in ns, that was solved as `balanced` makes it."""
