@@ -10,7 +10,7 @@ from .evidence import Evidence
 from .kernels import all_cached, load_for_forks
 from .knowledge import Bound, Ending, Known, claim_sentence, sentence
 from .least import least_budget
-from .methods import METHODS, runner_of
+from .methods import METHODS, method_named, runner_of
 from .solve import checked, solve
 from .sweep import sweep
 from .version import solver_version
@@ -30,6 +30,7 @@ __all__ = [
     "least_need",
     "load_for_forks",
     "max_batch",
+    "method_named",
     "pair_proof",
     "report_bound",
     "report_budget",

@@ -123,3 +123,11 @@ def test_what_got_worse_is_reported(filled: Path, tmp_path: Path) -> None:
     assert code == 0, out
     assert "worse: " in out
     assert "now no plan" in out
+
+
+def test_what_the_present_solver_has_no_option_for_is_not_called_wrong(filled: Path, tmp_path: Path) -> None:
+    change = """UPDATE solves SET method = 'staged', options = '{"engine": "cpsat"}'"""
+    code, out = _audit(_edited(filled, tmp_path, change), "--sample", "9", "--seconds", "2")
+    assert code == 0, out
+    assert "not solved again: " in out
+    assert "method 'staged' has no option 'engine'" in out

@@ -22,7 +22,7 @@ from remat_ir import (
     read_plan,
 )
 from remat_ir.proof import prove, read_proof
-from remat_solver import Evidence, solve
+from remat_solver import Evidence, method_named, solve
 
 from ..settings import Settings
 from ..storage.cache_key import SOLVER, certifies
@@ -150,6 +150,12 @@ class Audit:
                 self._wrong(f"graph {stored.key}: {bad} of {len(rows)} {table} are not what was stored", {})
 
     def _solve_again(self, evidence: Evidence, subject: Subject, row: Any) -> None:
+        try:
+            method_named(row.method).read_options(row.options)
+        except InvalidData as error:
+            # an older solver had this method or option, which makes nothing wrong that it left
+            self._say(f"not solved again: graph {row.graph_key} within {row.budget_bytes} bytes: {error}")
+            return
         self.solved += 1
         seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
         problem = Problem(subject, row.budget_bytes)
