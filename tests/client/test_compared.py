@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,3 +143,24 @@ def test_strides_that_are_not_as_traced_are_told_once(caplog: pytest.LogCaptureF
         model(x).sum().backward()
     (told,) = (r.getMessage() for r in caplog.records if r.name == "remat" and r.levelname == "WARNING")
     assert "of the planned step is of strides (1, 4), and the trace says of strides (8, 1)" in told
+
+
+@pytest.mark.parametrize("way", ["optimize", "backend"])
+def test_a_kernel_that_torch_describes_wrong_is_no_reason_to_refuse(way: str) -> None:
+    """A batch norm in bfloat16 saves float32 statistics on a CPU, and torch describes them as bfloat16."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    plain, x = copy.deepcopy(model), torch.randn(4, 3, 12, 12)
+    with amp():
+        if way == "optimize":
+            run: Any = remat.optimize(model, (x,), budget="100%", planner="greedy")
+        else:
+            run = torch.compile(model, backend=remat.backend("100%", "greedy"))
+        (found, expected) = run(x), torch.compile(plain, backend="aot_eager")(x)
+    for output in (found, expected):
+        output.float().square().mean().backward()
+    assert torch.equal(found, expected)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None
+        assert torch.equal(one.grad, other.grad)

@@ -31,7 +31,17 @@ class Carrier:
     Args:
         before: the instance's own forward; None: it has its class's.
         make_backend: a backend without plans.
+
+    Attributes:
+        trainer: what has enabled it for a run that ends by itself; empty where a user has.
+        undo: called by `disable`, to switch a key–value cache on again that is off for that run.
     """
+
+    trainer = ""
+
+    @staticmethod
+    def undo() -> None:
+        """Nothing is to be undone besides."""
 
     def __init__(
         self, model: nn.Module, before: Callable[..., Any] | None, make_backend: Callable[[], SizedBackend]
@@ -62,6 +72,7 @@ class Carrier:
         if not torch.is_grad_enabled():
             return self.own()(*args, **kwargs)
         unguarded = self._seen()
+        install_recorders(self.model, kwargs)
         if self._run is None or unguarded != self._unguarded:
             self._run = self._compiled()
             self._unguarded = self._seen()
@@ -70,7 +81,6 @@ class Carrier:
 
     def _compiled(self) -> Callable[..., Any]:
         """The forward compiled anew: nothing of an earlier compilation is found again."""
-        install_recorders(self.model)
         self._logging = logging_functions(self.model)
         self._classes = tuple({type(part) for part in self.model.modules()})
         self.backend = self._make_backend()

@@ -19,17 +19,18 @@ from .. import _compat
 from ..capture.dataflow import dataflow, device_of
 from ..capture.group import groups
 from ..capture.operations import Operations, notes, operations, to_graph
+from ..capture.outstanding import Outstanding
 from ..capture.trace import refuse
 from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
 from ..lowering.lower import lower
+from ..lowering.traced import checked_function
 from ..planning.budget import Budget, Fraction, budget_bytes
-from ..planning.coordinator import Pending
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
-from ..planning.quick import start_and_improve
+from ..planning.quick import Better, improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
@@ -50,25 +51,33 @@ class PlannedSizes:
         graph: what was planned.
         answer: the one that `run` follows.
         run: takes the inputs of Dynamo's graph.
-        better: a better answer that is still looked for.
-        compiled: makes `run` of an answer, in the caller's thread and under the caller's autocast.
+        better: a better answer that is still looked for, and what is made of it in the caller's thread.
+        outstanding: its calls that may run again, which need the plan that they began with.
     """
 
     graph: Graph
     answer: Answer
     run: Run = field(repr=False)
-    better: Pending[Answer] | None = field(repr=False)
-    compiled: Callable[[Answer], Run] | None = field(repr=False)
+    better: Better[tuple[Run, Answer]] | None = field(repr=False)
+    outstanding: Outstanding = field(default_factory=Outstanding, repr=False)
 
     def take_over(self) -> None:
         """Run by the better plan from now on, if it has come; a call that has begun ends by the plan it began with."""
-        if self.better is None or not self.better.done():
+        if self.better is None:
             return
-        answer, self.better = self.better.result(), None
-        if answer is not None and self.compiled is not None:
-            log.info("a better plan takes over: %s ns", answer.cost_ns)
-            self.run, self.answer = self.compiled(answer), answer
-        self.compiled = None  # holds the traced graph
+        found = self.better.take(self.outstanding.may_change())
+        if found is not None:
+            self.run, self.answer = found
+            log.info("a better plan takes over: %s ns", self.answer.cost_ns)
+        if self.better.over:
+            self.better = None  # holds the traced graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        """One forward pass by the plan."""
+        results = self.run(*inputs)
+        if self.better is not None:
+            self.outstanding.note(results)
+        return results
 
 
 class SizedBackend:
@@ -136,7 +145,7 @@ class SizedGraph:
                 found = self._found(inputs)
                 if found is not None:
                     found.take_over()
-        results = self._module(*inputs) if found is None else found.run(*self._state, *inputs)
+        results = self._module(*inputs) if found is None else found(*self._state, *inputs)
         return self._counted.results(inputs, results)
 
     def _found(self, inputs: Sequence[Any]) -> PlannedSizes | None:
@@ -194,14 +203,16 @@ class SizedGraph:
             link = link_for(asking, device_of(flow), planner.coordinator)
             graph = graph if link is None else replace(graph, link=link)
             problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
-            answer, better = self._asked(problem, planner)
+            answer, may_improve = self._asked(problem, planner)
         for note in notes(step):
             log.info("%s", note)
 
-        def compiled(answer: Answer) -> Run:
-            return by_plan(descriptor, step, problem, answer)
+        def compiled(answer: Answer) -> tuple[Run, Answer]:
+            return by_plan(descriptor, step, problem, answer), answer
 
-        return PlannedSizes(graph, answer, compiled(answer), better, None if better is None else compiled)
+        run, _ = compiled(answer)
+        better = improved(problem, planner, asking, answer, compiled, backend.on_progress) if may_improve else None
+        return PlannedSizes(graph, answer, run, better)
 
     def _allowed(self, graph: Graph) -> int:
         """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as much."""
@@ -211,14 +222,18 @@ class SizedGraph:
         earlier = (each.answer.budget_bytes - each.graph.fixed_bytes for each in alike if each is not None)
         return graph.fixed_bytes + max(earlier, default=0)
 
-    def _asked(self, problem: Problem, planner: CoordinatedPlanner) -> tuple[Answer, Pending[Answer] | None]:
-        """The planner's answer; at further sizes, and without `wait`, a quick one, with the planner's to come."""
+    def _asked(self, problem: Problem, planner: CoordinatedPlanner) -> tuple[Answer, bool]:
+        """An answer, and whether a better one may come: at further sizes, and without `wait`, it is a quick one.
+
+        Raises:
+            PlanningError: there is no plan.
+        """
         backend, asking = self._backend, self._backend.asking
         known = [(each.graph, each.answer) for each in backend.planned]
         if asking.wait and not known:
-            return plan_or_raise(planner.plan(problem, asking, on_progress=backend.on_progress)), None
-        quick, better = start_and_improve(problem, planner, asking, known, lambda answer: answer, backend.on_progress)
-        return plan_or_raise(quick), better
+            return plan_or_raise(planner.plan(problem, asking, on_progress=backend.on_progress)), False
+        quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
+        return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
 
 
 def by_plan(descriptor: Any, step: Operations, problem: Problem, answer: Answer) -> Run:
@@ -235,7 +250,7 @@ def by_plan(descriptor: Any, step: Operations, problem: Problem, answer: Answer)
         return _compat.compile_joint(
             descriptor,
             lambda *_, **__: (lowered.forward, lowered.backward),
-            lambda graph, _: boxed_function(graph),
+            checked_function,
             lambda graph, _: boxed_function(graph),
         )
 

@@ -200,7 +200,7 @@ def disable_left(trainer: str, model: nn.Module) -> None:
     Plans that the user has enabled stay.
     """
     left = model.__dict__.get("forward")
-    if isinstance(left, PlannedForward) and left.trainer == trainer:
+    if isinstance(left, PlannedForward | Carrier) and left.trainer == trainer:
         disable(model)
 
 
