@@ -310,6 +310,10 @@ class Incumbent:
                 return True
             return self._gained_enough()
 
+    def interrupted(self) -> bool:
+        """Whether the time is up or the caller has cancelled, whatever else there is to say."""
+        return self.deadline.passed() or (self._cancelled is not None and self._cancelled())
+
     def _gained_enough(self) -> bool:
         """Whether the steps to come could gain less than the time that was spent; that ends the solve."""
         if worth_more_time(self.cost_ns, self.best_claim(), self.steps, self.deadline.elapsed()):

@@ -27,6 +27,7 @@ from remat_solver.formulate.tight import collapsed_stages
 from remat_solver.search import restarts, temperatures
 from solver.brute import ANY_IN_STAGES, FORWARD_OPS, ONE_PER_STAGE, optimum
 from solver.little import little_graph, little_problems, problems
+from solver.stops import After
 
 QUICK = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -195,23 +196,12 @@ def test_the_examples_run(module: ModuleType) -> None:
     assert (ran.attempted > 0, ran.failed) == (True, 0)
 
 
-class _After:
-    """A `stop` that says so from the poll after so many on."""
-
-    def __init__(self, most: float) -> None:
-        self.most, self.polls = most, 0
-
-    def __call__(self) -> bool:
-        self.polls += 1
-        return self.polls > self.most
-
-
 @pytest.mark.parametrize("program", ["checkmate", "tight", "forward", "any-order"])
 def test_writing_a_program_stops_where_it_is_told_to(program: str) -> None:
     """It looks many times, more often in a larger graph, and nothing is written after the first look that says stop."""
 
     def polls(ops: int, most: float = float("inf")) -> int:
-        graph, stop = replace(little_graph(3, ops), backward_from=ops // 2), _After(most)
+        graph, stop = replace(little_graph(3, ops), backward_from=ops // 2), After(most)
         problem = Problem(graph, plain_peak(graph))
         make = {"checkmate": checkmate, "tight": tight, "forward": forward}.get(program)
         with pytest.raises(TimeUp) if math.isfinite(most) else nullcontext():

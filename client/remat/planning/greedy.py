@@ -121,7 +121,7 @@ def _walked(
         why = f"No plan fits: {graph.op_label(op)} alone needs {floor} bytes, and the budget is {problem.budget_bytes}."
         return Looked(None, known, floor, why)
     best: Found | None = None
-    for plan in greedy_plans(graph, problem.budget_bytes, stop=lambda: time.monotonic() > until):
+    for plan in greedy_plans(graph, problem.budget_bytes, stop=lambda: time.monotonic() > until, patient=True):
         better = _judged(problem, _returned(subject, plan), best)
         if better is not None and better is not best:
             best = better

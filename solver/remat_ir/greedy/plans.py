@@ -33,6 +33,7 @@ def greedy_plans(
     tries: int = len(WEIGHTS),
     failures: int = len(WEIGHTS),
     skip: int = 0,
+    patient: bool = False,
 ) -> Iterator[Plan]:
     """A few plans within the budget in bytes, as they are found, each cheaper than the one before.
 
@@ -41,10 +42,11 @@ def greedy_plans(
     Deterministic, as long as `stop` is.
 
     Args:
-        stop: asked between two walks, and during all but the first.
+        stop: asked all the time; once it says so, what is under way is left, and a plan is yielded as it is.
         tries: how many walks are made once one has led to a plan.
         failures: after how many walks that have led to none it gives up.
         skip: how many rules are left out, and with them the plan that computes the forward pass once more.
+        patient: the first walk is made to its end, whatever `stop` says.
 
     >>> from remat_ir import graph_of
     >>> graph = graph_of([1, 9, 1, 1], [4, 1, 4, 1], [[], [0], [1], [0, 2]])
@@ -55,8 +57,8 @@ def greedy_plans(
         yield plain_plan(graph)
         return
     best: int | None = None
-    for order in _orders(graph, budget_bytes, stop, tries, failures, skip):
-        order = without_needless(graph, order, budget_bytes)
+    for order in _orders(graph, budget_bytes, stop, tries, failures, skip, patient):
+        order = without_needless(graph, order, budget_bytes, stop=stop)
         cost = sum(graph.op_cost_ns[op] for op in order)
         if best is None or cost < best:
             best = cost
@@ -64,7 +66,7 @@ def greedy_plans(
 
 
 def _orders(
-    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int, skip: int
+    graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int, skip: int, patient: bool
 ) -> Iterator[list[int]]:
     if not skip:
         again = checkpointed(graph)
@@ -72,9 +74,10 @@ def _orders(
             yield list(again.computes)
     found = False
     for count, weight in enumerate(WEIGHTS[skip:]):
-        if count >= (tries if found else failures) or (count and stop()):
+        until = never if patient and not count else stop
+        if count >= (tries if found else failures) or until():
             return
-        order = walk(graph, budget_bytes, weight, stop if count else never)
+        order = walk(graph, budget_bytes, weight, until)
         if order is not None:
             found = True
             yield order

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..graph import Graph
 from ..plan import plan_of
 from ..replay import replay
+from .walk import never
+
+_POLL = 16
+"""Recomputations between two looks at the clock."""
 
 
-def without_needless(graph: Graph, sequence: list[int], budget_bytes: int, most: int = 4_000) -> list[int]:
+def without_needless(
+    graph: Graph,
+    sequence: list[int],
+    budget_bytes: int,
+    most: int = 4_000,
+    stop: Callable[[], bool] = never,
+) -> list[int]:
     """The sequence less those recomputations whose values could simply have stayed, the most expensive tried first.
 
-    Taking one out stretches the former instance of each value that it makes, from its last use to the next one.
+    Taking one out stretches the former instance of each value that it makes, from its last use to the next one. Where
+    `stop` says so, the rest stay.
     """
+    if stop():
+        return sequence
     profile = [moment.peak_bytes for moment in replay(graph, plan_of(graph, sequence)) if moment.op is not None]
     uses: dict[tuple[int, int], list[int]] = {}  # (value, position made) -> positions that read that instance
     latest: dict[int, int] = {}
@@ -26,7 +41,9 @@ def without_needless(graph: Graph, sequence: list[int], budget_bytes: int, most:
     again = [position for positions in made_at.values() for position in positions[1:]]
     again.sort(key=lambda position: (-graph.op_cost_ns[sequence[position]], position))
     taken: set[int] = set()
-    for position in again[:most]:
+    for tried, position in enumerate(again[:most]):
+        if not tried % _POLL and stop():
+            break
         op = sequence[position]
         former = max(p for p in made_at[op] if p < position and p not in taken)
         needed = [value for value in graph.op_values[op] if uses[value, position]]

@@ -27,7 +27,7 @@ class GreedyOptions:
 def run_greedy(incumbent: Incumbent, options: GreedyOptions) -> None:
     """Offer the best of a few eviction plans."""
     problem = incumbent.problem
-    plan = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, tries=options.tries)
+    plan = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.interrupted, tries=options.tries)
     if plan is not None:
         incumbent.offer(plan, "greedy")
     else:
@@ -57,7 +57,7 @@ def say_enough(incumbent: Incumbent, most_s: float = _ENOUGH_S, share: float = _
 def first_plan(incumbent: Incumbent, *, brief: bool = False, skip: int = 0) -> None:
     """Offer greedy plans; `brief`: try one rule only, since better is to follow; `skip`: leave out as many."""
     problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {"skip": skip}
-    for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed, **rules):
+    for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.interrupted, **rules):
         incumbent.offer(plan, "greedy")
     say_enough(incumbent)
 

@@ -183,7 +183,7 @@ def starting_plan(incumbent: Incumbent) -> Plan | None:
     """The incumbent's plan to start from; a greedy one where there is none."""
     if not isinstance(incumbent.plan, Plan):
         problem = incumbent.problem
-        first = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.deadline.passed)
+        first = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.interrupted)
         if first is not None:
             incumbent.offer(first, "greedy")
         say_enough(incumbent)
