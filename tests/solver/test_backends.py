@@ -19,6 +19,7 @@ import pytest
 import remat_solver
 from remat_solver.backends import ENGINES, Engine, Improvement, lp
 from remat_solver.backends import engine as engine_module
+from remat_solver.backends.engine import last_word
 from remat_solver.deadline import Deadline
 from remat_solver.program import Builder, Program, Term
 from solver.programs import brute_optimum, hard_program, random_program
@@ -313,3 +314,15 @@ def test_builder_merges_and_sorts() -> None:
     assert program.row_value.tolist() == [2.0, 6.0]
     assert program.activity(np.ones(3)).tolist() == [0.0, 8.0]
     assert math.isclose(program.violation(np.ones(3)), 7.0)
+
+
+@pytest.mark.parametrize("left_s", [0.01, 0.2, 1.0, 5.0, 60.0, float("inf")])
+@pytest.mark.parametrize(("name", "kind"), [("highs", "tree"), *((name, "solve") for name in ENGINES)])
+def test_the_last_word_of_an_engine_lies_before_its_deadline(name: str, kind: str, left_s: float) -> None:
+    """What it may take lies ahead of the deadline but for a tenth of a second, and is a part of what is left."""
+    ahead_s, grace_s = last_word(name, kind, left_s)
+    assert 0 < ahead_s <= left_s / 4
+    assert ahead_s < grace_s <= ahead_s + 0.1
+    assert grace_s <= 1.51
+    if left_s > 10:
+        assert grace_s >= 0.29

@@ -54,7 +54,11 @@ _LEAST_MEMORY = 2**30
 _GRACE_S = {"highs": 0.3, "cbc": 0.9}
 """How long a stopped engine may take to hand over its last word. CBC's only solution is the one that it writes then."""
 _TREE_GRACE_S = 1.5
-"""The same for a tree, which is handed over whole or not at all, where the deadline leaves so much."""
+"""The same for a tree, which is handed over whole or not at all."""
+_AHEAD_SHARE, _TREE_AHEAD_SHARE = 0.1, 0.25
+"""The share of the time left that an engine, or a tree, is stopped ahead of its deadline for that, at most."""
+_LATE_S = 0.1
+"""What of it may lie behind the deadline."""
 
 
 class Engine:
@@ -202,9 +206,10 @@ class Engine:
             assert process is not None
             assert process.stdin is not None
             limit = watch.remaining()
-            members["time_limit_s"] = None if math.isinf(limit) else limit
+            ahead_s, grace_s = last_word(self.name, kind, limit)
+            members["time_limit_s"] = None if math.isinf(limit) else limit - ahead_s
             # a child that does not read would have the write wait for ever
-            guard = None if math.isinf(limit) else threading.Timer(limit + _GRACE_S[self.name], process.kill)
+            guard = None if math.isinf(limit) else threading.Timer(limit + _LATE_S, process.kill)
             try:
                 if guard is not None:
                     guard.daemon = True
@@ -215,8 +220,7 @@ class Engine:
             finally:
                 if guard is not None:
                     guard.cancel()
-            grace_s = max(_GRACE_S[self.name], min(_TREE_GRACE_S, watch.remaining()) if kind == "tree" else 0.0)
-            return self._listen(program, watch, on_improvement, stopped, grace_s)
+            return self._listen(program, watch, on_improvement, stopped, ahead_s, grace_s)
         finally:
             self._lock.release()
 
@@ -226,6 +230,7 @@ class Engine:
         watch: Deadline,
         on_improvement: Callable[[Improvement], None] | None,
         stopped: Callable[[], bool] | None,
+        ahead_s: float,
         grace_s: float,
     ) -> Outcome:
         best = Best(program)
@@ -233,8 +238,8 @@ class Engine:
         why = ""
         while True:
             try:
-                wait = min(_POLL_S, watch.remaining(), _POLL_S if stopping is None else stopping.remaining())
-                message = self._news.get(timeout=max(wait, 0.001))
+                wait = watch.remaining() - ahead_s if stopping is None else stopping.remaining()
+                message = self._news.get(timeout=min(_POLL_S, max(wait, 0.001)))
             except queue.Empty:
                 message = None
                 if self._process is None or (self._process.poll() is not None and self._news.empty()):
@@ -247,9 +252,10 @@ class Engine:
                     return best.outcome(message, watch.elapsed(), why)
                 if message.kind == "improvement" and best.take(message) and on_improvement is not None:
                     on_improvement(best.news(message, watch.elapsed()))
-            if stopping is None and (watch.passed() or (stopped is not None and stopped())):
-                why = "the time was up" if watch.passed() else "stopped"
-                stopping = Deadline(grace_s)
+            late = watch.remaining() <= ahead_s
+            if stopping is None and (late or (stopped is not None and stopped())):
+                why = "the time was up" if late else "stopped"
+                stopping = Deadline(min(grace_s, watch.remaining() + _LATE_S))
                 self._say_stop()
             elif stopping is not None and stopping.passed():
                 self.close()
@@ -293,6 +299,16 @@ class Engine:
         threading.Thread(
             target=_hear, args=(self._process.stdout, self._news), name=f"{self.name}-hear", daemon=True
         ).start()
+
+
+def last_word(name: str, kind: str, left_s: float) -> tuple[float, float]:
+    """How long before its deadline an engine is told to stop, and how long it then has for its last word, in seconds.
+
+    No more than a tenth of a second of that lies behind the deadline, however long the engine would like.
+    """
+    share, grace_s = (_TREE_AHEAD_SHARE, _TREE_GRACE_S) if kind == "tree" else (_AHEAD_SHARE, _GRACE_S[name])
+    ahead_s = min(grace_s - _LATE_S, share * left_s)
+    return ahead_s, ahead_s + _LATE_S
 
 
 def check_engine(name: object) -> None:
