@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from remat_ir import Chain, Join, Subject
+from remat_ir import Chain, Join, Subject, plain_peak
 from remat_ir.greedy import least_memory, peak_of
 from remat_ir.working_set import working_set
 
 from .chain import Least
-from .deadline import Deadline
+from .deadline import Deadline, TimeUp
 from .kernels import loaded
 from .search import least_plan
 
@@ -50,7 +50,10 @@ def known_budget(subject: Subject, stopped: Callable[[], bool] = lambda: False) 
     join, its least slots (RR-9273, Lemma 4); of a graph, the least peak that a greedy plan and a quick search reach.
     """
     if isinstance(subject, Chain):
-        return Least(subject).budget_bytes
+        try:
+            return Least(subject, stop=stopped).budget_bytes
+        except TimeUp:
+            return plain_peak(subject)
     if isinstance(subject, Join):
         return least_slots(subject.lengths, subject.stays) * subject.slot_bytes
     watch = Deadline(_SECONDS)

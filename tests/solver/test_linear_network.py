@@ -18,9 +18,11 @@ from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
 from remat_solver.chain.network import linear_network
 from remat_solver.chain.persistent import Least, Persistent, Stages
+from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
 from remat_solver.pairs import pair_need
 from solver.chain_brute import best_cost
+from solver.stops import After
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -273,3 +275,18 @@ def test_a_small_value_that_lives_throughout_stays() -> None:
     answer = solve(Problem(graph, budget_at(graph, 0.7)), method="rotor")
     assert answer.plan is not None
     assert answer.plan.computes.count(0) == 1
+
+
+def test_the_stages_of_a_network_stop_where_they_are_told_to() -> None:
+    """They look once a stage, and the search for the schedule that fits once a try; without a try there is none."""
+    network = linear_network(instance("gpt-4-whole"))
+    assert network is not None
+    for most in range(network.stages):
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            Stages(network, stop)
+        assert stop.polls == most + 1
+    stages = Stages(network, After(network.stages))
+    table = Persistent(stages, plain_peak(network.graph), slots=50, stopped=After(network.stages))
+    assert table.ended
+    assert table.cheapest(lambda _: True) is None

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from chains import chains, counter_example
 from remat_ir import Chain, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_solver import solve
-from remat_solver.chain import Least, Table, linear_network
+from remat_solver.chain import Least, RotorOptions, Table, linear_network, rotor
+from remat_solver.chain import needs as needs_module
+from remat_solver.chain import table as table_module
+from remat_solver.chain.kernel import spans
+from remat_solver.deadline import Deadline, TimeUp
+from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost
+from solver.stops import After
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -202,3 +208,56 @@ def test_sequential_is_periodic() -> None:
         assert best.cost_ns is not None
         assert periodic.cost_ns is None or best.cost_ns <= periodic.cost_ns
     assert solve(Problem(chain, budget_at(chain, 0.3)), method="sequential").message.startswith("No number of segments")
+
+
+def test_spans_hold_each_stage_once_and_bound_the_work_between_looks() -> None:
+    for stages, width, work in ((1, 64, 10), (40, 64, 20_000), (40, 1, 1), (1200, 64, 10**8)):
+        found = list(spans(stages, width, work))
+        assert [s for high, low in found for s in range(high, low - 1, -1)] == list(range(stages, 0, -1))
+        for high, low in found:
+            sums = sum((stages - s + 1) ** 2 // 2 * width for s in range(low + 1, high + 1))
+            assert low == high or sums < work
+
+
+def test_a_table_is_the_same_however_often_the_clock_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = long_chain(24, 3)
+    budget = budget_at(chain, 0.5)
+    whole, least, seldom = Table(chain, budget, 150, rounding="nearest"), Least(chain), After()
+    Table(chain, budget, 150, rounding="nearest", stop=seldom)
+    monkeypatch.setattr(table_module, "_SUMS", 1)
+    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    often = After()
+    table = Table(chain, budget, 150, rounding="nearest", stop=often)
+    assert often.polls >= 20 * seldom.polls
+    assert (table._table == whole._table).all()
+    assert Least(chain).budget_bytes == least.budget_bytes
+
+
+def test_the_tables_of_a_chain_stop_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is filled after the first look that says stop."""
+    monkeypatch.setattr(table_module, "_SUMS", 1)
+    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    chain = long_chain(24, 3)
+    for most in (0, 1, 20):
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            Table(chain, budget_at(chain, 0.5), 150, stop=stop)
+        assert stop.polls == most + 1
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            Least(chain, stop=stop)
+        assert stop.polls == most + 1
+
+
+@pytest.mark.parametrize("polls", [0, 10, 30])
+def test_a_cancelled_rotor_offers_what_it_has(polls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the table of least peaks is full that is nothing; after it, the plan of the least peak."""
+    monkeypatch.setattr(table_module, "_SUMS", 1)
+    monkeypatch.setattr(needs_module, "_SUMS", 1)
+    chain, cancelled = long_chain(24, 3), After(polls)
+    incumbent = Incumbent(Problem(chain, budget_at(chain, 0.5)), Deadline(None), cancelled=cancelled)
+    rotor(incumbent, RotorOptions())
+    assert cancelled.polls == polls + 1
+    assert incumbent.stopped()
+    assert incumbent.answer("rotor").limit == "cancel"
+    assert (incumbent.plan is None) == (polls < 20)

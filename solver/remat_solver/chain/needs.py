@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from remat_ir import Chain, ChainPlan, ChainStep, Verb
 
-from .kernel import fill_least
+from ..deadline import TimeUp, never
+from .kernel import fill_least, spans
+
+_SUMS = 10**7
+"""Of the least peaks, between two looks at the clock: some hundredths of a second."""
 
 
 class Needs:
@@ -48,15 +53,19 @@ class Needs:
 class Least:
     """The persistent schedule of the least peak, by the recursion of Theorem 1 with peaks in place of costs.
 
-    Without `tapes`, F_all is used only right before its backward step.
+    Without `tapes`, F_all is used only right before its backward step. Where `stop` says so, `TimeUp` is raised.
     """
 
-    def __init__(self, chain: Chain, *, tapes: bool = True) -> None:
+    def __init__(self, chain: Chain, *, tapes: bool = True, stop: Callable[[], bool] = never) -> None:
         self.chain, self.needs, self._tapes = chain, Needs(chain), tapes
         self._table = np.zeros_like(self.needs.all)
         activation = np.array(chain.activation_bytes, np.int64)
         tape = np.array((0, *chain.tape_bytes), np.int64)
-        fill_least(chain.stages, tapes, activation, tape, self.needs.none, self.needs.all, self._table)
+        needs = self.needs
+        for high, low in spans(chain.stages, 1, _SUMS):
+            if stop():
+                raise TimeUp
+            fill_least(chain.stages, tapes, activation, tape, needs.none, needs.all, self._table, high, low)
 
     @property
     def budget_bytes(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..deadline import TimeUp, never
 from .network import LinearNetwork
 
 NEVER = 1 << 60
@@ -41,6 +42,8 @@ class Run:
 class Stages:
     """What a linear network's stages cost and need, by replay; stages are counted from 1 as in the paper.
 
+    Where `stop` says so, their making is left, by `TimeUp`.
+
     Attributes:
         forward, taped: [L+1] a stage's run for the value that leads on alone, or with its tape, the first time.
         again, taped_again: [L+1] the same later, when only what is read is computed.
@@ -52,7 +55,7 @@ class Stages:
         staying: [L+1] those of them that the backward part of stage t does not read or make itself.
     """
 
-    def __init__(self, network: LinearNetwork) -> None:
+    def __init__(self, network: LinearNetwork, stop: Callable[[], bool] = never) -> None:
         self.network = network
         count, graph = network.stages, network.graph
         self.count = count
@@ -73,6 +76,8 @@ class Stages:
         # stages after this one have no backward part: whatever is run again for them comes before the first backward op
         head = part[first]
         for t in range(1, count + 1):
+            if stop():
+                raise TimeUp
             ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
             tape = network.tapes[t - 1] | leads
             self.leads[t], self.tape[t] = network.bytes_of(leads), network.bytes_of(tape)
@@ -184,7 +189,7 @@ class Persistent:
         tapes: bool = True,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.stages, self.tapes, self.ended = stages, tapes, True
+        self.stages, self.tapes, self.ended, self._stopped = stages, tapes, True, stopped
         count = stages.count
         available = max(0, budget_bytes - stages.network.graph.fixed_bytes)
         self.unit = max(1, -(-available // slots))
@@ -213,13 +218,13 @@ class Persistent:
         """The ops in order of the cheapest schedule found that fits, recomputations included; None: none was found.
 
         Rounding loses less than a slot for each value that is saved, so the limit is lowered until a schedule fits, by
-        bisection over the different costs.
+        bisection over the different costs, which ends with what it has where `stopped` says so.
         """
         costs = self.c[1, self.stages.count]
         limits = [int(m) for m in np.unique(costs, return_index=True)[1] if costs[m] < NEVER]
         best: list[int] | None = None
         low, high = 0, len(limits)
-        while low < high:
+        while low < high and not self._stopped():
             middle = 0 if best is None and low == 0 and high == len(limits) else (low + high) // 2
             sequence = self._sequence(limits[middle])
             if fits(sequence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from remat_ir import Chain
 from remat_ir.greedy import peak_of
 from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 
+from ..deadline import TimeUp
 from ..incumbent import Incumbent
 from .needs import Least
 from .network import LinearNetwork
@@ -41,10 +43,11 @@ def rotor(incumbent: Incumbent, options: RotorOptions) -> None:
 
 def run_chain_program(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     """`rotor`, or without `tapes` the program that saves activations only."""
-    if isinstance(incumbent.problem.subject, Chain):
-        _of_chain(incumbent, incumbent.problem.subject, slots, tapes=tapes)
-    else:
-        _of_network(incumbent, slots, tapes=tapes)
+    with contextlib.suppress(TimeUp):
+        if isinstance(incumbent.problem.subject, Chain):
+            _of_chain(incumbent, incumbent.problem.subject, slots, tapes=tapes)
+        else:
+            _of_network(incumbent, slots, tapes=tapes)
 
 
 def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) -> None:
@@ -52,13 +55,17 @@ def _of_chain(incumbent: Incumbent, chain: Chain, slots: int, *, tapes: bool) ->
     within = (PERSISTENT,) if chain.link_bytes_per_s is None else (PERSISTENT, NO_TRANSFERS)
     if _too_many(incumbent, chain.stages, within):
         return
-    least = Least(chain, tapes=tapes)
+    least = Least(chain, tapes=tapes, stop=incumbent.stopped)
     incumbent.suffices(least.budget_bytes)
     budget = incumbent.problem.budget_bytes
     if least.budget_bytes > budget:
         _nothing_fits(incumbent, least.budget_bytes, within, tapes=tapes)
         return
-    table = Table(chain, budget, slots, rounding="nearest", tapes=tapes)
+    try:
+        table = Table(chain, budget, slots, rounding="nearest", tapes=tapes, stop=incumbent.stopped)
+    except TimeUp:
+        incumbent.offer(least.plan(), source)
+        return
     # where memory is so short that rounding loses every plan, the one of the least peak remains
     plan = table.cheapest_plan(budget) or least.plan()
     incumbent.offer(plan, source)
@@ -80,7 +87,7 @@ def _of_network(incumbent: Incumbent, slots: int, *, tapes: bool) -> None:
     within = (PERSISTENT, *network.within)
     if _too_many(incumbent, network.stages, within):
         return
-    stages = Stages(network)
+    stages = Stages(network, incumbent.stopped)
     least = LeastOfStages(stages, tapes=tapes, stopped=incumbent.stopped)
     if not least.ended:
         return

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, verify
 
-from .kernel import NEVER, WIDTH, fill, row_of
+from ..deadline import TimeUp, never
+from .kernel import NEVER, WIDTH, fill, row_of, spans
 from .needs import Needs
 
 MOST_TABLE_BYTES = 480 * 2**20
 """What one table may take; a longer chain gets fewer slots."""
+
+_SUMS = 10**8
+"""Of a table, between two looks at the clock: some hundredths of a second."""
 
 MOST_TRIES = 8
 """Plans that are tried above the limit under which they seem to fit."""
@@ -28,6 +33,8 @@ class Table:
     until one fits. Where all these sizes are whole slots anyway the table is `exact`, and the three are the same. Costs
     are whole multiples of `unit_ns`, rounded down, which is 1 unless the sum of all recomputations is large.
 
+    Where `stop` says so, its making is left, by `TimeUp`.
+
     Attributes:
         chain: what it is about.
         slot_bytes, slots: the size of a slot, and how many the table reaches to.
@@ -35,7 +42,14 @@ class Table:
     """
 
     def __init__(
-        self, chain: Chain, budget_bytes: int, slots: int = 500, *, rounding: str = "up", tapes: bool = True
+        self,
+        chain: Chain,
+        budget_bytes: int,
+        slots: int = 500,
+        *,
+        rounding: str = "up",
+        tapes: bool = True,
+        stop: Callable[[], bool] = never,
     ) -> None:
         count = chain.stages
         rows = count * (count + 1) // 2
@@ -53,7 +67,7 @@ class Table:
         self._tape = self._in_slots((0, *chain.tape_bytes))
         self._excess, self._deficit = self._errors()
         self.slots = self._index(available)
-        self._fill()
+        self._fill(stop)
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
         add = {"up": self.slot_bytes - 1, "down": 0, "nearest": self.slot_bytes // 2}[self._rounding]
@@ -73,7 +87,7 @@ class Table:
             return max(-1, (available - self._rest) // self.slot_bytes)
         return -(-(available + self._excess) // self.slot_bytes)
 
-    def _fill(self) -> None:
+    def _fill(self, stop: Callable[[], bool]) -> None:
         chain, count = self.chain, self.chain.stages
         worst = sum(chain.forward_ns) * count + sum(chain.backward_ns)
         self.unit_ns = max(1, -(-worst // (NEVER - 1)))
@@ -85,10 +99,16 @@ class Table:
         self._forward, self._pair = np.cumsum(forward).astype(np.int32), pair.astype(np.int32)
         width = -(-(self.slots + 1) // WIDTH) * WIDTH
         self._table = np.empty((count * (count + 1) // 2, width), np.int32)
-        fill(
-            count, self.tapes, self._forward, self._pair, np.cumsum(pair).astype(np.int32), self._activation,
-            self._tape, self._need_none, self._need_all, self._table,
-        )  # fmt: skip
+        once = np.cumsum(pair).astype(np.int32)
+        right, left = np.empty((count + 1, count + 2, WIDTH), np.int32), np.empty((count + 1, WIDTH), np.int32)
+        for first in range(0, width, WIDTH):
+            for high, low in spans(count, WIDTH, _SUMS):
+                if stop():
+                    raise TimeUp
+                fill(
+                    count, self.tapes, self._forward, self._pair, once, self._activation, self._tape,
+                    self._need_none, self._need_all, self._table, right, left, first, high, low,
+                )  # fmt: skip
 
     def _threshold(self, needs: Any) -> Any:
         slots = -(-(needs - self._rest) // self.slot_bytes)

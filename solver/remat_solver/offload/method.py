@@ -9,6 +9,7 @@ from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Problem, Verb, pl
 
 from ..chain import Least, RotorOptions, rotor
 from ..chain.rotor import MOST_STAGES
+from ..deadline import TimeUp
 from ..incumbent import Incumbent
 from .bound import makespan_bound
 from .kernel import states
@@ -54,7 +55,8 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     budget = incumbent.problem.budget_bytes
     incumbent.raise_bound(makespan_bound(chain, budget), "offload-bound")
     if chain.stages <= MOST_STAGES:
-        incumbent.suffices(Least(chain).budget_bytes)
+        with contextlib.suppress(TimeUp):
+            incumbent.suffices(Least(chain, stop=incumbent.stopped).budget_bytes)
     if chain.stages <= _MOST_MOVED:
         _offer_moves(incumbent, chain)
     most = affordable_slots(chain.stages, options.slots)
