@@ -18,6 +18,10 @@ from remat_solver import solve
 from remat_solver.baselines import chen, revolve
 from remat_solver.baselines.recompute import computed, merged
 from remat_solver.baselines.shape import articulation_points, linear
+from remat_solver.deadline import Deadline
+from remat_solver.incumbent import Incumbent
+from remat_solver.methods.baselines import linearized_sqrt
+from solver.stops import After
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
 ROOMY = 2**40
@@ -266,3 +270,15 @@ def test_memory_falls_with_the_root(layers: int) -> None:
     assert answer.plan is not None
     assert answer.peak_bytes is not None
     assert answer.peak_bytes <= 2 * math.isqrt(layers) + 4
+
+
+def test_a_baseline_offers_nothing_once_it_is_cancelled() -> None:
+    """It looks before it makes a plan, whose replay takes longest, of what it found."""
+    inputs = [[]] + [[i - 1] for i in range(1, 20)] + [[19]] + [[19 + k, 19 - k] for k in range(1, 20)]
+    graph = graph_of([10] * 40, [100] * 40, inputs, backward_from=20)
+    for polls in (0, 1):
+        cancelled = After(polls)
+        incumbent = Incumbent(Problem(graph, plain_peak(graph)), Deadline(None), cancelled=cancelled)
+        linearized_sqrt(incumbent)
+        assert (incumbent.plan is None) == (polls == 0)
+        assert cancelled.polls <= polls + 1

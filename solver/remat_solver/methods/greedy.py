@@ -56,8 +56,10 @@ def say_enough(incumbent: Incumbent, most_s: float = _ENOUGH_S, share: float = _
 
 def first_plan(incumbent: Incumbent, *, brief: bool = False, skip: int = 0) -> None:
     """Offer greedy plans; `brief`: try one rule only, since better is to follow; `skip`: leave out as many."""
-    problem, rules = incumbent.problem, {"tries": 1, "failures": 1} if brief else {"skip": skip}
-    for plan in greedy_plans(problem.graph, problem.budget_bytes, stop=incumbent.interrupted, **rules):
+    problem, count = incumbent.problem, 1 if brief else len(WEIGHTS)
+    for plan in greedy_plans(
+        problem.graph, problem.budget_bytes, stop=incumbent.interrupted, tries=count, failures=count, skip=skip
+    ):
         incumbent.offer(plan, "greedy")
     say_enough(incumbent)
 
