@@ -19,7 +19,8 @@ from torch._dynamo.backends.common import aot_autograd
 import remat
 from remat.planning.options import SolveOptions
 from remat.training.enable import plans_of
-from remat_ir import Answer, Problem
+from remat_ir import Answer, Graph, Problem
+from remat_ir.greedy import checkpointed
 
 
 class Block(nn.Module):
@@ -94,7 +95,7 @@ def test_backend_trains_as_stock(models: tuple[nn.Module, nn.Module]) -> None:
 def test_backend_plans_each_shape(models: tuple[nn.Module, nn.Module]) -> None:
     """Another shape is guarded against, compiled and planned anew."""
     _, planned = models
-    backend = remat.backend(remat.Fraction(0.9), planner="greedy")
+    backend = remat.backend(remat.Fraction(0.9), planner="greedy", max_gap=0.999)  # no better plan is looked for
     run = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
     for side in (8, 10, 8):
         run(torch.randn(2, 3, side, side)).backward()
@@ -138,11 +139,12 @@ def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> Non
     assert same(512), "while the planner is at work"
     assert [answer.method for answer in backend.answers] == ["greedy", "greedy"]
     planner.go.set()
-    for _ in range(3000):
+    while not planner.answered.is_set():
+        assert same(512), "while the planner is at work"
+    end = time.monotonic() + 60
+    while len(backend.answers) == 2:
+        assert time.monotonic() < end, "the better plan is there"
         assert same(512)
-        if len(backend.answers) > 2:
-            break
-        time.sleep(0.01)
     assert same(512)
     _, quick, better = backend.answers
     assert better.digest == quick.digest
@@ -152,17 +154,24 @@ def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> Non
 
 
 class Stalled:
-    """A plan at once, and the solver's when it is told to go on."""
+    """A plan that computes nearly everything again at once, and the solver's when it is told to go on.
+
+    Each plan of the solver's costs less, however little it has come to on this machine.
+    """
 
     def __init__(self) -> None:
-        self.go, self.asked = threading.Event(), 0
+        self.go, self.answered, self.asked = threading.Event(), threading.Event(), 0
 
     def plan(self, problem: Problem, options: SolveOptions, *, on_progress: Any = None) -> Answer:
         self.asked += 1
         if self.asked == 1:
-            return remat.GreedyPlanner().plan(problem)
-        assert self.go.wait(60)
-        return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=60.0))
+            assert isinstance(problem.subject, Graph)
+            return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
+        self.go.wait()
+        try:
+            return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=5.0))
+        finally:
+            self.answered.set()
 
 
 def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture) -> None:
@@ -272,5 +281,5 @@ def test_two_ways_of_recomputing_are_one_too_many() -> None:
 
     from remat.trainers.transformers import RematCallback
 
-    with pytest.raises(ValueError, match="leave one of them out"):
+    with pytest.raises(ValueError, match="leave the callback out"):
         RematCallback("1GiB").on_train_begin(SimpleNamespace(gradient_checkpointing=True), None, None, model=Net())
