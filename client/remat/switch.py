@@ -1,4 +1,4 @@
-"""Plans turned off for a stretch, in this thread: what is enabled runs as it would without remat."""
+"""Plans turned off for a stretch, in this thread, and the calls counted that run by one."""
 
 from __future__ import annotations
 
@@ -22,3 +22,29 @@ def without_plans() -> Iterator[None]:
         yield
     finally:
         _OFF.reset(before)
+
+
+class PlannedCalls:
+    """How many calls have run by a plan."""
+
+    number = 0
+
+
+_COUNTED: list[PlannedCalls] = []
+
+
+@contextlib.contextmanager
+def planned_calls() -> Iterator[PlannedCalls]:
+    """Count the calls that run by a plan, in all threads: autograd's run a reentrant checkpoint's module again."""
+    counted = PlannedCalls()
+    _COUNTED.append(counted)
+    try:
+        yield counted
+    finally:
+        _COUNTED.remove(counted)
+
+
+def note_planned_call() -> None:
+    """A call runs by a plan."""
+    for counted in _COUNTED:
+        counted.number += 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 
 import remat
 from client.small_models import Mlp, numbers
@@ -43,6 +44,8 @@ def test_whatever_trains_by_plans_is_compared_and_left_as_it_was(way: str) -> No
     before, leaf = state_of(model), x.requires_grad_()
     found = remat.check(run, leaf, module=model if way == "function" else None)
     assert found.equal, found
+    assert found.planned_calls == 1
+    assert str(found).endswith("(planned calls: 1)")
     assert found.compared >= 1 + len(list(model.parameters())) + 1 + 3 + 2, "output, gradients, buffers, generators"
     assert all(torch.equal(a, b) for a, b in zip(before, state_of(model), strict=True))
     assert leaf.grad is None
@@ -69,6 +72,28 @@ def test_what_differs_most_is_named() -> None:
     assert found.largest is not None
     assert found.differences[found.largest] == pytest.approx(0.01, rel=0.01)
     assert found.largest in str(found)
+
+
+def test_a_step_without_a_plan_is_told() -> None:
+    """Of a model that is not planned, and of one that is where it does not train."""
+    model, x = Mlp(), numbers(16, 32)
+    planned = remat.enable(Mlp(), budget="100%", planner="greedy").eval()
+    for run in (model, planned, torch.compile(model, backend="aot_eager")):
+        found = remat.check(run, x)
+        assert found.planned_calls == 0
+        assert str(found).endswith("are equal (planned calls: none, no plan was compared)")
+
+
+def test_each_call_by_a_plan_is_counted() -> None:
+    """Of two planned parts, one of which a checkpoint runs again; and of a graph under Inductor."""
+    model, x = nn.Sequential(Mlp(), Mlp()), numbers(16, 32)
+    for part in model:
+        remat.enable(part, budget="100%", planner="greedy")
+    found = remat.check(lambda x: model[1](checkpoint(model[0], x, use_reentrant=False)), x, module=model)
+    assert found.equal
+    assert found.planned_calls == 3
+    compiled = torch.compile(Mlp(), backend=remat.backend("100%", "greedy", "inductor"), dynamic=False)
+    assert remat.check(compiled, x).planned_calls == 1
 
 
 def test_leaves_of_a_function_are_found_and_named_by_their_shapes() -> None:

@@ -21,6 +21,7 @@ from .._compat import boxed_gradients, gives_all_gradients, parameters_of, stora
 from ..distributed.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from ..lowering.link import Copies, Link, link_of
+from ..switch import note_planned_call
 from .saved_state import SavedState
 from .shared import SharedGradients, shared_parameters
 from .tape import Held, Packing, Tape, record
@@ -340,6 +341,7 @@ def run_by_plan(schedule: Schedule, cuts: Sequence[int], xs: Sequence[torch.Tens
         CaptureError: the DDP around it looks for unused parameters.
     """
     refuse_searching_ddp()
+    note_planned_call()
     # the function must have an input that requires gradients, or autograd never calls its backward pass
     anchor = torch.empty(0, device=xs[0].device).requires_grad_()
     result: torch.Tensor = _Staged.apply(schedule, cuts, anchor, *xs)  # type: ignore[no-untyped-call]

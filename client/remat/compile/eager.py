@@ -13,7 +13,7 @@ from torch import fx
 from remat_ir import Answer, Graph, Plan, Problem, verify
 
 from .. import _compat
-from ..capture.dataflow import Dataflow, dataflow, device_of
+from ..capture.dataflow import Dataflow, dataflow, device_of, tensors
 from ..capture.group import groups
 from ..capture.operations import notes, operations, to_graph
 from ..capture.outstanding import Outstanding
@@ -32,6 +32,7 @@ from ..planning.sizes import Known
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import profile_kernels
+from ..switch import note_planned_call
 
 log = logging.getLogger("remat")
 
@@ -77,7 +78,7 @@ class Backend:
         function: Callable[..., Any] = compiled(module, example_inputs)
         ask = self._better
         if ask is None:
-            return function
+            return noted(function)
 
         def by_plan(answer: Answer, inputs: Sequence[Any]) -> Callable[..., Any]:
             self._chosen = answer
@@ -88,7 +89,7 @@ class Backend:
                 self._chosen = None
             return again
 
-        return Replaced(function, ask, by_plan)
+        return noted(Replaced(function, ask, by_plan))
 
     def note_frame(self) -> None:
         """Say so in the log where Dynamo compiles a part of a model that is not the first.
@@ -191,6 +192,18 @@ class Replaced:
         output = self._function(*inputs)
         self._outstanding.note(output)
         return output
+
+
+def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph whose calls count as planned where they give gradients; without, it has no plan."""
+
+    def run(*inputs: Any) -> Any:
+        output = function(*inputs)
+        if any(tensor.requires_grad for tensor in tensors(output)):
+            note_planned_call()
+        return output
+
+    return run
 
 
 def resident_bytes(flow: Dataflow) -> int:

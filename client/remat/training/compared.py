@@ -17,7 +17,7 @@ from .. import _compat, generators
 from ..capture.call import example_call
 from ..capture.dataflow import tensors
 from ..profiling.fixed import here
-from ..switch import without_plans
+from ..switch import planned_calls, without_plans
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,17 @@ class Comparison:
         differences: what differs, by name: the largest difference of its numbers, relative to the largest number of the
             plain step's; infinite where one of the steps has nothing there, or something of another shape or dtype.
         compared: how many outputs, gradients, buffers and generators were compared.
+        planned_calls: how many calls ran by a plan in the step that was to run by plans: of the model, of each planned
+            part of it, or of each graph of torch.compile's. With 0, two plain steps were compared.
 
     Example:
-        >>> print(Comparison({"gradient of 0.weight": 0.005, "output 0": 0.001}, 7))
-        2 of 7 differ; most, by 0.005 of its largest number: gradient of 0.weight
+        >>> print(Comparison({"gradient of 0.weight": 0.005, "output 0": 0.001}, 7, 1))
+        2 of 7 differ; most, by 0.005 of its largest number: gradient of 0.weight (planned calls: 1)
     """
 
     differences: Mapping[str, float]
     compared: int
+    planned_calls: int
 
     @property
     def equal(self) -> bool:
@@ -48,11 +51,11 @@ class Comparison:
         return max(self.differences, key=lambda name: self.differences[name], default=None)
 
     def __str__(self) -> str:
-        name = self.largest
+        name, ran = self.largest, f"planned calls: {self.planned_calls or 'none, no plan was compared'}"
         if name is None:
-            return f"all {self.compared} outputs, gradients, buffers and generators are equal"
-        most = self.differences[name]
-        return f"{len(self.differences)} of {self.compared} differ; most, by {most:.2g} of its largest number: {name}"
+            return f"all {self.compared} outputs, gradients, buffers and generators are equal ({ran})"
+        most = f"most, by {self.differences[name]:.2g} of its largest number: {name}"
+        return f"{len(self.differences)} of {self.compared} differ; {most} ({ran})"
 
 
 def check(
@@ -84,8 +87,8 @@ def check(
         >>> import remat, torch
         >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
         >>> found = remat.check(remat.enable(model, budget="100%", planner="greedy"), x)
-        >>> found.equal, found.largest
-        (True, None)
+        >>> found.equal, found.largest, found.planned_calls
+        (True, None, 1)
     """
     args, kwargs = example_call(example_args, example_kwargs)
     owners = (module, model, getattr(model, "__self__", None))
@@ -94,9 +97,10 @@ def check(
     named |= {f"input {i}": t for i, t in enumerate(tensors((args, kwargs))) if t.requires_grad and t.is_leaf}
     with without_plans(), torch.compiler.set_stance("force_eager"):
         plain = _outcome(model, module, named, args, kwargs, loss)
-    planned = _outcome(model, module, named, args, kwargs, loss)
+    with planned_calls() as calls:
+        planned = _outcome(model, module, named, args, kwargs, loss)
     found = {name: _difference(plain.get(name), planned.get(name)) for name in {**plain, **planned}}
-    return Comparison({name: most for name, most in found.items() if most}, len(found))
+    return Comparison({name: most for name, most in found.items() if most}, len(found), calls.number)
 
 
 def _outcome(

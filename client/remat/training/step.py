@@ -30,6 +30,7 @@ from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 from ..settings import settings
+from ..switch import note_planned_call
 from .delivery import Delivery
 from .halves import Halves
 from .release import Release
@@ -177,6 +178,7 @@ class StepFunction:
             state: the module's tensors, as `Holders` finds them.
             around: is called in place of the backward function of this call, with that function and its arguments.
         """
+        note_planned_call()
         if self._release is not None:
             self._release.before_forward([state[n] for n in self._updated])
         if self._halves is not None:

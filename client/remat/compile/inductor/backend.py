@@ -25,7 +25,7 @@ from ...planning.quick import improved, quick_answer
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
-from ..eager import MOST_KNOWN, Backend, resident_bytes
+from ..eager import MOST_KNOWN, Backend, noted, resident_bytes
 from .cost import region_costs
 from .joint import joint_of
 from .layout import note_layouts
@@ -77,7 +77,7 @@ class InductorBackend(Backend):
         """
         self.note_frame()
         self._quick = []
-        return inductor.compile_graph(
+        function = inductor.compile_graph(
             module,
             example_inputs,
             self.partition,
@@ -88,6 +88,7 @@ class InductorBackend(Backend):
             cached=not self.planner.coordinator.in_step,
             stored=lambda: not self._quick,
         )
+        return noted(function)
 
     def _ask(self, problem: Problem) -> Answer:
         """The planner's answer; for another kind of input to a known frame a quick one."""
