@@ -17,7 +17,7 @@ from .needs import Needs
 MOST_TABLE_BYTES = 480 * 2**20
 """What one table may take; a longer chain gets fewer slots."""
 
-_SUMS = 10**8
+_SUMS = 3 * 10**7
 """Of a table, between two looks at the clock: some hundredths of a second."""
 
 MOST_TRIES = 8

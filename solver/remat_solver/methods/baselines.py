@@ -107,7 +107,7 @@ def _baseline(
     least: int | None = None
     for retained in choices(graph, forward):
         order = computed(graph, retained)
-        # its replay, here and of the answer, takes as long again: a linear order's plan may have 18 computations an op
+        # its replay, here and of the answer, takes as long again: a deep linear order may take nine computations an op
         if incumbent.interrupted():
             return
         cost = sum(graph.op_cost_ns[op] for op in order)
