@@ -175,7 +175,8 @@ def test_a_poll_that_comes_early_is_repeated_when_the_server_says() -> None:
     with lying(in_turn(Said(202, running, {"Retry-After": "2"}), Said(200, answer))) as server:
         began = time.monotonic()
         assert ServicePlanner(server.url).wait("a" * 32, give_up_at=began + 20.0).plan is not None
-        assert time.monotonic() - began >= 2.0
+        waited_s = time.monotonic() - began  # at least: a busy machine waits longer
+        assert waited_s >= 2.0
     assert len(server.asked) == 2
 
 
