@@ -1,6 +1,8 @@
 """Cases of two ranks whose step has collectives, or is a stage of a pipeline: see `ranks_cases`."""
 
+import logging
 import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, distribute_module
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import remat
@@ -25,6 +28,8 @@ from remat.profiling.collectives import hop_signatures
 from remat.profiling.fixed import here
 from remat.settings import settings
 from remat.training.enable import plans_of
+from remat_ir import Answer, Graph, Problem
+from remat_ir.greedy import checkpointed
 
 WIDTH = 32
 
@@ -128,6 +133,91 @@ def priced() -> dict[str, Any]:
     known = planner.profiles.get(kind, sorted(signatures.values()))
     planner.profiles.put(kind, {s: Profile(10**9 + size, 0) for size, s in signatures.items()})
     return {**found, "known": sorted(profile[0] for profile in known.values()), "slow": in_parallel(planner)}
+
+
+class Mixing(nn.Module):
+    """Parameters of all ranks (DTensor) next to tensors of torch's own, which are taken for the same on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)))
+        self.layers = distribute_module(layers, mesh)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:  # type: ignore[attr-defined]
+            x = layer(x * self.scale)
+        return (x * self.scale).square().mean().to_local()  # type: ignore[attr-defined]
+
+
+class Coming:
+    """A tight plan at once, and one that costs less when it is told to."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), 0
+
+    def plan(self, problem: Problem, options: Any = None, *, on_progress: Any = None) -> Answer:
+        self.asked += 1
+        if self.asked > 1:
+            assert self.go.wait(60)
+            return remat.GreedyPlanner().plan(problem)
+        assert isinstance(problem.subject, Graph)
+        return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
+
+
+def implicitly_replicated() -> dict[str, Any]:
+    """Steps before and after a better plan takes over, in both ways, under DTensor's implicit replication."""
+    found: dict[str, Any] = {}
+    for way in ("enable", "backend"):
+        torch.compiler.reset()
+        planned, plain, planner = Mixing(), Mixing(), Coming()
+        asking: dict[str, Any] = {"budget": remat.Fraction(1), "planner": RankPlanner(planner), "max_gap": 0}
+        run: Any = planned
+        if way == "enable":
+            remat.enable(planned, **asking)
+        else:
+            run = torch.compile(planned, backend=remat.backend(**asking), dynamic=False)
+        compiled = torch.compile(plain, backend="aot_eager", dynamic=False)
+
+        def step(model: nn.Module, call: Any, rows: int = 128) -> list[float]:
+            model.zero_grad()
+            x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
+            with implicit_replication():
+                loss = call(x)
+            loss.backward()
+            grads = [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+            return [loss.item(), *(number for g in grads for number in g.flatten().tolist())]
+
+        taken = Taken()
+        logging.getLogger("remat").addHandler(taken)
+        logging.getLogger("remat").setLevel(logging.INFO)
+        step(planned, run, 64)
+        before = step(planned, run)
+        planner.go.set()
+        for _ in range(4000):
+            step(planned, run)
+            if taken.over:
+                break
+        logging.getLogger("remat").removeHandler(taken)
+        found[way] = {
+            "over": taken.over,
+            "before": before,
+            "after": step(planned, run),
+            "plain": step(plain, compiled),
+            "outside": message(lambda plain=plain: plain(torch.ones(2, WIDTH))),
+        }
+    return found
+
+
+class Taken(logging.Handler):
+    """Whether a better plan has taken over."""
+
+    over = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.over = self.over or "a better plan takes over" in record.getMessage()
 
 
 class Extreme(nn.Module):
@@ -326,6 +416,7 @@ COLLECTIVE_CASES = {
     "cold_rank": cold_rank,
     "slow_rank": slow_rank,
     "priced": priced,
+    "implicitly_replicated": implicitly_replicated,
     "other_collectives": other_collectives,
     "hidden_collective": hidden_collective,
     "stages_with_collectives": stages_with_collectives,

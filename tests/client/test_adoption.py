@@ -141,11 +141,11 @@ def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> Non
     planner.go.set()
     while not planner.answered.is_set():
         assert same(512), "while the planner is at work"
-    end = time.monotonic() + 60
-    while len(backend.answers) == 2:
-        if time.monotonic() > end:
-            pytest.fail("the better plan is there, and no step has taken it")
+    for _ in range(3000):  # the answer is there, and its thread may still wait for a processor
         assert same(512)
+        if len(backend.answers) > 2:
+            break
+        time.sleep(0.01)
     assert same(512)
     _, quick, better = backend.answers
     assert better.digest == quick.digest

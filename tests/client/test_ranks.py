@@ -47,7 +47,7 @@ def same(found: list[dict[str, Any]], name: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     names = ("ddp", "chain_in_ddp", "join_in_ddp", "join_refused", "refused", "later", "while_tracing")
-    names += ("on_accelerators_only", "buckets", "unreduced")
+    names += ("on_accelerators_only", "buckets", "unreduced", "implicitly_replicated")
     return ran(tmp_path_factory.mktemp("ranks"), *names)
 
 
@@ -116,6 +116,16 @@ def test_ranks_take_up_a_better_plan_at_the_same_step(found: list[dict[str, Any]
         assert one[name][1] is None
     assert one["shared"] == "RematError: nobody is there"
     assert other["shared"] == "RematError: the first rank failed: nobody is there"
+
+
+@pytest.mark.parametrize("way", ["enable", "backend"])
+def test_a_better_plan_takes_over_under_implicit_replication(found: list[dict[str, Any]], way: str) -> None:
+    """DTensor's state of a thread, without which the step does not run."""
+    for rank in found:
+        steps = rank["implicitly_replicated"][way]
+        assert "mixed torch.Tensor and DTensor" in steps["outside"]
+        assert steps["over"]
+        assert steps["before"] == steps["after"] == steps["plain"]
 
 
 def test_ranks_speak_while_torch_traces(found: list[dict[str, Any]]) -> None:

@@ -125,13 +125,13 @@ class Job:
     def arrives(self, caplog: pytest.LogCaptureFixture, step: Callable[[], Any]) -> None:
         """Run steps until the better plan has taken over."""
         self.planner.go.set()
-        end = time.monotonic() + 60
         with caplog.at_level(logging.INFO, "remat"):
-            while not any("a better plan takes over" in r.getMessage() for r in caplog.records if r.name == "remat"):
-                if time.monotonic() > end:
-                    pytest.fail("no plan has taken over")
+            for _ in range(6000):
+                if any("a better plan takes over" in r.getMessage() for r in caplog.records if r.name == "remat"):
+                    return
                 step()
                 time.sleep(0.01)
+        raise AssertionError("no better plan has taken over")
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
@@ -195,6 +195,12 @@ def anomaly() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def forward_alone() -> Iterator[None]:
+    with amp(), torch._functorch.config.patch(backward_pass_autocast="off"):
+        yield
+
+
 STATES: dict[str, Callable[[], Any]] = {
     "nothing": contextlib.nullcontext,
     "autocast": amp,
@@ -212,7 +218,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "anomaly mode": anomaly,
     "deterministic": deterministic,
     "mkldnn off": lambda: torch.backends.mkldnn.flags(enabled=False),
-    "config: autocast in backward": lambda: torch._functorch.config.patch(backward_pass_autocast="off"),
+    "autocast, by a config off in backward": forward_alone,
     "config: donated buffers": lambda: torch._functorch.config.patch(donated_buffer=True),
 }
 """What a forward pass runs in, its backward pass outside of it."""
@@ -245,7 +251,189 @@ def test_the_steps_before_and_after_are_equal(way: str, name: str, caplog: pytes
         after = job.step()
         assert equal(before, after) == []
         assert equal(job.step(run=job.plain), after) == []
+        if STATES.get(name) is forward_alone:
+            assert "inner.0.weight.grad" in equal(after, other_gradients(job, amp)), "the setting has an effect"
     assert job.planner.threads[1:] == ["remat-planner"]
+
+
+def other_gradients(job: Job, state: Callable[[], Any]) -> dict[str, torch.Tensor]:
+    """Of the plain step under another state."""
+    torch.compiler.reset()
+    before, job.state = job.state, state
+    try:
+        return job.step(run=job.plain)
+    finally:
+        job.state = before
+
+
+WAYS = ("optimize", "enable", "backend")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_evaluation_under_inference_mode_comes_before_each_step(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(way, contextlib.nullcontext)
+
+    def evaluated() -> dict[str, torch.Tensor]:
+        job.model.eval()
+        with torch.inference_mode():
+            assert job.run(job.large).is_inference()
+        job.model.train()
+        return job.step()
+
+    before = job.step()
+    job.arrives(caplog, evaluated)
+    after = job.step()
+    assert equal(before, after) == []
+    assert equal(job.step(run=job.plain), after) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_a_tensor_made_under_inference_mode_is_refused_by_name_of_the_mode(way: str, kind: str) -> None:
+    """Autograd saves none for a backward pass, as a plan must, and gives it no gradient outside of that mode."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+            with torch.inference_mode():
+                shift = torch.ones(WIDTH)
+                self.shift: Any = nn.Parameter(shift) if kind == "parameter" else nn.Buffer(shift)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(torch.relu(x + self.shift)))
+
+    plain = Shifted()
+    plain(numbers(4, WIDTH)).sum().backward()  # eager PyTorch saves nothing of a sum's
+    named = r"made under torch\.inference_mode\(\).*pass a clone"
+    said = named if kind == "buffer" and way != "backend" else r"(?i)inference ?(tensor|mode)"
+    with pytest.raises(RuntimeError if way == "backend" else remat.CaptureError, match=said):
+        Job(way, contextlib.nullcontext, Shifted)
+
+
+class Layers(nn.Module):
+    """Linear layers, each inside of a `torch.func.vmap` over the rows if asked for."""
+
+    def __init__(self, over_rows: bool = False) -> None:
+        super().__init__()
+        self.over_rows, self.layers = over_rows, nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(torch.func.vmap(layer)(x) if self.over_rows else layer(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_with_transforms_of_functions_inside_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(way, contextlib.nullcontext, lambda: Layers(over_rows=True))
+    before = job.step()
+    job.arrives(caplog, job.step)
+    after = job.step()
+    assert equal(before, after) == []
+    assert equal(job.step(run=job.plain), after) == []
+
+
+def functional(job: Job, run: Any) -> list[torch.Tensor]:
+    given = dict(run.named_parameters())
+    loss = torch.func.functional_call(run, given, (job.large,))
+    return list(torch.autograd.grad(loss, list(given.values())))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_functional_call_takes_over(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(way, contextlib.nullcontext, Layers)
+    before = functional(job, job.run)
+    job.arrives(caplog, lambda: functional(job, job.run))
+    for run in (job.run, job.plain):
+        assert all(torch.equal(a, b) for a, b in zip(before, functional(job, run), strict=True))
+
+
+TRANSFORMS: dict[str, Callable[[Job, Any], torch.Tensor]] = {
+    "vmap": lambda job, run: torch.func.vmap(run)(torch.stack([job.large, job.large])),
+    "vmap over something else": lambda job, run: torch.func.vmap(lambda n: n * run(job.large))(torch.arange(2.0)),
+    "grad": lambda job, run: torch.func.grad(run)(job.large),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("way", ["optimize", "enable"])
+def test_a_call_inside_a_transform_is_refused_and_takes_nothing_over(
+    way: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the better plan there: it takes over at the next call outside, and is compiled outside."""
+    job = Job(way, contextlib.nullcontext, Layers)
+    before = job.step()
+    job.planner.go.set()
+    better = next(p.better for p in plans_of_job(job) if p is not None and p.better is not None)
+    assert better.wait(60) is not None
+    with caplog.at_level(logging.INFO, "remat"), pytest.raises(remat.CaptureError, match=r"a transform of torch\.func"):
+        TRANSFORMS[name](job, job.run)
+    assert "takes over" not in caplog.text
+    job.arrives(caplog, job.step)
+    assert equal(before, job.step()) == []
+
+
+def plans_of_job(job: Job) -> list[Any]:
+    return list((job.run if isinstance(job.run, remat.Rematerialized) else plans_of(job.run)).plans.values())
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_dynamo_runs_a_call_inside_a_transform_as_it_is(name: str) -> None:
+    """And that code from then on, with any backend: `remat.check` says that no plan ran."""
+    job = Job("backend", contextlib.nullcontext, Layers)
+    before = job.step()
+    assert remat.check(job.run, job.large).planned_calls == 1
+    assert torch.equal(TRANSFORMS[name](job, job.run), TRANSFORMS[name](job, copy.deepcopy(job.model)))
+    assert remat.check(job.run, job.large).planned_calls == 0
+    assert equal(before, job.step()) == []
+
+
+READ: list[tuple[str, Any]] = []
+"""In which thread a graph was traced, and torch's settings there."""
+
+
+@torch.library.custom_op("remat_tests::described", mutates_args=())
+def described(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@described.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    dynamo, functorch, fx = torch._dynamo.config, torch._functorch.config, torch.fx.experimental._config
+    found = dynamo.record_runtime_overhead, functorch.view_replay_for_aliased_outputs, fx.backed_size_oblivious
+    READ.append((threading.current_thread().name, found))
+    return torch.empty_like(x)
+
+
+described.register_autograd(lambda _, g: g)
+
+
+def test_settings_of_the_call_are_in_force_where_the_better_plan_is_traced(caplog: pytest.LogCaptureFixture) -> None:
+    """Of torch's three modules of settings that tracing reads; another thread would read their defaults."""
+
+    class Described(Mixed):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(described(x))
+
+    dynamo, functorch, fx = torch._dynamo.config, torch._functorch.config, torch.fx.experimental._config
+    patched = not dynamo.record_runtime_overhead, not functorch.view_replay_for_aliased_outputs, True
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        with (
+            dynamo.patch(record_runtime_overhead=patched[0]),
+            functorch.patch(view_replay_for_aliased_outputs=patched[1]),
+            fx.patch(backed_size_oblivious=patched[2]),
+        ):
+            yield
+
+    job = Job("backend", settings, Described)
+    before = job.step()
+    READ.clear()
+    job.arrives(caplog, job.step)
+    assert set(READ) == {(threading.main_thread().name, patched)}
+    assert equal(before, job.step()) == []
 
 
 def test_two_kinds_of_calls_under_different_autocast_each_take_over_under_their_own(

@@ -151,7 +151,12 @@ class Rematerialized(nn.Module):
             if any(map(is_check, made.step.operations.flow.kernels)):
                 _raise_what_the_code_raises(call)
             why = str(error).partition("\n")[0]
-            if not isinstance(error, CaptureError):
+            if "inference tensor" in why.lower():
+                why = (
+                    "a parameter, a buffer or an argument was made under torch.inference_mode(), and no such tensor is "
+                    f"saved for a backward pass: make it under torch.no_grad(), or pass a clone: {why}"
+                )
+            elif not isinstance(error, CaptureError):
                 why = (
                     f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {why}"
                 )
