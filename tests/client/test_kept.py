@@ -298,7 +298,7 @@ def test_writers_at_once(captures: Captures) -> None:
     for thread in threads:
         thread.join()
     assert done == [True] * 4
-    assert len(list(captures.folder.iterdir())) == 1
+    assert len(list(captures.folder.glob("*.capture"))) == 1
     assert hit(captures, model, args)
 
 
