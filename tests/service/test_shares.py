@@ -117,7 +117,7 @@ async def test_a_full_queue_refuses_those_who_filled_it(context: Context) -> Non
 def test_urgent_solves_of_one_tenant_keep_no_other_waiting(tmp_path: Path) -> None:
     """Six solves of the highest priority, one worker: another tenant's solve is the second that runs."""
     with serving(tmp_path, workers=1, require_keys="true") as service:
-        red, blue = (Tenant(service, cli(service, "keys", "create", name)) for name in ("red", "blue"))
+        red, blue = (Tenant(service, cli(service, "keys", "create", name, "--new-tenant")) for name in ("red", "blue"))
         flood = []
         for seed in range(6):
             graph = hard_graph(60, seed)
