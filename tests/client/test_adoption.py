@@ -195,6 +195,15 @@ def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pyte
     assert "has split the model" in caplog.text
 
 
+def test_a_copy_of_a_backend_is_the_backend() -> None:
+    """Where Lightning is imported `torch.compile` copies its arguments, and a planner's locks have no copies."""
+    pytest.importorskip("lightning")
+    backend = remat.backend(remat.Fraction(0.9), planner=Stalled())
+    assert copy.deepcopy({"backend": backend})["backend"] is backend
+    torch.compile(nn.Linear(4, 4), backend=backend, dynamic=False)(torch.randn(2, 4)).sum().backward()
+    assert len(backend.answers) == 1
+
+
 def test_backend_refuses_what_it_does_not_run() -> None:
     """An inner compiler that is not there is named."""
     with pytest.raises(ValueError, match="'eager'"):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from torch import fx
 
@@ -65,6 +65,10 @@ class Backend:
         self._known_frame = False
         self._chosen: Answer | None = None
         self._better: Callable[[Make], Better[Callable[..., Any]]] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: Lightning copies what `torch.compile` is given, and a planner's locks and threads have no copies."""
+        return self
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls for each graph and each kind of input.

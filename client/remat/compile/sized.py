@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import fx
@@ -98,6 +98,10 @@ class SizedBackend:
     ) -> None:
         self.budget, self.given, self.asking, self.on_progress = budget, planner, asking, on_progress
         self.graphs: list[SizedGraph] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself, as `Backend`."""
+        return self
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Run:
         """What Dynamo calls for each graph.

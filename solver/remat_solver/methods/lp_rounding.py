@@ -133,6 +133,8 @@ class _Rounding:
         if outcome.out_of_memory:
             self.incumbent.stop_for("memory")
             self.incumbent.reason = f"The engine broke: {outcome.message}."
+        elif outcome.status in ("feasible", "nothing_found") and not self.incumbent.stopped():
+            self.incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline
         if outcome.status == "infeasible" and self.epsilon == 0:
             self.incumbent.ends_without_plan(
                 "The engine finds no solution of the linear relaxation; in floating point that proves nothing.",

@@ -231,3 +231,5 @@ def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], t
         if outcome.out_of_memory:
             incumbent.stop_for("memory")
         incumbent.reason = f"The engine broke: {outcome.message}."
+    elif outcome.status != "optimal" and not incumbent.stopped():
+        incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline

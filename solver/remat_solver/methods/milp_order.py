@@ -78,6 +78,8 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
         if outcome.out_of_memory:
             incumbent.stop_for("memory")
         incumbent.reason = f"The engine broke: {outcome.message}."
+    elif outcome.status != "optimal" and not incumbent.stopped():
+        incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline
     found.tell()
 
 
