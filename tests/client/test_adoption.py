@@ -198,7 +198,7 @@ def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pyte
 def test_a_copy_of_a_backend_is_the_backend() -> None:
     """Where Lightning is imported `torch.compile` copies its arguments, and a planner's locks have no copies."""
     pytest.importorskip("lightning")
-    backend = remat.backend(remat.Fraction(0.9), planner=Stalled())
+    backend = remat.backend("1GiB", planner=Stalled())
     assert copy.deepcopy({"backend": backend})["backend"] is backend
     torch.compile(nn.Linear(4, 4), backend=backend, dynamic=False)(torch.randn(2, 4)).sum().backward()
     assert len(backend.answers) == 1

@@ -422,7 +422,7 @@ def test_settings_of_the_call_are_in_force_where_the_better_plan_is_traced(caplo
     @contextlib.contextmanager
     def settings() -> Iterator[None]:
         with (
-            dynamo.patch(record_runtime_overhead=patched[0]),
+            dynamo.patch(record_runtime_overhead=patched[0], fake_tensor_cache_enabled=False),
             functorch.patch(view_replay_for_aliased_outputs=patched[1]),
             fx.patch(backed_size_oblivious=patched[2]),
         ):
