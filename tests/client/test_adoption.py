@@ -121,7 +121,8 @@ def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> Non
     torch._dynamo.reset()
     plain = Uneven()
     planned, planner = copy.deepcopy(plain), Stalled()
-    backend = remat.backend(remat.Fraction(0.8), planner=planner, max_gap=0)  # the checkpointed plan fits
+    # whatever kernels cost on this machine, the checkpointed plan fits, and the plain one costs less
+    backend = remat.backend(remat.Fraction(1.0), planner=planner, max_gap=0)
     run = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
     other = torch.compile(plain, backend=aot_autograd(fw_compiler=nop, bw_compiler=nop), fullgraph=True, dynamic=False)
 
