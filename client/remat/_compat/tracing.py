@@ -391,7 +391,7 @@ def only_real_tensors() -> Iterator[None]:
 def traced_alone() -> Iterator[None]:
     """For a trace of a graph of Dynamo's outside of Dynamo: of its own, and without the modes of torch functions that
     run around the call, which Dynamo has traced into the graph already."""
-    with tracing(None), torch._C.DisableTorchFunction(), _functorch_config.patch(donated_buffer=False):
+    with tracing(None), no_function_modes(), _functorch_config.patch(donated_buffer=False):
         yield
 
 

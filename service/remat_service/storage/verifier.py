@@ -130,7 +130,7 @@ class Verifier:
 
         Args:
             within_s: seconds to wait for it. A check that has begun goes on for whoever asks next; one that will take
-                longer, by its size and the last one's speed, is not begun, nor is a second one beside it.
+                longer, by its size and the last one's speed, is not begun, nor is a second one at the same time.
 
         Raises:
             TimeoutError: it takes longer.
