@@ -17,10 +17,11 @@ from torch import nn
 
 from benchmarks.figures.solves import BEST, Row, Settings, answers, baselines_of, row_of
 from benchmarks.models.paper import NETWORKS
+from remat.planning.planner import planner_for
 from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
 from remat.target.devices import Target
 from remat.target.step import target_step
-from remat.training.module import Rematerialized
+from remat.training.enable import following
 from remat.training.optimize import carry_out
 from remat.training.planned import Planned
 from remat.training.step import TrainingStep, training_step
@@ -115,7 +116,7 @@ class _Bench:
     def case(self, answer: Answer) -> Case:
         """Carry out a plan, and run it for its results and for its peak."""
         planned = carry_out(self.step, Problem(self.step.graph, answer.budget_bytes), answer)
-        run = self._run(Rematerialized(self.model, lambda *_: planned))
+        run = self._run(following(self.model, planned, planner_for("greedy")))
         unequal = len(differences(self.stock, self._left(run)))
         self.model.zero_grad(set_to_none=True)
         peak = peak_memory(run).peak_bytes + self.step.graph.fixed_bytes

@@ -25,7 +25,7 @@ from remat_solver.blocks import joined, menus_of, segments_of
 from remat_solver.blocks.plans import sequence_of
 from remat_solver.blocks.table import Item
 from remat_solver.kernels import loading
-from remat_solver.staged.trace import trace
+from remat_solver.trace import trace
 
 Floats = NDArray[np.float64]
 _SEGMENTS, _ROUNDS, _STEADY = 100, 300, 40

@@ -36,6 +36,7 @@ from .proof import InvalidProof, Proof
 from .replay import Moment, replay
 from .restrictions import best_of, gap_sentence, optimal_sentence, outgrown
 from .subject import SUBJECTS, AnyPlan, Subject, plain_plan_of, read_plan, replay_any, subject_kind
+from .tags import is_tagged, tagged_plan, tags_of
 from .verify import Verdict, host_peak, verify
 from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer
 from .working_set import pinned_ops, working_set
@@ -101,6 +102,7 @@ __all__ = [
     "greedy_plans",
     "host_peak",
     "is_node_link",
+    "is_tagged",
     "join_in_bytes",
     "least_memory",
     "lifted_plan",
@@ -126,6 +128,8 @@ __all__ = [
     "replay_join",
     "structure_digest",
     "subject_kind",
+    "tagged_plan",
+    "tags_of",
     "to_node_link",
     "verify",
     "verify_answer",

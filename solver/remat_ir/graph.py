@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from operator import le
 from typing import Any
 
@@ -158,6 +158,30 @@ class Graph:
         for op in (*self.once, *(self.value_op[value] for value in self.keep)):
             last[op] = op
         return tuple(last)
+
+    @cached_property
+    def first_needs(self) -> tuple[int, ...]:
+        """[ops] bytes, fixed ones left out, that every plan holds while each op is first computed.
+
+        What the op reads; all its values that are not optional; its workspace; the kept values of earlier ops; and each
+        value of an earlier op that may not run any more, if an op from this one on reads it: it cannot be made again.
+        With a link to the host such a value may be there instead, and does not count.
+        """
+        size, keep = self.value_bytes, frozenset(self.keep)
+        born, own = [0] * (self.ops + 1), list(self.op_workspace_bytes)
+        for op, inputs in enumerate(self.op_inputs):
+            own[op] += sum(size[v] for v in (*(v for v in inputs if v not in keep), *self.op_always[op]))
+        for value, maker in enumerate(self.value_op):
+            readers = self.users[value]
+            start, end = max(maker + 1, self.last_stage[maker]), max(readers, default=-1)
+            if value in keep:
+                born[maker + 1] += size[value]
+            elif self.link is None and start < end:
+                born[start] += size[value]
+                born[end] -= size[value]
+                for op in readers:
+                    own[op] -= size[value] if start <= op < end else 0
+        return tuple(need + held for need, held in zip(own, accumulate(born[: self.ops]), strict=True))
 
     @cached_property
     def total_cost_ns(self) -> int:

@@ -15,6 +15,7 @@ from .chain_plan import TRANSFERS, ChainPlan, Verb
 from .graph import Graph
 from .plan import Compute, Free, Plan
 from .subject import AnyPlan, Subject
+from .tags import is_tagged
 
 ONE_PER_STAGE = "one-recomputation-per-stage"
 """Between the first computations of two successive ops, each op is recomputed at most once, and in op order (Checkmate,
@@ -41,6 +42,10 @@ NO_TRANSFERS = "no-transfers"
 CHAIN_STAGES = "chain-stages"
 """A linear network is taken as a chain: a stage holds what leads in, and its tape, until its backward part ends."""
 
+TAGS = "tags"
+"""Each forward op is saved or computed again once, where torch puts it: just before its first use in the backward pass,
+held to its last (`remat_ir.tags`)."""
+
 _SWEEPS = re.compile(r"(\d+)-recomputations-per-stage")
 _PHRASES = {
     ONE_PER_STAGE: "with at most one recomputation per op and stage",
@@ -48,6 +53,7 @@ _PHRASES = {
     CHAIN_STAGES: "of the graph taken as a chain",
     NO_TRANSFERS: "without transfers to the host",
     MEMORY_SLOTS: "in whole memory slots",
+    TAGS: "that computes what is not saved again once, where torch puts it,",
 }
 
 
@@ -113,6 +119,8 @@ def _lies_in(subject: Subject, plan: AnyPlan, name: str) -> bool:
         return all(isinstance(step, (Compute, Free)) for step in plan.steps)
     if name == FORWARD_OPS:
         return _forward_only(subject, plan.computes)
+    if name == TAGS:
+        return is_tagged(subject, plan)
     sweeps = 1 if name == ONE_PER_STAGE else int(found[1]) if (found := _SWEEPS.fullmatch(name)) else 0
     return sweeps > 0 and _most_sweeps(subject, plan.computes) <= sweeps
 

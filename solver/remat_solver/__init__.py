@@ -4,14 +4,15 @@ from remat_ir.batch import LargestBatch
 
 from .batch import BatchSearch, max_batch
 from .bounds import least_need
-from .certify.pairs import pair_proof
 from .contradiction import report_bound, report_budget
 from .evidence import Evidence
+from .incumbent import Incumbent, checked
 from .kernels import all_cached, load_for_forks
 from .knowledge import Bound, Ending, Known, claim_sentence, sentence
-from .least import least_budget
-from .methods import METHODS, method_named, runner_of
-from .solve import checked, solve
+from .methods import METHODS, Method, method_named, runner_of
+from .methods.least import least_budget
+from .pairs import pair_proof
+from .solve import solve
 from .sweep import sweep
 from .version import solver_version
 
@@ -21,8 +22,10 @@ __all__ = [
     "Bound",
     "Ending",
     "Evidence",
+    "Incumbent",
     "Known",
     "LargestBatch",
+    "Method",
     "all_cached",
     "checked",
     "claim_sentence",

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from remat_ir import Graph, Plan, Problem, Progress, Proof, verify
 from remat_ir.batch import BatchFamily, LargestBatch
 
+from .baselines import Baseline, BaselineOptions, NoOptions
 from .bounds import least_need
 from .deadline import Deadline
+from .methods import method_named
 from .sweep import Curve
 
 
@@ -89,6 +91,9 @@ def max_batch(
     the ceiling is then looked for above it; what time is left then goes to what is unclear, three times as long for
     each.
 
+    A baseline solves nothing: each of its plans that costs no more than the limit has a largest batch by equation 10,
+    and the largest of these is the baseline's.
+
     Args:
         graph: as captured.
         budget_bytes: fixed bytes included.
@@ -99,10 +104,17 @@ def max_batch(
         on_step: called after each solve with what is known by then.
 
     Raises:
-        InvalidData: as `BatchFamily`; a graph in which nothing grows, or without a backward pass to price.
+        InvalidData: as `BatchFamily`; a graph in which nothing grows, or without a backward pass to price; an unknown
+            method or option.
     """
     family = BatchFamily(graph, budget_bytes, batch, values, batch_bytes)
     tries = _Tries(family, most_cost_ns, Deadline(total_s))
+    chosen = method_named(method)
+    if isinstance(chosen.run, Baseline):
+        tries.run_baseline(chosen.run, chosen.read_options(options), cancelled)
+        if on_step is not None:
+            on_step(tries.result(method))
+        return tries.result(method)
     while not tries.deadline.passed() and not (cancelled is not None and cancelled()):
         size = tries.search.next_batch()
         if size is None or (tries.search.factor > 1 and time_limit_s is None):
@@ -162,6 +174,22 @@ class _Tries:
             self.above = curve.at(budget).proof
         else:
             self.search.tried(batch, answer.limit == "time")
+
+    def run_baseline(
+        self, baseline: Baseline, options: BaselineOptions | NoOptions, cancelled: Callable[[], bool] | None
+    ) -> None:
+        """Take the plan with the largest batch by equation 10; of two with the same, the cheaper."""
+        best: tuple[int, int] = 0, 0
+        for cost_ns, plan_of_choice in baseline.choices(self.family.graph, options):
+            if self.deadline.passed() or (cancelled is not None and cancelled()):
+                break
+            if cost_ns > self.most:
+                continue
+            plan = plan_of_choice()
+            found = self.family.largest(plan), -cost_ns
+            if found[0] and found > best:
+                best, self.plan = found, plan
+                self.search.reached(found[0])
 
     def result(self, method: str) -> LargestBatch:
         answer, found = None, self.search

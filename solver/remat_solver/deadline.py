@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -14,6 +14,12 @@ class TimeUp(Exception):
 def never() -> bool:
     """Nothing stops it."""
     return False
+
+
+def look(stop: Callable[[], bool]) -> None:
+    """Raise `TimeUp` where `stop` says so."""
+    if stop():
+        raise TimeUp
 
 
 class Deadline:

@@ -6,7 +6,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from remat_ir import Answer, AnyPlan, InvalidPlan, Problem, Progress, Proof, Verdict, gap_of, verify, worth_more_time
+from remat_ir import (
+    Answer,
+    AnyPlan,
+    InvalidPlan,
+    Problem,
+    Progress,
+    Proof,
+    Verdict,
+    certified_need,
+    gap_of,
+    verify,
+    verify_answer,
+    worth_more_time,
+)
 from remat_ir.proof import certain_need, certifiable
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.verify_answer import infeasible_claim
@@ -276,9 +289,15 @@ class Incumbent:
             self.ends_without_plan(reason, restriction)
 
     def ends_without_plan(self, reason: str, searched: tuple[str, ...] = ()) -> None:
-        """Record that a method has run to its end without a plan, in the space that it searched; nothing is proved."""
+        """Record that a method has run to its end without a plan, in the space that it searched; nothing is proved.
+
+        A plan that is known lies outside of that space, whose bounds say nothing of it: they are forgotten.
+        """
         with self._lock:
             self._searched, self.reason = searched, reason
+            for _, within in self.known.bounds if self.plan is not None and searched else ():
+                if set(searched) <= set(within):
+                    self.known = self.known.without_bound(within)
 
     def needs_at_least(self, budget_bytes: int | None, proof: Proof | None = None) -> None:
         """Record that every plan of the whole space needs at least this budget; `proof` is of one byte less."""
@@ -322,6 +341,11 @@ class Incumbent:
             self._limit = "gap"
             self.note(f"More time would cost more than {self.steps} steps could gain by it.")
         return True
+
+    @property
+    def limit(self) -> str | None:
+        """What has ended the solve: "time", "memory", "cancel" or "gap"; None while nothing has."""
+        return self._limit
 
     @property
     def exhausted(self) -> bool:
@@ -391,3 +415,14 @@ class Incumbent:
             elapsed = self.deadline.elapsed()
             proof = None if self.infeasible else self.known.proof
             self._on_progress(Progress(elapsed, self.cost_ns, bound_ns, source, plan, within, self.bound_ns, proof))
+
+
+def checked(problem: Problem, answer: Answer) -> Answer:
+    """An answer whose plan and certificate have been checked together, as whoever receives it will.
+
+    What it says of budgets that are too small is certified, or `claimed_by` names who claims it.
+
+    Raises:
+        InvalidPlan: one of them is wrong: a bug here.
+    """
+    return certified_need(answer, verify_answer(problem, answer))

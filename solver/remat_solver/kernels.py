@@ -24,6 +24,7 @@ from .join.table import JoinTable
 from .offload.table import OffloadTable
 from .search import Search
 from .search.temperatures import COLD, HOT
+from .tags import TagSearch
 
 _POLL_S = 0.05
 _CHAIN = Chain(
@@ -63,14 +64,31 @@ def _joins() -> None:
     relaxed_steps((2, 2), 5, (False, False))
 
 
+def _tags() -> None:
+    search = TagSearch(graph_of([1] * 4, [1] * 4, [[], [0], [1, 0], [2, 0]], backward_from=2), 3)
+    search.evaluate((0,))
+    search.try_all()
+    search.cycle(4, lambda: False)
+
+
+_HALVES = ((_search,), (_blocks, _chains, _joins, _tags))
+"""What is compiled by a process each: the halves take about as long."""
+
+
+def load_half(half: int) -> None:
+    """Run every kernel of a half once on the smallest problem: compiled, or loaded from the cache."""
+    for run in _HALVES[half]:
+        run()
+
+
 def load_all() -> None:
     """Run every kernel once on the smallest problem: compiled, or loaded from the cache.
 
     Raises:
         RuntimeError: one has not run: a bug here.
     """
-    for run in (_search, _blocks, _chains, _joins):
-        run()
+    for half in range(len(_HALVES)):
+        load_half(half)
     left = [made.py_func.__qualname__ for made in _numba.KERNELS if not made.signatures]
     if left:
         raise RuntimeError(f"kernels that nothing here runs: {', '.join(left)}")
@@ -82,33 +100,38 @@ def all_cached() -> bool:
 
 
 def compile_apart(stopped: Callable[[], bool] = lambda: False) -> None:
-    """Fill numba's cache by a process of its own, where it is not filled: this one's lock and memory stay free.
+    """Fill numba's cache by processes of their own, where it is not filled: this one's lock and memory stay free.
 
     Where no folder can be written there is nothing to fill, and each process compiles for itself.
     """
     if all_cached() or not all(map(_numba.writable, _numba.KERNELS)):
         return
-    _log.warning("compiling the solver's kernels, once for this installation: some 20 s (`remat warm` does it ahead)")
-    root = str(Path(__file__).parents[1])  # where this package was found, whatever the new process finds by itself
-    script = f"import sys; sys.path.insert(0, {root!r}); from remat_solver.kernels import load_all; load_all()"
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+    _log.warning(
+        "compiling the solver's kernels, once for this installation: half a minute (`remat warm` does it ahead)"
     )
+    root = str(Path(__file__).parents[1])  # where this package was found, whatever the new processes find by themselves
+    script = f"import sys; sys.path.insert(0, {root!r}); from remat_solver.kernels import load_half; load_half"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", f"{script}({half})"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for half in range(len(_HALVES))
+    ]
     try:
-        while not stopped():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                _, said = process.communicate(timeout=_POLL_S)
-                if process.returncode:
-                    _log.warning(
-                        "the solver's kernels could not be compiled: %s", said.decode(errors="replace")[-2000:]
-                    )
-                return
+        for process in processes:
+            said = None
+            while said is None and not stopped():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    _, said = process.communicate(timeout=_POLL_S)
+            if said is not None and process.returncode:
+                _log.warning("the solver's kernels could not be compiled: %s", said.decode(errors="replace")[-2000:])
     finally:
-        process.kill()
-        process.communicate()
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def loaded() -> bool:

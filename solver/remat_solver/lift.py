@@ -25,12 +25,14 @@ from remat_ir.restrictions import NO_TRANSFERS, contains
 
 from .incumbent import Incumbent
 from .knowledge import Bound
-from .reduction import Reduction
 
 
 @dataclass(frozen=True)
-class Lift(Reduction[Plan]):
-    """A chain as the graph of its steps, of the same costs and no more memory; a graph with a link without it."""
+class Lift:
+    """A chain as the graph of its steps, of the same costs and no more memory; a graph with a link without it.
+
+    Plans are verified on the subject itself, so that a wrong lift cannot hide.
+    """
 
     subject: Chain | Graph
     graph: Graph

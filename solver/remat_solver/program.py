@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .deadline import TimeUp, never
+from .deadline import look, never
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int32]
@@ -166,7 +166,7 @@ class Names(NamedTuple):
 class Builder:
     """Collects columns and blocks of rows as whole arrays, and merges entries that meet in one place by adding them.
 
-    `stop` is asked at each block: once it says so, writing on raises `TimeUp`.
+    `stop` is asked at each step of a block: once it says so, writing on raises `TimeUp`.
     """
 
     def __init__(self, stop: Callable[[], bool] = never) -> None:
@@ -230,9 +230,15 @@ class Builder:
             rows.append(row.ravel())
             columns.append(column.ravel())
             values.append(value.ravel())
+            self.look()
         # sorted block by block, which leaves the clock to be looked at between
         length, index, merged = _by_rows(
-            _joined(rows, np.int64), _joined(columns, np.int64), _joined(values, np.float64), count, self.columns
+            _joined(rows, np.int64),
+            _joined(columns, np.int64),
+            _joined(values, np.float64),
+            count,
+            self.columns,
+            self.look,
         )
         self._row_length.append(length)
         self._row_index.append(index)
@@ -243,8 +249,7 @@ class Builder:
 
     def look(self) -> None:
         """Raise `TimeUp` where the program is not to be written on."""
-        if self._stop():
-            raise TimeUp
+        look(self._stop)
 
     def names(self) -> Names:
         """The names of the rows added so far."""
@@ -294,22 +299,32 @@ def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
 
 
 def _by_rows(
-    row: NDArray[np.int64], column: NDArray[np.int64], value: Floats, rows: int, columns: int
+    row: NDArray[np.int64],
+    column: NDArray[np.int64],
+    value: Floats,
+    rows: int,
+    columns: int,
+    step: Callable[[], None],
 ) -> tuple[Integers, Integers, Floats]:
     """Sort entries by (row, column), add up those that meet, and drop the zeros that this makes.
+
+    `step` is called between the steps, each of which is linear in the entries or sorts them.
 
     Returns:
         [rows] the entries left in each row, and their columns and values.
     """
     # most blocks arrive nearly sorted by row, where a stable sort of one combined key is close to linear
     key = row * max(columns, 1) + column
+    step()
     if len(key) > 1 and not bool(np.all(key[1:] > key[:-1])):
         order = np.argsort(key, kind="stable")
+        step()
         key, value = key[order], value[order]
         fresh = np.concatenate(([True], key[1:] != key[:-1]))
         if not fresh.all():
             value = np.add.reduceat(value, np.flatnonzero(fresh))
             key = key[fresh]
+    step()
     nonzero = value != 0.0
     if not nonzero.all():
         key, value = key[nonzero], value[nonzero]

@@ -16,19 +16,16 @@ from remat_ir import (
     Problem,
     Progress,
     Proof,
-    certified_need,
     plain_peak,
-    verify_answer,
 )
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
 from .bounds import known_budget, least_need
-from .certify.pairs import pair_proof
 from .deadline import Deadline
-from .incumbent import Incumbent
+from .incumbent import Incumbent, checked
 from .kernels import await_kernels, loaded
 from .methods import method_named, runner_of
-from .pairs import MOST_VALUES, pair_need, pair_table
+from .pairs import MOST_VALUES, pair_need, pair_proof, pair_table
 
 
 def solve(
@@ -49,7 +46,8 @@ def solve(
     """Plan a problem: the best verified plan found in the time given, and what was proved about it.
 
     Args:
-        method: a name of `remat_solver.methods.METHODS`; "auto" picks and combines.
+        method: a name of `remat_solver.METHODS`, or of a method that another installed package adds (entry points of
+            the group `remat.methods`); "auto" picks and combines.
         time_limit_s: wall-clock seconds; None means until done. They begin once the method's kernels are loaded: in a
             new installation these are compiled first.
         max_gap: stop once (cost − bound) / cost is no more than this.
@@ -158,14 +156,3 @@ def _carry(incumbent: Incumbent, proof: Proof) -> None:
             incumbent.prove_infeasible(reason, problem.budget_bytes + 1, here)
         else:
             incumbent.raise_bound(bound_ns, "start", proof=here)
-
-
-def checked(problem: Problem, answer: Answer) -> Answer:
-    """An answer whose plan and certificate have been checked together, as whoever receives it will.
-
-    What it says of budgets that are too small is certified, or `claimed_by` names who claims it.
-
-    Raises:
-        InvalidPlan: one of them is wrong: a bug here.
-    """
-    return certified_need(answer, verify_answer(problem, answer))

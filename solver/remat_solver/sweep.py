@@ -12,8 +12,9 @@ from remat_ir.subject import Subject, plain_plan_of
 
 from .bounds import least_need
 from .deadline import Deadline
+from .incumbent import checked
 from .knowledge import Bound, Ending, Knowledge
-from .solve import checked, solve
+from .solve import solve
 
 
 def sweep(

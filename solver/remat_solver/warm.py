@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from . import _numba
-from .kernels import load_all
+from .kernels import compile_apart, load_all
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     if missing and not check:
         print(f"compiling {len(missing)} of {len(kernels)} kernels {where}", file=sys.stderr, flush=True)
         began = time.monotonic()
+        compile_apart()
         load_all()
         print(f"compiled in {time.monotonic() - began:.1f} s", file=sys.stderr)
         missing = [made for made in kernels if not _numba.cached(made)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import replace
 
@@ -82,3 +84,16 @@ def test_the_key_stands_still() -> None:
     graph = graph_of([120, 80, 200], [1024, 4096, 256], [[], [0], [0, 1]], keep=(2,), backward_from=2)
     assert graph_digest(graph) == "a5e22b299eff3ba9e33ee7a8fc02eee2831cd039261a35d5ee57bf774d9d2ce2"
     assert problem_digest(Problem(graph, 6000)) == "67d7e91d52ef3f544d33b3f3e25d1d088d50d0164607fa762b23fb2725acfb8a"
+
+
+@SETTINGS
+@given(problem=problems())
+def test_the_digest_is_made_as_the_page_on_certificates_says(problem: Problem) -> None:
+    """`docs/proofs.md`, To write another checker."""
+    graph = problem.graph
+    members = ("backward_from", "keep", "once", "op_cost_ns", "op_inputs", "op_workspace_bytes")
+    members += ("optional", "value_bytes", "value_op", *(("consumes",) if graph.consumes else ()))
+    said = {"format": "remat-graph/1", "budget_bytes": problem.budget_bytes - graph.fixed_bytes}
+    said |= {name: getattr(graph, name) for name in members}
+    written = json.dumps(said, sort_keys=True, separators=(",", ":")).encode("ascii")
+    assert hashlib.sha256(written).hexdigest() == problem_digest(problem)

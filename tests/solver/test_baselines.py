@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import graphs, linear_graphs, problems
-from remat_ir import Graph, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
+from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, plan_of, recomputed, verify
 from remat_ir.working_set import pinned_ops
 from remat_solver import solve
-from remat_solver.baselines import chen, revolve
-from remat_solver.baselines.recompute import computed, merged
+from remat_solver.baselines import BASELINES, chen, revolve
+from remat_solver.baselines.recompute import computed, merged, plan_as_given
 from remat_solver.baselines.shape import articulation_points, linear
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
-from remat_solver.methods.baselines import linearized_sqrt
 from solver.stops import After
 
 SETTINGS = settings(max_examples=80, deadline=None, derandomize=True)
@@ -87,6 +86,68 @@ def cheapest_row(graph: Graph, stage: int, start: set[int], end: set[int]) -> in
 def test_r_refuses_what_cannot_be_retained() -> None:
     with pytest.raises(ValueError, match="value 1 is retained at stage 1, before op 1"):
         computed(unit(2), [[], [(1, 2)], [], []])
+
+
+@SETTINGS
+@given(graph=graphs(most_ops=7), data=st.data())
+def test_freeing_as_the_paper_counts_needs_no_less(graph: Graph, data: st.DataObject) -> None:
+    """Any S: the plan is valid, runs the same ops, and holds at least what freeing after the last use holds."""
+    retained = [
+        merged(
+            data.draw(st.lists(st.tuples(st.integers(op + 1, graph.ops), st.integers(op + 1, graph.ops)), max_size=2))
+        )
+        for op in graph.value_op
+    ]
+    order = computed(graph, retained)
+    plan = plan_as_given(graph, retained)
+    assert list(plan.computes) == order
+    held = verify(Problem(graph, ROOMY), plan)
+    sooner = verify(Problem(graph, ROOMY), plan_of(graph, order))
+    assert held.cost_ns == sooner.cost_ns
+    assert held.peak_bytes >= sooner.peak_bytes
+
+
+@SETTINGS
+@given(graph=graphs(most_ops=7, whole=False), data=st.data())
+def test_the_papers_memory_is_equations_2_to_5(graph: Graph, data: st.DataObject) -> None:
+    """On graphs as the paper's, with R and S as matrices and U by its recurrences."""
+    n = graph.ops
+    retained = [
+        merged(data.draw(st.lists(st.tuples(st.integers(op + 1, n - 1), st.integers(op + 1, n - 1)), max_size=2)))
+        if op < n - 1
+        else []
+        for op in range(n)
+    ]
+    s = [[any(a <= t <= b for a, b in retained[i]) for i in range(n)] for t in range(n)] + [[False] * n]
+    r = [[False] * n for _ in range(n)]
+    stage = 0
+    for op in computed(graph, retained):
+        r[stage][op] = True
+        stage += op == stage
+    used = []
+    for t in range(n):
+        u = graph.fixed_bytes + sum(graph.value_bytes[i] for i in range(n) if s[t][i])  # (2)
+        for k in range(t + 1):
+            u += graph.value_bytes[k] * r[t][k]  # (3)
+            used.append(u + graph.op_workspace_bytes[k] * r[t][k])
+            for i in sorted({*graph.op_inputs[k], k}):  # (4), (5)
+                later = any(r[t][j] for j in range(k + 1, t + 1) if i in graph.op_inputs[j])
+                u -= graph.value_bytes[i] * (r[t][k] and not later and not s[t + 1][i])
+    assert verify(Problem(graph, ROOMY), plan_as_given(graph, retained)).peak_bytes == max(used)
+
+
+@pytest.mark.parametrize("method", ["ap-sqrt", "chen-sqrt", "linearized-sqrt"])
+def test_freeing_is_an_option_of_the_baselines(method: str) -> None:
+    """Checkpoints that are held to the end cost memory where the last op is large, and no time."""
+    graph = replace(unit(16), value_bytes=(1,) * 31 + (20,))
+    sooner = solve(Problem(graph, ROOMY), method=method, max_gap=0)
+    held = solve(Problem(graph, ROOMY), method=method, max_gap=0, options={"freeing": "paper"})
+    assert sooner.cost_ns == held.cost_ns
+    assert sooner.peak_bytes is not None
+    assert held.peak_bytes is not None
+    assert held.peak_bytes > sooner.peak_bytes
+    with pytest.raises(InvalidData, match="freeing must be 'last-use' or 'paper', not 'late'"):
+        solve(Problem(graph, ROOMY), method=method, options={"freeing": "late"})
 
 
 def test_merged_runs() -> None:
@@ -279,6 +340,6 @@ def test_a_baseline_offers_nothing_once_it_is_cancelled() -> None:
     for polls in (0, 1):
         cancelled = After(polls)
         incumbent = Incumbent(Problem(graph, plain_peak(graph)), Deadline(None), cancelled=cancelled)
-        linearized_sqrt(incumbent)
+        BASELINES["linearized-sqrt"](incumbent)
         assert (incumbent.plan is None) == (polls == 0)
         assert cancelled.polls <= polls + 1

@@ -21,7 +21,7 @@ from remat_solver.blocks.table import BlockTable
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.kernels import loading
-from remat_solver.staged.trace import trace
+from remat_solver.trace import trace
 from solver.little import little_graph
 
 NETWORKS = ("gpt-3", "gpt-3-whole", "resnet-4", "resnet-4-whole", "densenet-8-whole", "vgg-8-whole", "unet-2", "tape-8")

@@ -158,8 +158,9 @@ def test_a_plan_refutes_a_restricted_bound_only_in_its_space(said: list[str]) ->
     incumbent.raise_bound(27, "unknown", ("a-space-of-tomorrow",))
     incumbent.offer(inside, "search")
     assert len(said) == 1
+    assert incumbent.known.within(("a-space-of-tomorrow",)) == 27
     answer = incumbent.answer("auto")
-    assert answer.restricted_to == ("a-space-of-tomorrow",)
+    assert answer.restricted_to == (), "of a plan outside of a space its bound says nothing"
     incumbent.nothing_within((ONE_PER_STAGE,), "None is there.")
     assert len(said) == 2
     assert not incumbent.exhausted

@@ -63,7 +63,7 @@ def test_checkmate_is_exact(engine: Engine, problem: Problem) -> None:
 
 
 @settings(QUICK, max_examples=80)
-@given(problem=problems(most_ops=6), switches=st.tuples(*[st.booleans()] * 6))
+@given(problem=problems(most_ops=6), switches=st.tuples(*[st.booleans()] * 5))
 def test_tight_is_exact_whatever_is_switched(engine: Engine, problem: Problem, switches: tuple[bool, ...]) -> None:
     formulation = tight(view_of(problem), reductions=Reductions(*switches))
     agrees(engine, problem, formulation, ONE_PER_STAGE)

@@ -14,7 +14,7 @@ from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
-from remat_solver.least import least_budget
+from remat_solver.methods.least import least_budget
 from remat_solver.staged.least import LeastProof
 from solver.brute import optimum
 from solver.little import little_graph

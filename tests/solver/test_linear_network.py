@@ -17,7 +17,7 @@ from remat_ir import Answer, Chain, Graph, Problem, Status, budget_at, graph_of,
 from remat_ir.plan import without_unread
 from remat_solver import solve, sweep
 from remat_solver.chain.network import linear_network
-from remat_solver.chain.persistent import Least, Persistent, Stages
+from remat_solver.chain.persistent import Least, Persistent, Stage, Stages
 from remat_solver.deadline import TimeUp
 from remat_solver.methods.structured import SOON
 from remat_solver.pairs import pair_need
@@ -75,22 +75,29 @@ def captured(seed: int, *, head: bool = False) -> Graph:
     return Graph(tuple(costs), tuple(inputs), tuple(value_op), tuple(sizes), keep=tuple(keep), backward_from=split)
 
 
+def onward(stage: Stage, first: bool) -> tuple[int, ...]:
+    """The ops of a stage's run for the value that leads on alone."""
+    return (stage.forward if first else stage.again).ops
+
+
 def schedules(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[int, ...]]:
     """All persistent schedules of stages s … t, by the recursion's words and without its memory."""
     if stages.nothing_after(s, t):
         yield ()
         return
-    run, back = stages.run_with_tape(s, t, joined).ops, stages.backward[s].ops
+    run, back = stages.run_with_tape(s, t, joined).ops, stages[s].backward.ops
     if s == t:
         yield run + back
     else:
         for rest in schedules(stages, s + 1, t, joined):
             yield run + rest + back
-    runs = stages.forward if t == stages.count else stages.again
+    last = t == stages.count
     for k in range(s + 1, t + 1):
-        before = tuple(op for stage in range(s, k) for op in runs[stage].ops)
+        before = tuple(
+            op for stage in range(s, k) for op in (stages[stage].forward if last else stages[stage].again).ops
+        )
         for after in schedules(stages, k, t, joined):
-            for there in (False, True) if stages.retaped[k - 1] is not None else (False,):
+            for there in (False, True) if stages[k - 1].retaped is not None else (False,):
                 for own in schedules(stages, s, k - 1, there):
                     yield before + after + own
 
@@ -100,22 +107,24 @@ def counted(stages: Stages, s: int, t: int, joined: bool) -> Iterator[tuple[tupl
     if stages.nothing_after(s, t):
         yield (), 0
         return
-    run, back = stages.run_with_tape(s, t, joined).ops, stages.backward[s].ops
+    run, back = stages.run_with_tape(s, t, joined).ops, stages[s].backward.ops
     need = stages.needed_with_tape(s, t, joined)
     if s == t:
         yield run + back, need
     else:
         for rest, peak in counted(stages, s + 1, t, joined):
-            yield run + rest + back, max(need, stages.tape[s] + peak)
+            yield run + rest + back, max(need, stages[s].tape_bytes + peak)
     first = t == stages.count
-    base = 0 if first else stages.held[t] + (stages.leads[t] if joined else 0)
+    base = 0 if first else stages[t].held_bytes + (stages[t].leads_bytes if joined else 0)
     for k in range(s + 1, t + 1):
-        before = tuple(op for stage in range(s, k) for op in (stages.forward if first else stages.again)[stage].ops)
+        before = tuple(
+            op for stage in range(s, k) for op in (stages[stage].forward if first else stages[stage].again).ops
+        )
         way = int(stages.highest(first=first)[s, k - 1]) + base
         for after, beyond in counted(stages, k, t, joined):
-            for there in (False, True) if stages.retaped[k - 1] is not None else (False,):
+            for there in (False, True) if stages[k - 1].retaped is not None else (False,):
                 for own, within in counted(stages, s, k - 1, there):
-                    yield before + after + own, max(way, stages.leads[k - 1] + beyond, within)
+                    yield before + after + own, max(way, stages[k - 1].leads_bytes + beyond, within)
 
 
 @pytest.mark.parametrize("head", [False, True])

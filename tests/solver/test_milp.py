@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from benchmarks.graphs.instances import instance
 
-from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, verify
+from remat_ir import Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE
+from remat_ir.working_set import working_set
 from remat_solver import solve
 from solver.brute import ANY_IN_STAGES, optimum
 from solver.brute import ONE_PER_STAGE as BRUTE_STAGES
-from solver.little import little_problems
+from solver.checkmate_pulp import paper_optimum
+from solver.little import little_graph, little_problems
 
 METHODS = ("milp", "milp-tight", "milp-forward")
 
@@ -180,3 +183,86 @@ def test_order_refuses_what_is_not_small() -> None:
     answer = solve(Problem(graph, 2), method="milp-order", time_limit_s=5, max_gap=0.0)
     assert answer.status is Status.NOTHING_FOUND
     assert "up to 40 ops" in answer.message
+
+
+def _some_problem(seed: int, ops: int) -> Problem:
+    """A little training step with one value an op, in a budget from the least that one op needs to the plain peak."""
+    graph = little_graph(seed, ops, rich=False)
+    least, most = working_set(graph).least_bytes, plain_peak(graph)
+    return Problem(graph, random.Random(seed).randint(least, max(least, (3 * least + most) // 4)))
+
+
+def _agree_with_the_papers_equations(seeds: range) -> int:
+    """Optimum, bound and want of a plan; how many problems have no plan in the program's space."""
+    empty = 0
+    for seed in seeds:
+        problem = _some_problem(seed, 6 + seed % 4)
+        expected = paper_optimum(problem)
+        answer = solve(problem, method="milp", max_gap=0.0, time_limit_s=60)
+        if expected is None:
+            empty += 1
+            assert (answer.status, answer.restricted_to) == (Status.NOTHING_FOUND, (ONE_PER_STAGE,)), seed
+        else:
+            assert (answer.status, answer.cost_ns, answer.bound_ns) == (Status.OPTIMAL, expected, expected), seed
+    return empty
+
+
+def test_agrees_with_the_papers_equations_written_apart() -> None:
+    _agree_with_the_papers_equations(range(24))
+
+
+@pytest.mark.slow
+def test_agrees_with_the_papers_equations_on_200_graphs() -> None:
+    assert 0 < _agree_with_the_papers_equations(range(1000, 1200)) < 100
+
+
+@pytest.mark.parametrize(("seed", "budget", "cheaper", "optimum_ns"), [(1531, 14, 41, 42), (1577, 34, 30, 35)])
+def test_a_cheaper_plan_from_outside_is_not_the_programs_optimum(
+    seed: int, budget: int, cheaper: int, optimum_ns: int
+) -> None:
+    problem = Problem(little_graph(seed, 8, rich=False), budget)
+    assert solve(problem, method="greedy").cost_ns == cheaper
+    assert paper_optimum(problem) == optimum_ns
+    for method in ("milp", "milp-tight"):
+        answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60)
+        assert (answer.status, answer.cost_ns, answer.bound_ns) == (Status.OPTIMAL, optimum_ns, optimum_ns)
+        assert answer.restricted_to == (ONE_PER_STAGE,)
+
+
+def test_an_empty_space_stays_empty_though_another_method_has_a_plan() -> None:
+    """Greedy's plan recomputes an op twice in a stage: it is named, and it is not the program's."""
+    problem = Problem(little_graph(218, 7, rich=False), 24)
+    greedy = solve(problem, method="greedy")
+    assert greedy.plan is not None
+    assert paper_optimum(problem) is None
+    for method in ("milp", "milp-tight"):
+        answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60)
+        assert (answer.status, answer.plan, answer.limit) == (Status.NOTHING_FOUND, None, None)
+        assert f"greedy has one, of {greedy.cost_ns} ns" in answer.message
+        # of a plan that was given nothing is said by the bound of a space that it is not in
+        given = solve(problem, method=method, max_gap=0.0, time_limit_s=60, start=greedy.plan)
+        assert (given.cost_ns, given.restricted_to) == (greedy.cost_ns, ())
+        assert "finds no plan with at most one recomputation" in given.message
+
+
+def test_out_of_time_a_linear_network_has_the_chain_programs_plan() -> None:
+    """Named as such, and no more expensive than the greedy plan."""
+    graph = chain(60, [i % 7 + 1 for i in range(120)], [i % 5 + 3 for i in range(120)])
+    problem = Problem(graph, budget_at(graph, 0.4))
+    rotor = solve(problem, method="rotor", time_limit_s=60)
+    for method, options in (("milp", {"memory_bytes": 1000}), ("lp-rounding", {"memory_bytes": 1000})):
+        answer = solve(problem, method=method, max_gap=0.0, time_limit_s=60, options=options)
+        assert (answer.limit, answer.cost_ns) == ("memory", rotor.cost_ns)
+        assert "chain program's (rotor)" in answer.message
+    late = solve(problem, method="milp", max_gap=0.0, time_limit_s=4)
+    assert late.limit == "time"
+    assert late.cost_ns is not None
+    assert rotor.cost_ns is not None
+    assert late.cost_ns <= rotor.cost_ns
+
+
+def test_out_of_memory_another_network_has_a_greedy_plan_named_as_such() -> None:
+    problem = Problem(little_graph(218, 7, rich=False), 24)
+    answer = solve(problem, method="milp", options={"memory_bytes": 1000})
+    assert (answer.status, answer.limit) == (Status.FEASIBLE, "memory")
+    assert "The plan is a greedy one" in answer.message

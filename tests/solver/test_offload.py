@@ -241,6 +241,16 @@ def test_the_hosts_limit_is_optimized() -> None:
     assert costs[-1] == free.cost_ns
 
 
+def test_an_input_that_may_leave_counts_for_the_hosts_limit() -> None:
+    """Rotor's plan, which comes first, is one of the chain whose input stays."""
+    chain = replace(linked_chain(8, seed=3, gigabytes_per_s=2), input_may_leave=True)
+    chain = replace(chain, host_bytes=sum(chain.tape_bytes) // 4)
+    problem = Problem(chain, budget_at(chain, 0.55))
+    answer = solve(problem, method="pofo", max_gap=0, options={"slots": 20})
+    assert answer.plan is not None
+    assert verify(problem, answer.plan).cost_ns == answer.cost_ns
+
+
 def test_auto_takes_the_link_into_account() -> None:
     chain = linked_chain(16, seed=6)
     problem = Problem(chain, budget_at(chain, 0.4))

@@ -18,9 +18,9 @@ from remat_ir.proof.certificate import Row
 from remat_ir.proof.rows import Relaxation
 from remat_ir.working_set import working_set
 from remat_solver.backends import Engine
-from remat_solver.certify.shorten import shortened
 from remat_solver.deadline import Deadline
 from remat_solver.program import Floats, Program
+from remat_solver.staged.shorten import shortened
 from solver.brute import optimum
 from solver.little import little_graph
 from solver.proof_rows import every_row, proof_of, random_covers, relaxation, relaxed

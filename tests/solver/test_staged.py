@@ -24,7 +24,6 @@ from remat_ir import (
     verify_answer,
 )
 from remat_ir.greedy import greedy_plan
-from remat_ir.restrictions import ONE_PER_STAGE
 from remat_ir.working_set import working_set
 from remat_solver import solve
 from remat_solver.array_view import view_of
@@ -32,14 +31,13 @@ from remat_solver.backends import Engine
 from remat_solver.deadline import Deadline
 from remat_solver.incumbent import Incumbent
 from remat_solver.methods.staged import polished
-from remat_solver.staged.apart import Switches
 from remat_solver.staged.prove import Proof
 from remat_solver.staged.realize import in_order, point
+from remat_solver.staged.refinement import ProofOptions
 from remat_solver.staged.rows import Rows, write
 from remat_solver.staged.scale import balance_of, balanced, scale_of
-from remat_solver.staged.trace import trace
+from remat_solver.trace import trace
 from solver.brute import FIXED_ORDER, optimum
-from solver.brute import ONE_PER_STAGE as RESTRICTED
 from solver.little import little_graph, little_problems, problems
 
 GRAPHS = Path(__file__).resolve().parent.parent / "graphs"
@@ -53,7 +51,7 @@ def engine() -> Iterator[Engine]:
 
 
 def prove(
-    problem: Problem, engine: Engine, switches: Switches | None = None, *, certify: bool = True
+    problem: Problem, engine: Engine, switches: ProofOptions | None = None, *, certify: bool = True
 ) -> tuple[Answer, list[Progress]]:
     news: list[Progress] = []
     incumbent = Incumbent(problem, Deadline(60), 0.0, news.append, certify=certify)
@@ -61,32 +59,24 @@ def prove(
     return incumbent.answer("staged"), news
 
 
-def agrees(problem: Problem, engine: Engine, switches: Switches | None = None, *, certify: bool = True) -> None:
-    """Every bound holds in its space, "optimal" is meant there, and infeasible is true; certificates prove them."""
+def agrees(problem: Problem, engine: Engine, switches: ProofOptions | None = None, *, certify: bool = True) -> None:
+    """Every bound holds, "optimal" and infeasible are true; certificates prove them."""
     free = optimum(problem, FIXED_ORDER).cost_ns
-    within = optimum(problem, RESTRICTED).cost_ns
     answer, news = prove(problem, engine, switches, certify=certify)
     proved = verify_answer(problem, answer)
     for one in news:
         if free is not None and one.whole_bound_ns is not None:
             assert one.whole_bound_ns <= free
-        if within is not None and one.bound_ns is not None:
-            assert one.bound_ns <= within
+        if free is not None and one.bound_ns is not None:
+            assert one.bound_ns <= free
     assert free is None or proved.bound_ns <= free
     if answer.status is Status.INFEASIBLE:
         assert proved.infeasible
         assert free is None
-    elif answer.status is Status.OPTIMAL and not answer.restricted_to:
+    elif answer.status is Status.OPTIMAL:
         assert answer.cost_ns == free
         assert not certify or proved.bound_ns == free
-    elif answer.status is Status.OPTIMAL:
-        assert answer.restricted_to == (ONE_PER_STAGE,)
-        assert within is None or answer.cost_ns is not None
-        assert within is None or answer.cost_ns <= within
-    else:
-        # it ran to its end without a plan: the restricted space holds none
-        assert answer.status is Status.NOTHING_FOUND
-        assert within is None
+    assert not answer.restricted_to
 
 
 @pytest.mark.parametrize("certify", [False, True])
@@ -97,11 +87,11 @@ def test_bounds_and_optima_agree_with_brute_force(engine: Engine, problem: Probl
     agrees(problem, engine, certify=certify)
 
 
-OFF = (Switches(linear=False), Switches(reruns=False), Switches(loose=False), Switches(nested=False))
+OFF = (ProofOptions(linear=False), ProofOptions(reruns=False), ProofOptions(loose=False), ProofOptions(nested=False))
 
 
-@pytest.mark.parametrize("switches", OFF, ids=lambda switches: str(switches)[9:-1].replace(", ", ","))
-def test_switches_change_the_pace_and_not_the_optimum(engine: Engine, switches: Switches) -> None:
+@pytest.mark.parametrize("switches", OFF, ids=lambda switches: str(switches)[13:-1].replace(", ", ","))
+def test_switches_change_the_pace_and_not_the_optimum(engine: Engine, switches: ProofOptions) -> None:
     for seed in (3, 8, 21, 34):
         for problem in little_problems(seed, 6, rich=seed % 2 == 0, budgets=3):
             agrees(problem, engine, switches)
@@ -188,23 +178,11 @@ def test_linear_programs_look_ahead_where_no_memory_is_broken(engine: Engine) ->
         proof._linear(engine)
         bounds[certify] = incumbent.bound_ns
         if not certify:
-            rows = proof.apart.rows
+            rows = proof.refinement.rows
             before = set(rows.cuts), list(rows.spans)
             assert rows.with_cut(max(rows.cuts) - 1) != rows
             assert (rows.cuts, rows.spans) == before
     assert bounds[True] > bounds[False] > graph.total_cost_ns
-
-
-def test_without_single_stages_everything_said_holds_in_the_whole_space(engine: Engine) -> None:
-    for seed in range(12):
-        for problem in little_problems(seed, 6, budgets=2):
-            best = optimum(problem, FIXED_ORDER).cost_ns
-            answer, news = prove(problem, engine, Switches(single=False))
-            assert not answer.restricted_to
-            if best is not None:
-                assert all(one.bound_ns is None or one.bound_ns <= best for one in news)
-            if answer.status is Status.OPTIMAL:
-                assert answer.cost_ns == best
 
 
 def known(name: str, fraction: float, percent: float, *, slow: bool = False) -> object:

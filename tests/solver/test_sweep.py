@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from drawn import graphs, linear_graphs
 from remat_ir import Answer, Graph, InvalidData, Problem, Status, budget_at, graph_of, plain_peak, verify, verify_answer
 from remat_ir.batch import BatchFamily, one_forward_pass_more
+from remat_solver import solve
 from remat_solver.batch import max_batch
 from remat_solver.bounds import least_need
 from remat_solver.sweep import Curve, sweep
@@ -197,6 +199,50 @@ def test_checkpoint_all_is_equation_ten() -> None:
     peak = plain_peak(CHAIN)
     found = max_batch(CHAIN, 1000, method="checkpoint-all")
     assert found.batch == (1000 - 10) // (peak - 10)
+
+
+@SETTINGS
+@given(graph=linear_graphs(most_layers=6), memory=st.integers(20, 400), freeing=st.sampled_from(["last-use", "paper"]))
+@pytest.mark.parametrize("method", ["linearized-greedy", "ap-sqrt", "griewank"])
+def test_a_baselines_largest_batch_is_equation_ten(method: str, graph: Graph, memory: int, freeing: str) -> None:
+    """One sample more, and no plan of the baseline is both cheap enough and small enough; at the batch one is."""
+    family = BatchFamily(graph, memory)
+    options = {} if method == "griewank" else {"freeing": freeing}
+    try:
+        found = max_batch(graph, memory, method=method, options=options)
+    except InvalidData:  # nothing grows
+        return
+    most = one_forward_pass_more(graph)
+
+    def possible(size: int) -> bool:
+        cost = solve(family.at(size), method=method, max_gap=0, options=options).cost_ns
+        return cost is not None and cost <= most
+
+    assert not possible(found.batch + 1)
+    assert found.batch == 0 or possible(found.batch)
+    if found.answer is not None:
+        assert found.answer.plan is not None
+        verify(Problem(family.scaled(found.batch), memory), found.answer.plan)
+
+
+@pytest.mark.parametrize(
+    ("network", "method", "sizes"), [("vgg19", "linearized-greedy", (289, 272)), ("segnet", "ap-greedy", (60, 50))]
+)
+def test_largest_batches_of_the_papers_networks(network: str, method: str, sizes: tuple[int, int]) -> None:
+    """In 16 GB, the input not counted: with values freed after their last use, and as the paper counts."""
+    graph = training_graph(ARCHITECTURES[network](), 1)
+    subject = graph.with_fixed(graph.fixed_bytes - 4 * prod(ARCHITECTURES[network]().shape))
+    told = [max_batch(subject, 16 * 10**9, method=method, options={"freeing": each}) for each in ("last-use", "paper")]
+    assert tuple(found.batch for found in told) == sizes
+
+
+@pytest.mark.slow
+def test_largest_batches_of_resnet50() -> None:
+    graph = training_graph(ARCHITECTURES["resnet50"](), 1)
+    image = 4 * prod(ARCHITECTURES["resnet50"]().shape)
+    for memory, grows, size in ((16 * 2**30, image, 506), (16 * 10**9, image, 471), (16 * 10**9, 0, 479)):
+        subject = graph if grows else graph.with_fixed(graph.fixed_bytes - image)
+        assert max_batch(subject, memory, batch_bytes=grows, method="linearized-greedy").batch == size
 
 
 def test_batches_refused() -> None:

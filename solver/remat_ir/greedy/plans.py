@@ -68,7 +68,7 @@ def greedy_plans(
 def _orders(
     graph: Graph, budget_bytes: int, stop: Callable[[], bool], tries: int, failures: int, skip: int, patient: bool
 ) -> Iterator[list[int]]:
-    if not skip:
+    if not skip and (patient or not stop()):
         again = checkpointed(graph)
         if peak_of(graph, again) <= budget_bytes:
             yield list(again.computes)
@@ -97,7 +97,7 @@ def least_memory(
     the rules that are tried in each round. `above_bytes`, a limit that walks were not inside of, is looked no further.
     """
     low, plan = working_set(graph).least_bytes if above_bytes is None else above_bytes + 1, plain_plan(graph)
-    high = peak_of(graph, plan)
+    high = plain_peak(graph)
     for number in range(rounds):
         if low >= high or stop():
             break

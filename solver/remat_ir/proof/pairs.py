@@ -27,7 +27,6 @@ class PairCheck:
         self._optional, self._keep = frozenset(graph.optional), frozenset(graph.keep)
         made = (sum(graph.value_bytes[v] for v in values if v in self._keep) for values in graph.op_values)
         self._kept_before = (0, *accumulate(made))
-        self._first_needs = first_needs(graph)
         self._steps = 0
 
     def together(self, u: int, v: int) -> bool:
@@ -59,7 +58,7 @@ class PairCheck:
 
     def need_of_first(self, op: int) -> int:
         """Bytes while an op is first computed, with kept values and those that cannot be made after it."""
-        return self._first_needs[op]
+        return self.graph.first_needs[op]
 
     def _own(self, op: int) -> int:
         graph = self.graph
@@ -75,27 +74,6 @@ class PairCheck:
         return any(not self.together(v, other) for v in (other, *self.graph.op_inputs[op]))
 
 
-def first_needs(graph: Graph) -> list[int]:
-    """[n] bytes while each op is first computed: what it reads, makes and works with; kept values of ops before; and
-    values of ops before that cannot be made again and that an op after reads. With a link these may be on the host.
-    """
-    size, keep = graph.value_bytes, frozenset(graph.keep)
-    born, own = [0] * (graph.ops + 1), list(graph.op_workspace_bytes)
-    for op, inputs in enumerate(graph.op_inputs):
-        own[op] += sum(size[v] for v in (*(v for v in inputs if v not in keep), *graph.op_always[op]))
-    for value, maker in enumerate(graph.value_op):
-        readers = graph.users[value]
-        start, end = max(maker + 1, graph.last_stage[maker]), max(readers, default=-1)
-        if value in keep:
-            born[maker + 1] += size[value]
-        elif graph.link is None and start < end:
-            born[start] += size[value]
-            born[end] -= size[value]
-            for op in readers:
-                own[op] -= size[value] if start <= op < end else 0
-    return [need + held for need, held in zip(own, accumulate(born[: graph.ops]), strict=True)]
-
-
 def certain_need(subject: Subject) -> int:
     """Bytes, fixed ones included, that every plan needs for what a single op needs alone, which takes no certificate.
 
@@ -105,7 +83,7 @@ def certain_need(subject: Subject) -> int:
     graph = subject.to_graph() if isinstance(subject, Chain) else subject
     if not isinstance(graph, Graph):
         return 0
-    return max(first_needs(graph)) + (subject.staying_bytes if isinstance(subject, Chain) else graph.fixed_bytes)
+    return max(graph.first_needs) + (subject.staying_bytes if isinstance(subject, Chain) else graph.fixed_bytes)
 
 
 def check_pairs(check: PairCheck) -> None:

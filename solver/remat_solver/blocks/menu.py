@@ -11,7 +11,7 @@ from remat_ir.working_set import working_set
 
 from ..array_view import view_of
 from ..search import Search
-from ..staged.trace import trace
+from ..trace import trace
 from .block import Block
 
 _LEVELS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)

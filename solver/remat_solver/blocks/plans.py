@@ -8,8 +8,9 @@ from remat_ir import Graph, plan_of
 from remat_ir.plan import permitted, without_unread
 
 from ..array_view import ArrayView, view_of
+from ..deadline import TimeUp
 from ..incumbent import Incumbent
-from ..staged.trace import Trace, trace
+from ..trace import Trace, trace
 from .block import Block
 from .kernel import NEVER
 from .menu import Menu, menu_of
@@ -45,7 +46,10 @@ def plans_by_blocks(
     segments = segments_of(problem.graph)
     if segments is None or segments.count < _FEWEST:
         return False
-    segments, blocks = joined(segments, MOST_SEGMENTS)
+    try:
+        segments, blocks = joined(segments, MOST_SEGMENTS, incumbent.stopped)
+    except TimeUp:
+        return True
     if max(block.graph.ops for block in blocks) > max(32, problem.graph.ops // 2):
         return False
     menus = menus_of(blocks, stopped=incumbent.stopped)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
+from ..deadline import look, never
 from .block import Block, block_of
 from .segments import Segments, with_ends
 
@@ -19,16 +20,18 @@ class Run(NamedTuple):
     times: int
 
 
-def runs_of(kinds: Sequence[Hashable]) -> list[Run]:
+def runs_of(kinds: Sequence[Hashable], stop: Callable[[], bool] = never) -> list[Run]:
     """The repeated stretches of a sequence, from left to right, each as far as it goes with its shortest period.
 
     Stretches do not overlap; of those that begin at one place the longest is taken. O(length · longest period).
+    Where `stop` says so, `TimeUp` is raised.
     """
     count = len(kinds)
     # reach[p][i]: how many entries from i on equal the entry p later
     most = min(_LONGEST_PERIOD, count // 2)
     reach = [[0] * (count + 1) for _ in range(most + 1)]
     for period in range(1, most + 1):
+        look(stop)
         row = reach[period]
         for i in range(count - period - 1, -1, -1):
             row[i] = row[i + 1] + 1 if kinds[i] == kinds[i + period] else 0
@@ -46,29 +49,38 @@ def runs_of(kinds: Sequence[Hashable]) -> list[Run]:
     return found
 
 
-def joined(segments: Segments, most: int) -> tuple[Segments, list[Block]]:
+def joined(segments: Segments, most: int, stop: Callable[[], bool] = never) -> tuple[Segments, list[Block]]:
     """At most about `most` segments, made by joining neighbours, and their blocks; inside runs, by whole periods.
 
     So repeats stay repeats: a run of 330 pairs of equal segments becomes 165 pairs of pairs, of one kind.
+    Where `stop` says so, `TimeUp` is raised.
     """
-    blocks = [block_of(segments, i) for i in range(segments.count)]
+    blocks = _blocks(segments, stop)
     while segments.count > most:
-        runs = {run.start: run for run in runs_of(blocks)}
+        runs = {run.start: run for run in runs_of(blocks, stop)}
         ends: list[int] = []
         i = 0
         while i < segments.count:
             run = runs.get(i)
             if run is None:
-                width, stop = (1 if any(start == i + 1 for start in runs) else 2), i + 1
+                width, beyond = (1 if i + 1 in runs else 2), i + 1
             else:
                 # one period at a time first, then two of them
                 width = run.period if run.period > 1 else 2
-                stop = i + run.period * run.times
-            while i < stop:
-                i = min(i + width, segments.count) if run is None else min(i + width, stop)
+                beyond = i + run.period * run.times
+            while i < beyond:
+                i = min(i + width, segments.count) if run is None else min(i + width, beyond)
                 ends.append(segments.ends[i - 1])
         if len(ends) == segments.count:
             break
         segments = with_ends(segments.graph, tuple(ends))
-        blocks = [block_of(segments, i) for i in range(segments.count)]
+        blocks = _blocks(segments, stop)
     return segments, blocks
+
+
+def _blocks(segments: Segments, stop: Callable[[], bool]) -> list[Block]:
+    blocks: list[Block] = []
+    for i in range(segments.count):
+        look(stop)
+        blocks.append(block_of(segments, i))
+    return blocks

@@ -12,8 +12,6 @@ from remat_ir.plan import without_unread
 from remat_ir.restrictions import CHAIN_STAGES
 from remat_ir.working_set import pinned_ops
 
-from ..reduction import Reduction
-
 LONG_LIVED = 0.3
 """Share of the forward ops that a value may outlive before it is one that stays: masks, positions."""
 SMALL = 0.02
@@ -21,7 +19,7 @@ SMALL = 0.02
 
 
 @dataclass(frozen=True)
-class LinearNetwork(Reduction[Sequence[int]]):
+class LinearNetwork:
     """A training graph as stages 0 … L−1, each with forward ops and the backward ops that read its tape.
 
     Forward ops of later stages read one value of earlier ones, the joint, and values that stay: those that no op may

@@ -39,75 +39,104 @@ class Run:
     peak_bytes: int
 
 
-class Stages:
-    """What a linear network's stages cost and need, by replay; stages are counted from 1 as in the paper.
-
-    Where `stop` says so, their making is left, by `TimeUp`.
+@dataclass(frozen=True)
+class Stage:
+    """What one stage t costs and needs, by replay.
 
     Attributes:
-        forward, taped: [L+1] a stage's run for the value that leads on alone, or with its tape, the first time.
-        again, taped_again: [L+1] the same later, when only what is read is computed.
-        retaped: [L+1] its tape made anew where the value that leads on is there; None where that value would be, too.
-        backward: [L+1] its backward part.
-        leads, tape: [L+1] bytes of the value that leads on from a stage, and of its tape with that.
-        staying_first: [L+1] bytes of values that stay, as a stage runs for the first time.
-        held: [L+1] bytes that stay or come from later backward parts, while stages up to t are run again.
-        staying: [L+1] those of them that the backward part of stage t does not read or make itself.
+        forward, taped: its run for the value that leads on alone, or with its tape, the first time.
+        again, taped_again: the same later, when only what is read is computed.
+        retaped: its tape made anew where the value that leads on is there; None where that value would be, too.
+        backward: its backward part.
+        leads_bytes, tape_bytes: the value that leads on, and its tape with that.
+        staying_first_bytes: values that stay, as it runs for the first time.
+        held_bytes: what stays or comes from later backward parts, while stages up to t are run again.
+        staying_bytes: what of that its backward part does not read or make itself.
+    """
+
+    forward: Run
+    taped: Run
+    again: Run
+    taped_again: Run
+    retaped: Run | None
+    backward: Run
+    leads_bytes: int
+    tape_bytes: int
+    staying_first_bytes: int
+    held_bytes: int
+    staying_bytes: int
+
+
+class Stages:
+    """What a linear network's stages cost and need: `stages[t]`, counted from 1 as in the paper.
+
+    Where `stop` says so, their making is left, by `TimeUp`.
     """
 
     def __init__(self, network: LinearNetwork, stop: Callable[[], bool] = never) -> None:
         self.network = network
-        count, graph = network.stages, network.graph
-        self.count = count
+        self.count, graph = network.stages, network.graph
         first = network.forward[-1].stop
         part = [0] * graph.ops
-        for stage in range(count):
+        for stage in range(self.count):
             for op in (*network.forward[stage], *network.backward[stage]):
                 part[op] = stage + 1
-        keep = frozenset(graph.keep)
-        none = Run((), 0, 0)
-        after_first, after_again = [none] * (count + 1), [none] * (count + 1)
-        self.forward, self.taped, self.again, self.taped_again = ([none] * (count + 1) for _ in range(4))
-        self.backward = [none] * (count + 1)
-        self.retaped: list[Run | None] = [None] * (count + 1)
-        self.leads, self.tape = [0] * (count + 1), [0] * (count + 1)
-        self.staying_first, self.held, self.staying = ([0] * (count + 1) for _ in range(3))
         gradients = [v for v, op in enumerate(graph.value_op) if op >= first]
         # stages after this one have no backward part: whatever is run again for them comes before the first backward op
         head = part[first]
-        for t in range(1, count + 1):
+        self._stages: list[Stage] = []
+        after_first: list[int] = []  # peaks of runs that free what leads in
+        after_again: list[int] = []
+        for t in range(1, self.count + 1):
             if stop():
                 raise TimeUp
-            ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
-            tape = network.tapes[t - 1] | leads
-            self.leads[t], self.tape[t] = network.bytes_of(leads), network.bytes_of(tape)
-            self.forward[t], self.taped[t] = self._run(ops, leads, first=True), self._run(ops, tape, first=True)
-            self.again[t] = self._run(network.needed(t - 1, leads, before), leads)
-            self.taped_again[t] = self._run(network.needed(t - 1, tape, before), tape)
-            anew = network.needed(t - 1, tape, before | leads)
-            if not any(graph.value_op[v] in anew for v in leads):
-                self.retaped[t] = self._run(anew, tape, given=leads)
-            incoming = [v for v in gradients if part[graph.value_op[v]] > t and _last_part(graph.users[v], part) <= t]
-            crossing = frozenset(v for v in incoming if v not in keep)
-            kept = network.bytes_of(v for v in gradients if v in keep and part[graph.value_op[v]] > t)
-            leaving = frozenset(
-                v for v in gradients if part[graph.value_op[v]] >= t and _last_part(graph.users[v], part) < t
-            )
-            stay = network.bytes_of(v for v in network.stays if v in keep or any(part[u] <= t for u in graph.users[v]))
-            passed = network.passed if t >= head else frozenset()
-            self.held[t] = stay + kept + network.bytes_of(crossing | passed)
-            self.staying[t] = stay + kept
-            self.backward[t] = self._run(network.backward[t - 1], leaving | keep, given=tape | crossing | passed)
-            self.staying_first[t] = network.bytes_of(
+            made = self._stage(t, part, gradients, network.passed if t >= head else frozenset())
+            self._stages.append(made)
+            before, leads = network.leads(t - 2), network.leads(t - 1)
+            following = self._run(network.forward[t - 1], leads, before, first=True)
+            after_first.append(following.peak_bytes + made.staying_first_bytes)
+            after_again.append(self._run(made.again.ops, leads, before).peak_bytes)
+        self._parts = [0, *itertools.accumulate(len(made.backward.ops) for made in self._stages)]
+        alone = [made.forward.peak_bytes + made.staying_first_bytes for made in self._stages]
+        self._highest_first = self._highest(alone, after_first)
+        self._highest_again = self._highest([made.again.peak_bytes for made in self._stages], after_again)
+
+    def __getitem__(self, t: int) -> Stage:
+        """Stage t, from 1 on."""
+        return self._stages[t - 1]
+
+    def _stage(self, t: int, part: Sequence[int], gradients: Iterable[int], passed: frozenset[int]) -> Stage:
+        """Stage t; `part` has the stage of each op, `passed` what stays until the backward pass begins."""
+        network, graph = self.network, self.network.graph
+        keep = frozenset(graph.keep)
+        ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
+        tape = network.tapes[t - 1] | leads
+        anew = network.needed(t - 1, tape, before | leads)
+        from_later = [v for v in gradients if part[graph.value_op[v]] > t]
+        crossing = frozenset(v for v in from_later if v not in keep and _last_part(graph.users[v], part) <= t)
+        leaving = frozenset(
+            v for v in gradients if part[graph.value_op[v]] >= t and _last_part(graph.users[v], part) < t
+        )
+        staying = network.bytes_of(v for v in network.stays if v in keep or any(part[u] <= t for u in graph.users[v]))
+        staying += network.bytes_of(v for v in from_later if v in keep)
+        there = tape | crossing | passed
+        return Stage(
+            forward=self._run(ops, leads, first=True),
+            taped=self._run(ops, tape, first=True),
+            again=self._run(network.needed(t - 1, leads, before), leads),
+            taped_again=self._run(network.needed(t - 1, tape, before), tape),
+            retaped=None if any(graph.value_op[v] in anew for v in leads) else self._run(anew, tape, given=leads),
+            backward=self._run(network.backward[t - 1], leaving | keep, given=there),
+            leads_bytes=network.bytes_of(leads),
+            tape_bytes=network.bytes_of(tape),
+            staying_first_bytes=network.bytes_of(
                 v
                 for v in (*network.stays, *network.passed)
                 if graph.value_op[v] < ops.start and v not in before and (v in keep or graph.users[v][-1] >= ops.start)
-            )
-            after_first[t] = self._run(ops, leads, before, first=True)
-            after_again[t] = self._run(self.again[t].ops, leads, before)
-        self._parts = list(itertools.accumulate(len(run.ops) for run in self.backward))
-        self._highest_first = self._highest(self.forward, after_first, self.staying_first)
-        self._highest_again = self._highest(self.again, after_again, [0] * (count + 1))
+            ),
+            held_bytes=staying + network.bytes_of(crossing | passed),
+            staying_bytes=staying,
+        )
 
     def _run(
         self, ops: Sequence[int], retained: Collection[int], given: Iterable[int] = (), *, first: bool = False
@@ -138,32 +167,33 @@ class Stages:
         """Whether stages s … t have no backward part, so that nothing of them is run again."""
         return t < self.count and self._parts[t] == self._parts[s - 1]
 
+    def held_bytes(self, t: int, joined: bool) -> int:
+        """What is there for others while stages up to t run; with what leads on from t where that is `joined`."""
+        return 0 if t == self.count else self[t].held_bytes + (self[t].leads_bytes if joined else 0)
+
     def run_with_tape(self, s: int, t: int, joined: bool) -> Run:
         """The run of s that keeps its tape, before s + 1 … t follow; `joined` where what leads on from t is there."""
         if t == self.count:
-            return self.taped[s]
-        anew = self.retaped[s] if joined and s == t else None
-        return self.taped_again[s] if anew is None else anew
+            return self[s].taped
+        anew = self[s].retaped if joined and s == t else None
+        return self[s].taped_again if anew is None else anew
 
     def needed_with_tape(self, s: int, t: int, joined: bool) -> int:
         """The bytes that this run and the backward part of s need, beyond the value that leads into s."""
-        base = self.staying_first[s] if t == self.count else self.held[t]
-        own = self.leads[t] if joined and s < t else 0
+        stage = self[s]
+        base = stage.staying_first_bytes if t == self.count else self.held_bytes(t, joined and s < t)
         run = self.run_with_tape(s, t, joined)
-        return max(run.peak_bytes + base + own, self.staying[s] + self.backward[s].peak_bytes)
+        return max(run.peak_bytes + base, stage.staying_bytes + stage.backward.peak_bytes)
 
     def highest(self, *, first: bool) -> Array:
         """[L+1, L+1] the most that running stages s … t one after the other needs, beyond what leads into s."""
         return self._highest_first if first else self._highest_again
 
-    def _highest(self, alone: Sequence[Run], after: Sequence[Run], staying: Sequence[int]) -> Array:
+    def _highest(self, alone: Sequence[int], after: Sequence[int]) -> Array:
+        """From the peak of each stage that begins, and of each that follows another."""
         found = np.zeros((self.count + 1, self.count + 1), np.int64)
-        own, freed = (
-            np.array([run.peak_bytes + more for run, more in zip(runs, staying, strict=True)], np.int64)
-            for runs in (alone, after)
-        )
         for s in range(1, self.count + 1):
-            found[s, s:] = np.maximum.accumulate(np.concatenate((own[s : s + 1], freed[s + 1 :])))
+            found[s, s:] = np.maximum.accumulate(np.array((alone[s - 1], *after[s:]), np.int64))
         return found
 
 
@@ -194,8 +224,10 @@ class Persistent:
         available = max(0, budget_bytes - stages.network.graph.fixed_bytes)
         self.unit = max(1, -(-available // slots))
         self._room = np.arange(available // self.unit + 1)
-        self._tape, self._leads = (np.array(sizes, np.int64) // self.unit for sizes in (stages.tape, stages.leads))
-        self._reruns = np.cumsum([run.cost_ns for run in stages.again])
+        each = [stages[t] for t in range(1, count + 1)]
+        self._tape = np.array([0, *(stage.tape_bytes for stage in each)], np.int64) // self.unit
+        self._leads = np.array([0, *(stage.leads_bytes for stage in each)], np.int64) // self.unit
+        self._reruns = np.cumsum([0, *(stage.again.cost_ns for stage in each)])
         shape = (count + 2, count + 2, len(self._room))
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         self.added_ns: int | None = None
@@ -206,7 +238,7 @@ class Persistent:
             shifted = {joined: np.full((count + 2, len(self._room)), NEVER, np.int64) for joined in (False, True)}
             for s in range(t, 0, -1):
                 for joined, costs in ((False, self.c), (True, self.d)):
-                    if joined and (t == count or stages.retaped[t] is None):
+                    if joined and (t == count or stages[t].retaped is None):
                         continue
                     costs[s, t] = self._options(s, t, joined, shifted[joined]).min(axis=0)
                     shift = int(self._leads[s - 1])
@@ -243,7 +275,7 @@ class Persistent:
         self._with_tape(s, t, joined, found[0])
         if s == t:
             return found
-        base = 0 if last else stages.held[t] + (stages.leads[t] if joined else 0)
+        base = stages.held_bytes(t, joined)
         split = np.minimum(self.c[s, s:t], self.d[s, s:t]) + shifted[s + 1 : t + 1]
         if not last:
             split += (self._reruns[s:t] - self._reruns[s - 1])[:, None]
@@ -304,7 +336,7 @@ class Least:
                 return
             for s in range(t, 0, -1):
                 self.c[s, t] = self._options(s, t, joined=False).min()
-                if t < stages.count and stages.retaped[t] is not None:
+                if t < stages.count and stages[t].retaped is not None:
                     self.d[s, t] = self._options(s, t, joined=True).min()
 
     @property
@@ -328,11 +360,11 @@ class Least:
             return np.zeros(1, np.int64)
         taped = stages.needed_with_tape(s, t, joined)
         if s < t:
-            taped = max(taped, stages.tape[s] + int(rest[s + 1, t])) if self.tapes else NEVER
+            taped = max(taped, stages[s].tape_bytes + int(rest[s + 1, t])) if self.tapes else NEVER
         last = t == stages.count
-        base = 0 if last else stages.held[t] + (stages.leads[t] if joined else 0)
+        base = stages.held_bytes(t, joined)
         left = np.minimum(self.c[s, s:t], self.d[s, s:t])
-        leads = np.array(stages.leads[s:t], np.int64)
+        leads = np.array([stages[k].leads_bytes for k in range(s, t)], np.int64)
         split = np.maximum(stages.highest(first=last)[s, s:t] + base, np.maximum(leads + rest[s + 1 : t + 1, t], left))
         return np.concatenate((np.array([taped], np.int64), split))
 
@@ -349,7 +381,7 @@ def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
     while todo:
         item = todo.pop()
         if isinstance(item, int):
-            found += stages.backward[item].ops
+            found += stages[item].backward.ops
             continue
         s, t, joined, room = item
         if stages.nothing_after(s, t):
@@ -363,7 +395,7 @@ def _schedule(stages: Stages, choose: Choose, room: int) -> list[int]:
             continue
         k = s + choice
         for stage in range(s, k):
-            found += (stages.forward if t == count else stages.again)[stage].ops
+            found += (stages[stage].forward if t == count else stages[stage].again).ops
         todo += ((s, k - 1, there, before), (k, t, joined, after))
     return found
 

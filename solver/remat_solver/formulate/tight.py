@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..array_view import ArrayView, Ids
+from ..array_view import ArrayView
 from ..deadline import never
 from ..program import Booleans, Builder, Floats, Term
 from .columns import Columns, add_keeping_needs_computing, filled, stage_columns
@@ -38,8 +38,6 @@ class Reductions:
         reach: nothing is retained or recomputed that no op still to come depends on.
         exclusive: no value is retained into a stage that computes its op again.
         pinned: values of ops that may not run any more stay until their last use.
-        useful: what is retained or recomputed is used in the stage or retained by it. More rows for the same LP bound,
-            at times a faster proof and at times a slower one: off.
         frontier: the memory at each first computation once more as one knapsack row, from which engines cut covers:
             about twice as fast.
     """
@@ -48,7 +46,6 @@ class Reductions:
     reach: bool = True
     exclusive: bool = True
     pinned: bool = True
-    useful: bool = False
     frontier: bool = True
 
 
@@ -93,8 +90,6 @@ def _tight(
     add_keeping_needs_computing(builder, columns, view)
     if reductions.exclusive:
         add_exclusive(builder, columns, view)
-    if reductions.useful:
-        add_useful(builder, columns, view)
     memory = add_memory(builder, columns, view, stage_of, held)
     if reductions.frontier:
         add_frontier_memory(builder, columns, view, stage_of)
@@ -172,41 +167,4 @@ def add_exclusive(builder: Builder, columns: Columns, view: ArrayView) -> None:
         len(value),
         [Term(each, maker[stage, value]), Term(each, columns.retain[stage, value])],
         upper=np.ones(len(value)),
-    )
-
-
-def add_useful(builder: Builder, columns: Columns, view: ArrayView) -> None:
-    """What is retained into a stage, or recomputed in it, is read in it or retained by it.
-
-    S[s,v] ≤ S[s+1,v] + Σ R[s,j] over the readers j of v; R[s,i] ≤ the sum of that over the values of i, unless this is
-    its first computation. Exact: what is not so can be left out, and costs and holds less.
-    """
-    stage, value = np.nonzero(columns.retain[:-1] >= 0)
-    _add_used(builder, columns, view, columns.retain[:-1], stage, value, np.arange(view.values))
-    first = np.zeros(columns.compute.shape, dtype=np.bool_)
-    first[columns.compute >= 0] = builder.lower_of(columns.compute[columns.compute >= 0]) > 0
-    stage, op = np.nonzero((columns.compute >= 0) & ~first)
-    _add_used(builder, columns, view, columns.compute, stage, op, view.maker)
-
-
-def _add_used(
-    builder: Builder, columns: Columns, view: ArrayView, subject: Ids, stage: Ids, thing: Ids, owner: Ids
-) -> None:
-    """Rows subject[stage, thing] ≤ Σ over the values v with owner[v] = thing of S[s+1,v] and R of v's readers."""
-    number = np.full(subject.shape, -1, dtype=np.int64)
-    number[stage, thing] = np.arange(len(thing))
-    value_row = number[:, owner]
-    after = columns.retain[1:]
-    retained = np.nonzero((value_row >= 0) & (after >= 0))
-    use_row = value_row[:, view.uses.value]
-    reader = columns.compute[:, view.uses.op]
-    read = np.nonzero((use_row >= 0) & (reader >= 0))
-    builder.add_rows(
-        len(thing),
-        [
-            Term(np.arange(len(thing)), subject[stage, thing]),
-            Term(value_row[retained], after[retained], -1.0),
-            Term(use_row[read], reader[read], -1.0),
-        ],
-        upper=np.zeros(len(thing)),
     )

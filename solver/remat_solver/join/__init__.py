@@ -1,18 +1,14 @@
 """Join networks in memory slots: the optimal dynamic program, its schedules, and the equivalent chain as a baseline."""
 
 from .equivalent import equivalent_plan
-from .homogenized import Homogenized, homogenized_plan, offer_homogenized
 from .method import equiv_chain, join
 from .table import JoinTable, chain_steps, states
 
 __all__ = [
-    "Homogenized",
     "JoinTable",
     "chain_steps",
     "equiv_chain",
     "equivalent_plan",
-    "homogenized_plan",
     "join",
-    "offer_homogenized",
     "states",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from remat_ir import JoinPlan
 
 from .._numba import kernel
+from ..deadline import look, never
 from .table import NEVER, Segment, canonical_plan, chain_steps
 
 Array = Any
@@ -22,20 +23,16 @@ _MOST_ORDERS = 24
 
 
 @kernel(nogil=True)
-def _fill_branch(table: Array, cut: Array, chain: Array, slots: int, others: int, length: int) -> None:
-    """From [checkpoints, steps left] with all steps left to those with none: each segment is one checkpoint more."""
-    for t in range(table.shape[0] - 1):
-        free = slots - t - others
-        if free < 2:
-            break
-        for left in range(length, 0, -1):
-            if table[t, left] >= NEVER:
-                continue
-            for i in range(1, left + 1):
-                cost = table[t, left] + i + chain[free, i - 1]
-                if cost < table[t + 1, left - i]:
-                    table[t + 1, left - i] = cost
-                    cut[t + 1, left - i] = i
+def _fill_branch(table: Array, cut: Array, chain: Array, t: int, free: int, length: int) -> None:
+    """From [t checkpoints, steps left] to one more: each segment is one."""
+    for left in range(length, 0, -1):
+        if table[t, left] >= NEVER:
+            continue
+        for i in range(1, left + 1):
+            cost = table[t, left] + i + chain[free, i - 1]
+            if cost < table[t + 1, left - i]:
+                table[t + 1, left - i] = cost
+                cut[t + 1, left - i] = i
 
 
 class Contiguous:
@@ -47,12 +44,17 @@ class Contiguous:
     Args:
         lengths, stays: of the join: ℓ and b.
         slots: c.
+
+    Raises:
+        TimeUp: `stop`, which is asked all the time, said so; `plan` raises it, too.
     """
 
-    def __init__(self, lengths: tuple[int, ...], slots: int, stays: Sequence[bool]) -> None:
+    def __init__(
+        self, lengths: tuple[int, ...], slots: int, stays: Sequence[bool], stop: Callable[[], bool] = never
+    ) -> None:
         self.lengths, self.stays = lengths, tuple(stays)
         self.slots = min(slots, sum(lengths) + len(lengths) + 1)
-        self._chain = chain_steps(max(lengths), self.slots + 1)
+        self._chain, self._stop = chain_steps(max(lengths), self.slots + 1, stop), stop
 
     @staticmethod
     def work(lengths: tuple[int, ...], slots: int) -> float:
@@ -83,7 +85,10 @@ class Contiguous:
             length, others = self.lengths[branch], kept - self.stays[branch]
             table, cut = np.full((most + 1, length + 1), NEVER, np.int64), np.zeros((most + 1, length + 1), np.int64)
             table[:, length] = begin
-            _fill_branch(table, cut, self._chain, self.slots, others, length)
+            # a segment needs two slots that are free
+            for t in range(min(most, self.slots - others - 1)):
+                look(self._stop)
+                _fill_branch(table, cut, self._chain, t, self.slots - t - others, length)
             tables.append((branch, others, cut))
             begin, kept = table[:, 0].copy(), others + 1
         t = int(np.argmin(begin))
@@ -121,33 +126,36 @@ def _orders(lengths: tuple[int, ...], stays: Sequence[bool]) -> Iterator[tuple[i
 
 
 @kernel(nogil=True)
-def _fill_relaxed(table: Array, chain: Array, slots: int, branches: int, most_kept: int, longest: int) -> None:
-    """[checkpoints, kept, steps left] the least cost to go, checkpoints descending."""
-    for t in range(table.shape[0] - 1, -1, -1):
-        for kept in range(most_kept + 1):
-            for left in range(table.shape[2]):
-                best = NEVER
-                if left == 0:
-                    best = 0 if slots - t >= branches and kept == most_kept else NEVER
-                elif t + 1 < table.shape[0]:
-                    for fresh in range(2):
-                        if (fresh and kept == most_kept) or (not fresh and kept == 0):
-                            continue
-                        free = slots - t - kept + 1 - fresh
-                        if free < 2:
-                            continue
-                        for i in range(1, min(longest, left) + 1):
-                            rest = table[t + 1, kept + fresh, left - i]
-                            if rest < NEVER:
-                                best = min(best, rest + i + chain[free, i - 1])
-                table[t, kept, left] = best
+def _fill_relaxed(
+    table: Array, chain: Array, t: int, kept: int, slots: int, branches: int, most_kept: int, longest: int
+) -> None:
+    """[t checkpoints, kept, steps left] the least cost to go; what has a checkpoint more must be there."""
+    for left in range(table.shape[2]):
+        best = NEVER
+        if left == 0:
+            best = 0 if slots - t >= branches and kept == most_kept else NEVER
+        elif t + 1 < table.shape[0]:
+            for fresh in range(2):
+                if (fresh and kept == most_kept) or (not fresh and kept == 0):
+                    continue
+                free = slots - t - kept + 1 - fresh
+                if free < 2:
+                    continue
+                for i in range(1, min(longest, left) + 1):
+                    rest = table[t + 1, kept + fresh, left - i]
+                    if rest < NEVER:
+                        best = min(best, rest + i + chain[free, i - 1])
+        table[t, kept, left] = best
 
 
-def relaxed_steps(lengths: tuple[int, ...], slots: int, stays: Sequence[bool]) -> int | None:
+def relaxed_steps(
+    lengths: tuple[int, ...], slots: int, stays: Sequence[bool], stop: Callable[[], bool] = never
+) -> int | None:
     """A lower bound on the forward steps of every schedule, or None where there is none in so many slots.
 
     Theorem 3's recursion (RR-9273) with the lengths of the branches forgotten but for their sum, their largest and how
-    many are not 0: every schedule's segments are a solution of it, of the same cost.
+    many are not 0: every schedule's segments are a solution of it, of the same cost. Where `stop` says so, `TimeUp` is
+    raised.
     """
     count, longest = sum(lengths), max(lengths)
     c = min(slots, count + len(lengths) + 1)
@@ -155,7 +163,11 @@ def relaxed_steps(lengths: tuple[int, ...], slots: int, stays: Sequence[bool]) -
         return None
     most_kept = sum(stay or length > 0 for stay, length in zip(stays, lengths, strict=True))
     table = np.full((min(count, c) + 1, most_kept + 1, count + 1), NEVER, np.int64)
-    _fill_relaxed(table, chain_steps(longest, c + 1), c, len(lengths), most_kept, longest)
+    chain = chain_steps(longest, c + 1, stop)
+    for t in range(table.shape[0] - 1, -1, -1):
+        for kept in range(most_kept + 1):
+            look(stop)
+            _fill_relaxed(table, chain, t, kept, c, len(lengths), most_kept, longest)
     found = int(table[0, sum(stays), count])
     return None if found >= NEVER else found
 

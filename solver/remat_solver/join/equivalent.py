@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from remat_ir import JoinPlan, JoinStep, JoinVerb
 
+from ..deadline import never
 from .table import JoinTable
 
 
-def equivalent_plan(lengths: tuple[int, ...], slots: int, keep: tuple[int, ...] = ()) -> JoinPlan | None:
+def equivalent_plan(
+    lengths: tuple[int, ...], slots: int, keep: tuple[int, ...] = (), stop: Callable[[], bool] = never
+) -> JoinPlan | None:
     """The optimal plan of the chain whose step p is step p − (longest − ℓ_j) of every branch j, or None.
 
     A checkpoint of the chain fills a slot for each branch, so the chain has slots // k of them. A branch that has not
-    begun yet at step p stands at its x_0.
+    begun yet at step p stands at its x_0. Where `stop` says so, `TimeUp` is raised.
     """
-    longest = max(lengths)
-    plan = JoinTable((longest,), slots // len(lengths)).plan(slots // len(lengths)) if longest else None
+    longest, each = max(lengths), slots // len(lengths)
+    plan = JoinTable((longest,), each, stop=stop).plan(each) if longest else None
     if plan is None:
         return None
     steps: list[JoinStep] = []

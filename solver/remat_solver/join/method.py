@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from remat_ir import Join, Problem, plain_join_plan, plain_peak
 
+from ..deadline import TimeUp
 from ..incumbent import Incumbent
 from .contiguous import MOST_WORK, Contiguous, relaxed_steps, relaxed_work
 from .equivalent import equivalent_plan
@@ -32,7 +35,8 @@ def join(incumbent: Incumbent, options: object = None) -> None:
             incumbent.offer(plain_join_plan(subject), "checkpoint-all")
             incumbent.raise_bound(subject.total_cost_ns, "checkpoint-all")
             return
-        _in_polynomial_time(incumbent, subject, slots)
+        with contextlib.suppress(TimeUp):
+            _in_polynomial_time(incumbent, subject, slots)
         if incumbent.stopped():
             return
     if not in_reach(subject.lengths, slots):
@@ -42,7 +46,10 @@ def join(incumbent: Incumbent, options: object = None) -> None:
             "schedule with one branch after another, and the bound knows the total length only."
         )
         return
-    table = JoinTable(subject.lengths, slots, subject.stays)
+    try:
+        table = JoinTable(subject.lengths, slots, subject.stays, incumbent.stopped)
+    except TimeUp:
+        return
     plan = table.plan(slots)
     if plan is None:
         incumbent.prove_infeasible(f"No schedule fits {slots} slots.")
@@ -54,13 +61,13 @@ def join(incumbent: Incumbent, options: object = None) -> None:
 def _in_polynomial_time(incumbent: Incumbent, subject: Join, slots: int) -> None:
     """A schedule and a bound at once; where they meet, the exact program has nothing to add."""
     if Contiguous.work(subject.lengths, slots) <= MOST_WORK:
-        plan = Contiguous(subject.lengths, slots, subject.stays).plan()
+        plan = Contiguous(subject.lengths, slots, subject.stays, incumbent.stopped).plan()
         if plan is not None:
             incumbent.offer(plan, "contiguous-join")
     elif in_reach((max(subject.lengths),), slots // len(subject.lengths)):
         equiv_chain(incumbent)
     if relaxed_work(subject.lengths, slots) <= MOST_WORK and not incumbent.stopped():
-        steps = relaxed_steps(subject.lengths, slots, subject.stays)
+        steps = relaxed_steps(subject.lengths, slots, subject.stays, incumbent.stopped)
         if steps is not None:
             incumbent.raise_bound(_cost_ns(subject, steps), "relaxed-join")
 
@@ -77,7 +84,10 @@ def equiv_chain(incumbent: Incumbent, options: object = None) -> None:
     if not in_reach((max(subject.lengths),), slots // len(subject.lengths)):
         incumbent.ends_without_plan("The program of the equivalent chain is out of reach.")
         return
-    plan = equivalent_plan(subject.lengths, slots, subject.keep)
+    try:
+        plan = equivalent_plan(subject.lengths, slots, subject.keep, incumbent.stopped)
+    except TimeUp:
+        return
     if plan is None:
         incumbent.ends_without_plan(f"The equivalent chain does not fit {slots} slots.")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from remat_ir import JoinPlan, JoinStep, JoinVerb
 
 from .._numba import kernel
+from ..deadline import look, never
 
 NEVER = 1 << 30
 MOST_STATES = 120_000_000
@@ -18,66 +19,70 @@ MOST_STATES = 120_000_000
 MOST_WORK = 2e10
 """Comparisons that filling a table may take: about half a minute."""
 
+_ENTRIES = 1 << 14
+"""Entries that are filled between two looks at the clock."""
+
 Array = Any
 
 
 @kernel(nogil=True)
-def _fill_chain(table: Array) -> None:
-    for c in range(table.shape[0]):
-        for l in range(table.shape[1]):  # noqa: E741
-            best = 0 if l == 0 and c >= 2 else NEVER
-            if c >= 3:
-                for i in range(1, l + 1):
-                    best = min(best, i + table[c - 1, l - i] + table[c, i - 1])
-            table[c, l] = best
+def _fill_chain(table: Array, c: int) -> None:
+    for l in range(table.shape[1]):  # noqa: E741
+        best = 0 if l == 0 and c >= 2 else NEVER
+        if c >= 3:
+            for i in range(1, l + 1):
+                best = min(best, i + table[c - 1, l - i] + table[c, i - 1])
+        table[c, l] = best
 
 
-def chain_steps(longest: int, most_slots: int) -> Any:
+def chain_steps(longest: int, most_slots: int, stop: Callable[[], bool] = never) -> Any:
     """[slots + 1, longest + 1] the fewest forward steps that reverse a chain of size l in c slots (RR-9273, Theorem 1).
 
     x_0 and x̄_(l+1) are in memory at the start, x̄_0 at the end. The minimum of eq. (3) is over 1 ≤ i ≤ l.
+    Where `stop` says so, `TimeUp` is raised.
     """
     table = np.empty((most_slots + 1, longest + 1), np.int32)
-    _fill_chain(table)
+    for c in range(most_slots + 1):
+        look(stop)
+        _fill_chain(table, c)
     return table
 
 
 @kernel(nogil=True)
-def _fill_join(branches: int, radix: int, table: Array, chain: Array) -> None:
-    """Fill [slots, kept, lengths]: the last `kept` branches have b = 1, and lengths are digits to the base `radix`."""
-    size = radix**branches
+def _fill_join(branches: int, radix: int, table: Array, chain: Array, c: int, kept: int, first: int, end: int) -> None:
+    """Fill [c, kept, first to end - 1]: the last `kept` branches have b = 1, and the lengths are the digits of the
+    third index to the base `radix`. What has one slot less must be there.
+    """
     digits = np.zeros(branches, np.int64)
     weight = np.array([radix**j for j in range(branches)])
-    for c in range(table.shape[0]):
-        for kept in range(branches + 1):
-            for state in range(size):
-                rest = state
-                for j in range(branches):
-                    digits[j] = rest % radix
-                    rest //= radix
-                best = NEVER
-                if state == 0:
-                    best = 0 if c >= branches else NEVER
-                elif c > 0:
-                    for m in range(branches):
-                        length = digits[m]
-                        fresh = m < branches - kept
-                        free = c - kept if fresh else c - kept + 1
-                        if length == 0 or free < 2:
-                            continue
-                        # a branch that is kept for the first time moves to the last place of those that are not
-                        place = branches - kept - 1 if fresh else m
+    for state in range(first, end):
+        rest = state
+        for j in range(branches):
+            digits[j] = rest % radix
+            rest //= radix
+        best = NEVER
+        if state == 0:
+            best = 0 if c >= branches else NEVER
+        elif c > 0:
+            for m in range(branches):
+                length = digits[m]
+                fresh = m < branches - kept
+                free = c - kept if fresh else c - kept + 1
+                if length == 0 or free < 2:
+                    continue
+                # a branch that is kept for the first time moves to the last place of those that are not
+                place = branches - kept - 1 if fresh else m
+                base = state - length * weight[m]
+                if fresh:
+                    base += digits[place] * (weight[m] - weight[place])
+                    if place == m:
                         base = state - length * weight[m]
-                        if fresh:
-                            base += digits[place] * (weight[m] - weight[place])
-                            if place == m:
-                                base = state - length * weight[m]
-                        after = kept + 1 if fresh else kept
-                        for i in range(1, length + 1):
-                            value = i + table[c - 1, after, base + (length - i) * weight[place]]
-                            value += chain[free, i - 1]
-                            best = min(best, value)
-                table[c, kept, state] = best
+                after = kept + 1 if fresh else kept
+                for i in range(1, length + 1):
+                    value = i + table[c - 1, after, base + (length - i) * weight[place]]
+                    value += chain[free, i - 1]
+                    best = min(best, value)
+        table[c, kept, state] = best
 
 
 def states(lengths: tuple[int, ...], slots: int) -> int:
@@ -102,18 +107,31 @@ class JoinTable:
 
     Raises:
         ValueError: the table would have more than MOST_STATES entries.
+        TimeUp: `stop`, which is asked all the time, said so.
     """
 
-    def __init__(self, lengths: tuple[int, ...], slots: int, stays: tuple[bool, ...] = ()) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        slots: int,
+        stays: tuple[bool, ...] = (),
+        stop: Callable[[], bool] = never,
+    ) -> None:
         self.lengths, self.stays = lengths, stays or (False,) * len(lengths)
         # with every x_i in memory nothing is left to gain
         self.slots = min(slots, sum(lengths) + len(lengths) + 1)
         if states(lengths, self.slots) > MOST_STATES:
             raise ValueError(f"the program for lengths {lengths} and {self.slots} slots is out of reach")
         radix = max(lengths) + 1
-        self._chain = chain_steps(max(lengths), self.slots + 1)
-        self._table = np.empty((self.slots + 1, len(lengths) + 1, radix ** len(lengths)), np.int32)
-        _fill_join(len(lengths), radix, self._table, self._chain)
+        self._chain = chain_steps(max(lengths), self.slots + 1, stop)
+        size = radix ** len(lengths)
+        self._table = np.empty((self.slots + 1, len(lengths) + 1, size), np.int32)
+        for c in range(self.slots + 1):
+            for kept in range(len(lengths) + 1):
+                for first in range(0, size, _ENTRIES):
+                    look(stop)
+                    end = min(first + _ENTRIES, size)
+                    _fill_join(len(lengths), radix, self._table, self._chain, c, kept, first, end)
 
     def forward_steps(self, slots: int) -> int | None:
         """The fewest forward steps with so many slots, or None where there are too few."""

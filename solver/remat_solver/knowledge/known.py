@@ -117,8 +117,8 @@ class Known:
     def bound(self, max_gap: float = 0.0, searched: Sequence[str] | None = None) -> Bound:
         """The bound to report: the whole space's where it is within the gap, else the best one there is.
 
-        Without a plan, but with a space that was searched to its end, the best one for that space. A plan from outside
-        a space may cost less than the space's optimum: then its cost is what is reported.
+        Without a plan, but with a space that was searched to its end, the best one for that space. A plan that costs
+        less than a space's bound lies outside of it: such a bound says nothing of how good the plan is.
         """
         whole, cost = self.whole_ns, self.cost_ns
         if cost is None and searched:
@@ -126,8 +126,8 @@ class Known:
             return Bound(max([whole, *larger]), tuple(searched))
         if cost is not None and gap_of(cost, whole) <= max_gap:
             return Bound(min(whole, cost))
-        best = max((Bound(whole), *self.bounds), key=lambda bound: bound.ns)
-        return best if cost is None else best._replace(ns=min(best.ns, cost))
+        saying = [bound for bound in self.bounds if cost is None or bound.ns <= cost]
+        return max((Bound(whole), *saying), key=lambda bound: bound.ns)
 
     def gap(self, max_gap: float = 0.0) -> float | None:
         """(cost − bound) / cost, None without a plan."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
 from typing import Any
 
 from remat_ir import InvalidData, Problem
-from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT
+from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, PERSISTENT, TAGS
 
+from ..baselines import BASELINES, checkpoint_all
 from ..chain import RotorOptions, SequentialOptions, revolve, rotor, sequential
 from ..incumbent import Incumbent
 from ..join import equiv_chain, join
 from ..lift import LiftedIncumbent
 from ..offload import PofoOptions, pofo
 from .auto import AutoOptions, run_auto
-from .baselines import ap_greedy, ap_sqrt, chen_greedy, chen_sqrt, griewank, linearized_greedy, linearized_sqrt
 from .blocks import run_blocks
-from .checkpoint_all import checkpoint_all
+from .fallback import falling_back
 from .greedy import GreedyOptions, run_greedy
 from .least import run_least
 from .lp_rounding import LpRoundingOptions, lp_rounding
@@ -25,6 +26,7 @@ from .milp import MilpOptions, TightOptions, run_forward, run_milp, run_tight
 from .milp_order import OrderOptions, run_order
 from .search import SearchOptions, run_search
 from .staged import StagedOptions, run_staged
+from .tags import TagOptions, run_tags
 from .transfers import TransferOptions, layer_fractions, offload_all, offload_only, save_on_cpu, transfers
 
 KINDS = ("graph", "chain", "join")
@@ -87,17 +89,11 @@ METHODS: dict[str, Method] = {
             kernels=True,
         ),
         Method("checkpoint-all", "keep every value until its last use: no rematerialization", checkpoint_all),
-        Method("griewank", "revolve's binomial schedule, on linear graphs", griewank),
-        Method("chen-sqrt", "√n segments of √n ops, on linear graphs", chen_sqrt),
-        Method("chen-greedy", "segments of equal memory, their size searched, on linear graphs", chen_greedy),
-        Method("ap-sqrt", "chen-sqrt between articulation points", ap_sqrt),
-        Method("ap-greedy", "chen-greedy between articulation points", ap_greedy),
-        Method("linearized-sqrt", "chen-sqrt along the topological order", linearized_sqrt),
-        Method("linearized-greedy", "chen-greedy along the topological order", linearized_greedy),
+        *(Method(each.name, each.summary, each, each.options) for each in BASELINES.values()),
         Method(
             "staged",
             "coarse stages, refined where they break memory: proofs",
-            run_staged,
+            falling_back(run_staged, only_chains=True),
             StagedOptions,
             kernels=True,
         ),
@@ -147,29 +143,40 @@ METHODS: dict[str, Method] = {
         ),
         Method("join", "the optimal schedule of a join network, in slots", join, takes=("join",), kernels=True),
         Method("equiv-chain", "a join network taken as one chain", equiv_chain, takes=("join",), kernels=True),
-        Method("milp", "the Checkmate program as in the paper", run_milp, MilpOptions, restriction=(ONE_PER_STAGE,)),
+        Method(
+            "milp",
+            "the Checkmate program as in the paper",
+            falling_back(run_milp),
+            MilpOptions,
+            restriction=(ONE_PER_STAGE,),
+        ),
         Method(
             "milp-tight",
             "the same space by disaggregated rows and exact reductions",
-            run_tight,
+            falling_back(run_tight),
             TightOptions,
             restriction=(ONE_PER_STAGE,),
         ),
         Method(
             "milp-forward",
             "the tight program, only forward ops recomputed",
-            run_forward,
+            falling_back(run_forward),
             TightOptions,
             restriction=(FORWARD_OPS, ONE_PER_STAGE),
         ),
         Method(
             "milp-order",
             "the program that chooses the op order too, for small graphs",
-            run_order,
+            falling_back(run_order),
             OrderOptions,
             restriction=(ONE_PER_STAGE,),
         ),
-        Method("lp-rounding", "round the linear relaxation in two phases", lp_rounding, LpRoundingOptions),
+        Method(
+            "lp-rounding",
+            "round the linear relaxation in two phases",
+            falling_back(lp_rounding, only_chains=True),
+            LpRoundingOptions,
+        ),
         Method("greedy", "evict by cost, size and next use: a first plan at once", run_greedy, GreedyOptions),
         Method(
             "least-budget",
@@ -179,20 +186,42 @@ METHODS: dict[str, Method] = {
             kernels=True,
         ),
         Method("blocks", "a chain program over blocks, each distinct one solved once", run_blocks, kernels=True),
+        Method(
+            "tags",
+            "what is saved, the rest computed again once: plans that torch's partitioner carries out by tags",
+            run_tags,
+            TagOptions,
+            restriction=(TAGS,),
+            kernels=True,
+        ),
         Method("search", "local search over sets of recomputations", run_search, SearchOptions, kernels=True),
     )
 }
 
 
+OUTSIDE = "remat.methods"
+"""The group of entry points by which other installed packages add methods: each names a `Method` of the same name."""
+
+
 def method_named(name: str) -> Method:
-    """The method of that name.
+    """The method of that name, of this package or of another that is installed.
 
     Raises:
-        InvalidData: there is none; the message lists those there are.
+        InvalidData: there is none; the message lists those there are. Or what another package calls so is no `Method`.
     """
-    if name not in METHODS:
-        raise InvalidData(f"unknown method {name!r}; there are: {', '.join(METHODS)}", "/method")
-    return METHODS[name]
+    if name in METHODS:
+        return METHODS[name]
+    outside = {point.name: point for point in entry_points(group=OUTSIDE)}
+    if name not in outside:
+        there = ", ".join((*METHODS, *sorted(outside.keys() - METHODS.keys())))
+        raise InvalidData(f"unknown method {name!r}; there are: {there}", "/method")
+    try:
+        found = outside[name].load()
+    except (ImportError, AttributeError) as error:
+        raise InvalidData(f"method {name!r}, {outside[name].value}, cannot be loaded: {error}", "/method") from None
+    if not isinstance(found, Method) or found.name != name:
+        raise InvalidData(f"{outside[name].value} is not a remat_solver.Method with the name {name!r}", "/method")
+    return found
 
 
 def runner_of(method: Method, problem: Problem) -> Callable[[Incumbent, Any], None]:

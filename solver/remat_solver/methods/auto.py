@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from remat_ir import Chain, Graph, Plan, Problem, gap_of, plain_peak, plain_plan
 from remat_ir.greedy import WEIGHTS, least_memory, peak_of
@@ -14,18 +16,19 @@ from remat_ir.proof import StageProof
 from ..backends import Engine, check_memory
 from ..beside import Beside, give_way
 from ..blocks import plans_by_blocks
-from ..certify.pairs import prove_by_pairs
-from ..certify.windows import prove_by_windows
 from ..deadline import Deadline
 from ..incumbent import Incumbent
-from ..join import offer_homogenized
 from ..lift import LiftedIncumbent
+from ..pairs import prove_by_pairs
 from ..search import Search, Starts, least_plan
 from ..staged.prove import Proof
+from ..staged.windows import prove_by_windows
 from ..transfers import TransferOptions, keep_recompute_offload
 from .greedy import first_plan, other_plans
 from .staged import polished
 from .structured import AT_ONCE, offer_chain, offload_program, run_structured
+
+_LOG = logging.getLogger("remat.auto")
 
 _FIRST_MOVES = 20_000
 """Moves that the search may make before the slower ways to a first plan have their turn: about a tenth of a second."""
@@ -93,35 +96,94 @@ def _run_general(incumbent: Incumbent, options: AutoOptions) -> None:
         other_plans(incumbent)
 
 
+@dataclass
+class _Run:
+    """What the stages of one solve share: `starts` of the search, and `least`, the plan of least memory so far."""
+
+    incumbent: Incumbent
+    options: AutoOptions
+    starts: Starts
+    least: Plan
+    search: Search | None = None
+    blocks_tried: bool = False
+
+    @property
+    def graph(self) -> Graph:
+        """The problem's."""
+        return self.incumbent.problem.graph
+
+    def searching(self) -> Search:
+        """The one search, made where it is first used."""
+        if self.search is None:
+            self.search = Search(self.graph, self.incumbent.problem.budget_bytes, self.options.seed)
+        return self.search
+
+
+class _Stage(NamedTuple):
+    """A step of the solve: `run` is called where `when` holds, as the steps before it have left the incumbent."""
+
+    name: str
+    when: Callable[[_Run], bool]
+    run: Callable[[_Run], object]
+
+
+def _always(run: _Run) -> bool:
+    return True
+
+
+def _going(run: _Run) -> bool:
+    return not run.incumbent.stopped()
+
+
+def _without_plan(run: _Run) -> bool:
+    return run.incumbent.plan is None and not run.incumbent.stopped()
+
+
+def _with_plan(run: _Run) -> bool:
+    return run.incumbent.plan is not None and not run.incumbent.stopped()
+
+
+def _take(run: _Run, stages: tuple[_Stage, ...]) -> None:
+    """The stages in turn, each where its condition holds."""
+    for stage in stages:
+        if stage.when(run):
+            _LOG.debug("%s", stage.name)
+            stage.run(run)
+
+
 def _combine(incumbent: Incumbent, options: AutoOptions) -> None:
-    """Search and proof side by side, after a first plan."""
-    offer_chain(incumbent, most=AT_ONCE)
-    with contextlib.ExitStack() as stack:
-        # before anything that competes for the cores
-        first_plan(incumbent, brief=options.search)
-        offer_chain(incumbent, AT_ONCE + 1)
-        if incumbent.plan is None:
-            prove_by_pairs(incumbent)
-        if incumbent.stopped():
-            return
-        memory = options.memory_bytes
-        engine = stack.enter_context(Engine("highs", memory_bytes=memory)) if options.proof else None
-        seed, starts = options.seed, Starts(incumbent, options.seed)
-        search = Beside(incumbent, "search", lambda: _search(incumbent, seed, starts)) if options.search else None
-        try:
-            if engine is not None:
-                polish, second = polished(incumbent), partial(_windows, incumbent, options.seed)
-                proof = Proof(incumbent, polish=polish, exceeding=starts.add, memory_bytes=memory, second=second)
-                proof.run(engine)
-            if incumbent.exhausted or (engine is not None and math.isinf(incumbent.deadline.remaining())):
-                # the search looks nowhere else, or would never end
-                incumbent.close()
-        except BaseException:
+    """A first plan, then search and proof side by side."""
+    run = _Run(incumbent, options, Starts(incumbent, options.seed), plain_plan(incumbent.problem.graph))
+    # of a chain's lift the chain has been solved, by its blocks too
+    run.blocks_tried = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
+    _take(run, _FIRST)
+    if incumbent.stopped():
+        return
+    search = Beside(incumbent, "search", lambda: _search(run)) if options.search else None
+    try:
+        if options.proof:
+            with Engine("highs", memory_bytes=options.memory_bytes) as engine:
+                _prove(run, engine)
+        if incumbent.exhausted or (options.proof and math.isinf(incumbent.deadline.remaining())):
+            # the search looks nowhere else, or would never end
             incumbent.close()
-            raise
-        finally:
-            if search is not None:
-                search.join()
+    except BaseException:
+        incumbent.close()
+        raise
+    finally:
+        if search is not None:
+            search.join()
+
+
+def _prove(run: _Run, engine: Engine) -> None:
+    incumbent, options = run.incumbent, run.options
+    Proof(
+        incumbent,
+        polish=polished(incumbent),
+        exceeding=run.starts.add,
+        memory_bytes=options.memory_bytes,
+        second=partial(_windows, incumbent, options.seed),
+    ).run(engine)
 
 
 def _windows(incumbent: Incumbent, seed: int, engine: Engine) -> None:
@@ -154,46 +216,72 @@ def _keep_everything(incumbent: Incumbent) -> bool:
     return True
 
 
-def _search(incumbent: Incumbent, seed: int, starts: Starts) -> None:
+def _search(run: _Run) -> None:
     """Look for cheaper plans; where there is none yet, first for one that needs little memory."""
     # where there is one core for both, the proof's programs get most of it
     give_way()
-    problem = incumbent.problem
-    searching, least = None, plain_plan(problem.graph)
-    if incumbent.plan is None:
-        searching = Search(problem.graph, problem.budget_bytes, seed)
-        searching.run(incumbent, _FIRST_MOVES)
-    structured = isinstance(incumbent, LiftedIncumbent) and incumbent.of_chain
-    if not structured:
-        offer_homogenized(incumbent)
-    if incumbent.plan is None and not structured and problem.graph.ops >= _DEEP:
-        structured = True
-        plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
-    if incumbent.plan is None:
-        # before the greedy plans of little memory, each of which takes seconds on a dense graph
-        least = _tightened(incumbent, least, seed, _TIGHTEN_SHARE_FIRST)
-    if incumbent.plan is None:
-        for weights in (WEIGHTS, *_OTHER_WEIGHTS):
-            if incumbent.plan is None and not incumbent.stopped():
-                stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
-                least = _less(incumbent, least, least_memory(problem.graph, stop=stop, weights=weights), seed)
-    if not incumbent.stopped():
-        searching = searching or Search(problem.graph, problem.budget_bytes, seed)
-        if not structured:
-            if incumbent.plan is not None:
-                searching.run(incumbent, _MOVES_BEFORE_BLOCKS)
-            if not incumbent.stopped():
-                plans_by_blocks(incumbent, polish=polished(incumbent, source="blocks"))
-        if incumbent.plan is None:
-            _tightened(incumbent, least, seed + 1, _TIGHTEN_SHARE)
-        searching.run(incumbent, between=starts.run)
+    _take(run, _SEARCH)
 
 
-def _less(incumbent: Incumbent, known: Plan, start: Plan, seed: int) -> Plan:
-    """The plan of less memory: the known one, or what the search makes of another start."""
+def _moves(run: _Run, most: int | None = None) -> None:
+    """The search, for so many moves or until the end."""
+    if most is None:
+        run.searching().run(run.incumbent, between=run.starts.run)
+    else:
+        run.searching().run(run.incumbent, most)
+
+
+def _blocks(run: _Run) -> None:
+    run.blocks_tried = True
+    plans_by_blocks(run.incumbent, polish=polished(run.incumbent, source="blocks"))
+
+
+def _greedily(run: _Run, weights: tuple[float, ...]) -> None:
+    """A greedy plan of little memory by one rule, and what the search makes of it."""
+    incumbent = run.incumbent
+    stop = incumbent.deadline.within(_GREEDY_SHARE * _spare(incumbent)).passed
+    start = least_memory(run.graph, stop=stop, weights=weights)
     if incumbent.offer_or_suffices(start, "least-memory") > incumbent.problem.budget_bytes:
-        start = _tightened(incumbent, start, seed, _TIGHTEN_SHARE_FIRST)
-    return min(known, start, key=lambda plan: peak_of(incumbent.problem.graph, plan))
+        start = _tightened(incumbent, start, run.options.seed, _TIGHTEN_SHARE_FIRST)
+    run.least = min(run.least, start, key=lambda plan: peak_of(run.graph, plan))
+
+
+def _less(run: _Run, seed: int, share: float) -> None:
+    """From the plan of least memory to one of less."""
+    run.least = _tightened(run.incumbent, run.least, run.options.seed + seed, share)
+
+
+_FIRST = (
+    _Stage("a short chain", _always, lambda run: offer_chain(run.incumbent, most=AT_ONCE)),
+    _Stage("greedy", _always, lambda run: first_plan(run.incumbent, brief=run.options.search)),
+    _Stage("a longer chain", _always, lambda run: offer_chain(run.incumbent, AT_ONCE + 1)),
+    _Stage("pairs of values", lambda run: run.incumbent.plan is None, lambda run: prove_by_pairs(run.incumbent)),
+)
+"""Before anything competes for the cores."""
+
+_SEARCH = (
+    _Stage("first moves", _without_plan, lambda run: _moves(run, _FIRST_MOVES)),
+    _Stage(
+        "blocks of a deep network",
+        lambda run: _without_plan(run) and not run.blocks_tried and run.graph.ops >= _DEEP,
+        _blocks,
+    ),
+    # before the greedy plans of little memory, each of which takes seconds on a dense graph
+    _Stage("less memory", _without_plan, lambda run: _less(run, 0, _TIGHTEN_SHARE_FIRST)),
+    *(
+        _Stage(f"greedy by the distances' powers {weights}", _without_plan, partial(_greedily, weights=weights))
+        for weights in (WEIGHTS, *_OTHER_WEIGHTS)
+    ),
+    _Stage(
+        "moves before blocks",
+        lambda run: _with_plan(run) and not run.blocks_tried,
+        lambda run: _moves(run, _MOVES_BEFORE_BLOCKS),
+    ),
+    _Stage("blocks", lambda run: _going(run) and not run.blocks_tried, _blocks),
+    _Stage("less memory again", _without_plan, lambda run: _less(run, 1, _TIGHTEN_SHARE)),
+    _Stage("moves", _going, _moves),
+)
+"""The search's side; most of it is for a budget at which there is no plan yet."""
 
 
 def _tightened(incumbent: Incumbent, plan: Plan, seed: int, share: float) -> Plan:

@@ -56,7 +56,7 @@ class LpRoundingOptions:
         check_memory(self.memory_bytes)
 
 
-def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions) -> None:
+def lp_rounding(incumbent: Incumbent, options: LpRoundingOptions, spare: object = None) -> None:
     """Solve relaxations at budgets shortened by ε, round, and offer what fits the whole budget (printed Section 5).
 
     The budget's part above the fixed bytes is shortened to (1 − ε) of it. Costs don't fall steadily with ε, so after

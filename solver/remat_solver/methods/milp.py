@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remat_ir import Plan
-from remat_ir.greedy import greedy_plan
 from remat_ir.read import LARGEST_INTEGER
-from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, described, recomputations_per_stage
+from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, described, recomputations_per_stage
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome, check_engine, free_memory
@@ -26,7 +25,7 @@ from ..formulate import (
 )
 from ..formulate.tight import collapsed_stages
 from ..incumbent import Incumbent
-from .greedy import say_enough
+from .fallback import Spare, cost_of
 
 _MOST_TIGHTENINGS = 6
 
@@ -70,7 +69,6 @@ class TightOptions(MilpOptions):
     reach: bool = Reductions.reach
     exclusive: bool = Reductions.exclusive
     pinned: bool = Reductions.pinned
-    useful: bool = Reductions.useful
     frontier: bool = Reductions.frontier
 
     def __post_init__(self) -> None:
@@ -120,17 +118,17 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
     return True
 
 
-def run_milp(incumbent: Incumbent, options: MilpOptions) -> None:
-    """Checkmate's program as in the paper, equations 1 to 8."""
-    _solve(incumbent, options, "milp", (recomputations_per_stage(options.recomputations),))
+def run_milp(incumbent: Incumbent, options: MilpOptions, spare: Spare | None = None) -> None:
+    """Checkmate's program as in the paper, equations 1 to 8: its own optimum, bound or want of a plan."""
+    _solve(incumbent, options, spare, "milp", (recomputations_per_stage(options.recomputations),))
 
 
-def run_tight(incumbent: Incumbent, options: TightOptions) -> None:
+def run_tight(incumbent: Incumbent, options: TightOptions, spare: Spare | None = None) -> None:
     """The same space with disaggregated rows and exact reductions."""
-    _solve(incumbent, options, "milp-tight", (recomputations_per_stage(options.recomputations),))
+    _solve(incumbent, options, spare, "milp-tight", (recomputations_per_stage(options.recomputations),))
 
 
-def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
+def run_forward(incumbent: Incumbent, options: TightOptions, spare: Spare | None = None) -> None:
     """The tight program where only forward ops are recomputed, and only in backward stages: a restriction."""
     within = (FORWARD_OPS, ONE_PER_STAGE)
     if incumbent.problem.graph.backward_from is None:
@@ -139,17 +137,20 @@ def run_forward(incumbent: Incumbent, options: TightOptions) -> None:
     if options.recomputations != 1:
         incumbent.ends_without_plan("milp-forward recomputes an op once per stage; use milp-tight for more.", within)
         return
-    _solve(incumbent, options, "milp-forward", within)
+    _solve(incumbent, options, spare, "milp-forward", within)
 
 
-def _solve(incumbent: Incumbent, options: MilpOptions, source: str, within: tuple[str, ...]) -> None:
+def _solve(
+    incumbent: Incumbent, options: MilpOptions, spare: Spare | None, source: str, within: tuple[str, ...]
+) -> None:
     """Solve a stage program; where its optimum misses the budget by an engine's tolerance, with a little less budget.
 
-    Bounds come from the first program only: those of a smaller budget are none of this problem.
+    Bounds come from the first program only: those of a smaller budget are none of this problem. The engine starts from
+    the plan that is known, or else from the spare one, where the program's space holds it; no other plan is offered.
     """
     problem = incumbent.problem
     view = view_of(problem)
-    start = starting_plan(incumbent)
+    start = starting_plan(incumbent, spare)
     if not has_room(incumbent, program_entries(view, options), options.memory_bytes):
         return
     with Engine(options.engine, memory_bytes=options.memory_bytes) as engine:
@@ -176,18 +177,14 @@ def _solve(incumbent: Incumbent, options: MilpOptions, source: str, within: tupl
                 break
             # the optimum lies over the budget by a tolerance: ask for that much less
             budget -= listener.excess * 2**attempt
-    _conclude(incumbent, outcome, within, tightened=attempt > 0)
+    _conclude(incumbent, outcome, within, spare, tightened=attempt > 0)
 
 
-def starting_plan(incumbent: Incumbent) -> Plan | None:
-    """The incumbent's plan to start from; a greedy one where there is none."""
-    if not isinstance(incumbent.plan, Plan):
-        problem = incumbent.problem
-        first = greedy_plan(problem.graph, problem.budget_bytes, stop=incumbent.interrupted)
-        if first is not None:
-            incumbent.offer(first, "greedy")
-        say_enough(incumbent)
-    return incumbent.plan if isinstance(incumbent.plan, Plan) else None
+def starting_plan(incumbent: Incumbent, spare: Spare | None) -> Plan | None:
+    """The incumbent's plan for an engine to start from, or the spare one where there is none."""
+    if isinstance(incumbent.plan, Plan):
+        return incumbent.plan
+    return None if spare is None else spare.plan
 
 
 class _Listener:
@@ -220,16 +217,33 @@ class _Listener:
         return peak - budget if budget < peak < LARGEST_INTEGER else 0
 
 
-def _conclude(incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], tightened: bool) -> None:
-    if outcome.status == "infeasible" and not tightened and incumbent.cost_ns is None:
-        incumbent.ends_without_plan(
+def _conclude(
+    incumbent: Incumbent, outcome: Outcome, within: tuple[str, ...], spare: Spare | None, tightened: bool
+) -> None:
+    if outcome.status == "infeasible" and not tightened and not _holds_plan(incumbent, within):
+        reason = (
             f"The engine finds no {described(within)} that fits the budget; in floating point that proves nothing, and "
-            "other plans may fit.",
-            within,
+            "other plans may fit."
         )
-    elif outcome.status == "failed":
+        incumbent.ends_without_plan(reason, within)
+        if incumbent.plan is not None:
+            incumbent.note(reason)
+        elif spare is not None:
+            incumbent.note(f"The method {spare.source} has one, of {cost_of(incumbent, spare.plan)} ns.")
+    else:
+        end_of_engine(incumbent, outcome)
+
+
+def _holds_plan(incumbent: Incumbent, within: tuple[str, ...]) -> bool:
+    """Whether the plan that is known lies in a space, which is then not empty, whatever an engine says."""
+    return incumbent.plan is not None and contains(incumbent.problem.subject, incumbent.plan, within)
+
+
+def end_of_engine(incumbent: Incumbent, outcome: Outcome) -> None:
+    """Record what ended a solve by an engine, other than a result."""
+    if outcome.status == "failed":
         if outcome.out_of_memory:
             incumbent.stop_for("memory")
         incumbent.reason = f"The engine broke: {outcome.message}."
-    elif outcome.status != "optimal" and not incumbent.stopped():
+    elif outcome.status not in ("optimal", "infeasible") and not incumbent.stopped():
         incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline

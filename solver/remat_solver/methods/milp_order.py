@@ -14,7 +14,8 @@ from ..formulate import any_order, entries, reordered
 from ..formulate.order import OrderFormulation
 from ..incumbent import Incumbent
 from ..program import Floats
-from .milp import MilpOptions, has_room, starting_plan
+from .fallback import Spare
+from .milp import MilpOptions, end_of_engine, has_room, starting_plan
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class OrderOptions(MilpOptions):
             raise ValueError("recomputations must be 1: an op may run in any stage, once in each")
 
 
-def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
+def run_order(incumbent: Incumbent, options: OrderOptions, spare: Spare | None = None) -> None:
     """Find the best op order and plan together; what is proved holds for the graph's own order too.
 
     A plan in the graph's own order is offered. A cheaper one in another order is replayed by the verifier as a plan of
@@ -51,7 +52,7 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
     # every op may run in every stage: twice the triangle
     if not has_room(incumbent, 2 * entries(view_of(problem)), options.memory_bytes):
         return
-    start = starting_plan(incumbent)
+    start = starting_plan(incumbent, spare)
     try:
         formulation = any_order(problem, incumbent.stopped)
     except TimeUp:
@@ -74,12 +75,8 @@ def run_order(incumbent: Incumbent, options: OrderOptions) -> None:
             "The engine finds no op order with a plan that fits the budget; in floating point that proves nothing.",
             (ONE_PER_STAGE,),
         )
-    elif outcome.status == "failed":
-        if outcome.out_of_memory:
-            incumbent.stop_for("memory")
-        incumbent.reason = f"The engine broke: {outcome.message}."
-    elif outcome.status != "optimal" and not incumbent.stopped():
-        incumbent.stop_for("time")  # an engine is stopped a little ahead of the deadline
+    else:
+        end_of_engine(incumbent, outcome)
     found.tell()
 
 

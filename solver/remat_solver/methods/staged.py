@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from remat_ir import plan_of
 
 from ..backends import check_memory
-from ..certify.pairs import prove_by_pairs
 from ..incumbent import Incumbent
+from ..pairs import prove_by_pairs
 from ..search import polish
-from ..staged.apart import Switches
 from ..staged.prove import Proof
+from ..staged.refinement import ProofOptions
 from .greedy import say_enough
 
 _MOVES = 32768
@@ -20,7 +20,7 @@ _MOVES = 32768
 
 
 @dataclass(frozen=True)
-class StagedOptions(Switches):
+class StagedOptions(ProofOptions):
     """Which parts of the proof are on; see `remat_solver.staged`.
 
     `memory_bytes`: what its engine may use; 0 means half of what is free, but at least 1 GiB.
@@ -31,13 +31,13 @@ class StagedOptions(Switches):
     memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("linear", "reruns", "loose", "single", "nested", "polish"):
+        for name in ("linear", "reruns", "loose", "nested", "polish"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} must be true or false")
         check_memory(self.memory_bytes)
 
 
-def run_staged(incumbent: Incumbent, options: StagedOptions) -> None:
+def run_staged(incumbent: Incumbent, options: StagedOptions, spare: object = None) -> None:
     """Prove with coarse stages, refined where their solution breaks the memory."""
     if incumbent.plan is None:
         prove_by_pairs(incumbent)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain, Join, Problem, overhead_of
+from remat_ir import Chain, Join, Plan, Problem, overhead_of
 
-from ..certify.pairs import pair_proof
 from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
+from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..join import join
 from ..lift import LiftedIncumbent
 from ..offload import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, pofo
+from ..pairs import pair_proof
 
 AT_ONCE = 32
 """Stages of a linear network whose program comes before all else: it takes less than a tenth of a second."""
 
 SOON = 128
 """Stages of one whose program comes right after the first plan: its time grows with their cube."""
+
+_SPARE_SHARE = 0.25
+"""The share of what is left that it may take before a method that may run out."""
 
 MOST_WORK = 6e9
 """Additions that the chain program may take before the general solver has its turn: about two seconds."""
@@ -74,14 +78,29 @@ def offer_chain(incumbent: Incumbent, least: int = 0, most: int = SOON) -> None:
 
 def _offer_persistent(incumbent: Incumbent, slots: int) -> int | None:
     """Rotor's plan, without its bound on persistent schedules, which must not end the search; its cost."""
-    alone = Incumbent(incumbent.problem, incumbent.deadline)
-    alone.dropped = incumbent.dropped
-    rotor(alone, RotorOptions(slots))
+    alone = _persistent(incumbent, slots, incumbent.deadline)
     if alone.least_budget_bytes is not None:
         incumbent.suffices(alone.least_budget_bytes)
     if alone.plan is not None:
         incumbent.offer(alone.plan, "rotor")
     return alone.cost_ns
+
+
+def _persistent(incumbent: Incumbent, slots: int, until: Deadline) -> Incumbent:
+    alone = Incumbent(incumbent.problem, until)
+    alone.dropped = incumbent.dropped
+    rotor(alone, RotorOptions(slots))
+    return alone
+
+
+def chain_plan(incumbent: Incumbent) -> Plan | None:
+    """Rotor's plan of a graph whose network is linear and not long, in a share of the time left; it is not offered."""
+    network = LinearNetwork.apply(incumbent.problem.graph)
+    if network is None or network.stages > SOON:
+        return None
+    until = incumbent.deadline.within(_SPARE_SHARE * incumbent.deadline.remaining())
+    plan = _persistent(incumbent, slots_for(network.stages), until).plan
+    return plan if isinstance(plan, Plan) else None
 
 
 def offload_program(incumbent: Incumbent) -> None:

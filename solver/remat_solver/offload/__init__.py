@@ -3,10 +3,9 @@
 from .bound import makespan_bound
 from .fluid import fluid_makespan
 from .method import ENOUGH_SLOTS, MOST_SLOTS, PofoOptions, offload_all, pofo, save_on_cpu
-from .repair import repaired_plan
 from .schedule import Schedule
 from .table import OffloadTable
-from .tensors import tensor_plan
+from .tensors import repaired_plan, tensor_plan
 
 __all__ = [
     "ENOUGH_SLOTS",

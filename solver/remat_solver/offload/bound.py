@@ -7,16 +7,24 @@ afterwards. What is on the host has been carried out before, and is carried back
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from remat_ir import Chain
 
+from ..deadline import never
 
-def makespan_bound(chain: Chain, budget_bytes: int) -> int:
-    """The largest bound in ns of any backward step of the chain."""
+
+def makespan_bound(chain: Chain, budget_bytes: int, stop: Callable[[], bool] = never) -> int:
+    """The largest bound in ns of any backward step of the chain; where `stop` says so, of those looked at so far."""
     stages = chain.stages
     step = max(1, stages // 60)
-    return max(_at_backward(chain, budget_bytes, stage) for stage in range(stages, 0, -step))
+    bound = chain.total_cost_ns
+    for stage in range(stages, 0, -step):
+        if stop():
+            break
+        bound = max(bound, _at_backward(chain, budget_bytes, stage))
+    return bound
 
 
 def _at_backward(chain: Chain, budget_bytes: int, stage: int) -> int:

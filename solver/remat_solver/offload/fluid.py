@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from remat_ir import Chain, InvalidPlan
+from remat_ir import Chain, ChainStep, InvalidPlan, Verb
 
-from .schedule import Ledger, Schedule, step_reads
+from .schedule import Schedule
 
 
 class _Timed(NamedTuple):
@@ -77,3 +78,54 @@ def _phases(chain: Chain, schedule: Schedule) -> tuple[list[_Timed], list[_Timed
         backward.append(_Timed(ledger.time_ns(step), need, after_bytes=back))
         ledger.run(step)
     return forward, backward
+
+
+def step_reads(step: ChainStep) -> tuple[int, ...]:
+    """The cuts that a step reads on the device."""
+    return (step.stage - 1, step.stage) if step.verb is Verb.B else (step.stage - 1,)
+
+
+class Ledger:
+    """The bytes on the device while steps run one by one, as the chain's replay counts them, transfers aside."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.stored: dict[int, bool] = {0: False}  # cut -> with its tape?
+        self.gradient_bytes = 0
+
+    def size(self, cut: int) -> int:
+        """The bytes of what is stored at a cut."""
+        return self.chain.tape_bytes[cut - 1] if self.stored[cut] else self.chain.activation_bytes[cut]
+
+    def held(self, without: Iterable[int] = ()) -> int:
+        """The bytes on the device between steps, leaving some cuts out of the count."""
+        gone = frozenset(without)
+        return sum(self.size(cut) for cut in self.stored if cut not in gone) + self.gradient_bytes
+
+    def made(self, step: ChainStep) -> int:
+        """The bytes that a step adds while it runs: what it makes, and its workspace."""
+        chain, stage = self.chain, step.stage
+        if step.verb is Verb.B:
+            first = chain.gradient_bytes[stage] if stage == chain.stages else 0
+            return first + chain.gradient_bytes[stage - 1] + chain.backward_workspace_bytes[stage - 1]
+        if step.verb is Verb.F_ALL:
+            return chain.tape_bytes[stage - 1] + chain.forward_workspace_bytes[stage - 1]
+        return chain.activation_bytes[stage] + chain.untaped_workspaces[stage - 1]
+
+    def run(self, step: ChainStep) -> None:
+        """Let a step have run."""
+        stage = step.stage
+        if step.verb is Verb.B:
+            self.gradient_bytes = self.chain.gradient_bytes[stage - 1]
+            del self.stored[stage]
+            if stage > 1 and not self.stored[stage - 1]:
+                del self.stored[stage - 1]
+            return
+        self.stored[stage] = step.verb is Verb.F_ALL
+        if step.verb is Verb.F_NONE:
+            del self.stored[stage - 1]
+
+    def time_ns(self, step: ChainStep) -> int:
+        """How long a step runs."""
+        times = self.chain.backward_ns if step.verb is Verb.B else self.chain.forward_ns
+        return times[step.stage - 1]

@@ -84,22 +84,19 @@ def backward_best(
 
 @kernel(nogil=True)
 def fill_backward(
-    memory: int, beta: float,
+    i: int, j: int, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, table: Array,
 ) -> None:  # fmt: skip
-    """Fill C_Δ for all stages i ≤ j and all A + Δ within the memory."""
-    stages = forward.shape[0] - 1
-    for i in range(stages, 0, -1):
-        for j in range(i, stages):
-            pair = _pair(i, j, stages)
-            for held in range(memory + 1):
-                for due in range(memory - held, -1, -1):
-                    best, _ = backward_best(
-                        i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_n,
-                        over_b, table,
-                    )  # fmt: skip
-                    table[pair, held, due] = best
+    """Fill C_Δ of two stages i ≤ j, for all A + Δ within the memory; those between i and j must be there."""
+    pair = _pair(i, j, forward.shape[0] - 1)
+    for held in range(memory + 1):
+        for due in range(memory - held, -1, -1):
+            best, _ = backward_best(
+                i, j, held, due, memory, beta, forward, backward, activation, tape, delta, over_f, over_n, over_b,
+                table,
+            )  # fmt: skip
+            table[pair, held, due] = best
 
 
 def states(memory: int) -> int:
@@ -226,27 +223,22 @@ def forward_best(
 
 @kernel(nogil=True)
 def fill_forward(
-    memory: int, beta: float,
+    i: int, first: int, end: int, mark: bool, memory: int, beta: float,
     forward: Array, backward: Array, activation: Array, tape: Array, delta: Array, over_f: Array, over_n: Array,
     over_b: Array, tails: Array, table: Array, price: float,
 ) -> None:  # fmt: skip
-    """Fill OC_x for all states that the first one can lead to: marked first, then filled from the last stage."""
-    stages = forward.shape[0] - 1
-    table[0, 1, 0] = NEEDED
-    for run in range(2):
-        for at in range(1, stages + 1):
-            i = at if run == 0 else stages + 1 - at
-            for x in range(2):
-                state = -1
-                for held in range(memory + 1):
-                    for left in range(memory - held + 1):
-                        for due in range(memory - held + 1):
-                            state += 1
-                            if table[x, i, state] != NEEDED:
-                                continue
-                            best, _, _ = forward_best(
-                                x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta,
-                                over_f, over_n, over_b, tails, table, price, run == 0,
-                            )  # fmt: skip
-                            if run == 1:
-                                table[x, i, state] = best
+    """Fill OC_x of a stage for first ≤ A < end, where the states are marked; or mark the states that these lead to."""
+    for x in range(2):
+        state = _state(first, 0, 0, memory) - 1
+        for held in range(first, end):
+            for left in range(memory - held + 1):
+                for due in range(memory - held + 1):
+                    state += 1
+                    if table[x, i, state] != NEEDED:
+                        continue
+                    best, _, _ = forward_best(
+                        x, i, held, left, due, memory, beta, forward, backward, activation, tape, delta, over_f,
+                        over_n, over_b, tails, table, price, mark,
+                    )  # fmt: skip
+                    if not mark:
+                        table[x, i, state] = best

@@ -14,9 +14,8 @@ from ..incumbent import Incumbent
 from .bound import makespan_bound
 from .kernel import states
 from .price import COARSE, FREE, Priced
-from .repair import repaired_plan
 from .schedule import Schedule
-from .tensors import tensor_plan
+from .tensors import repaired_plan, tensor_plan
 
 MOST_SLOTS = 200
 ENOUGH_SLOTS = 50
@@ -53,7 +52,7 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         rotor(incumbent, RotorOptions())
         return
     budget = incumbent.problem.budget_bytes
-    incumbent.raise_bound(makespan_bound(chain, budget), "offload-bound")
+    incumbent.raise_bound(makespan_bound(chain, budget, incumbent.stopped), "offload-bound")
     if chain.stages <= MOST_STAGES:
         with contextlib.suppress(TimeUp):
             incumbent.suffices(Least(chain, stop=incumbent.stopped).budget_bytes)
@@ -62,7 +61,10 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
     most = affordable_slots(chain.stages, options.slots)
     prices, sizes = FREE, coarser(most)
     if chain.host_bytes is not None:
-        alone = Incumbent(Problem(replace(chain, link_bytes_per_s=None, host_bytes=None), budget), incumbent.deadline)
+        alone = Incumbent(
+            Problem(replace(chain, link_bytes_per_s=None, host_bytes=None, input_may_leave=False), budget),
+            incumbent.deadline,
+        )
         alone.dropped = incumbent.dropped
         rotor(alone, RotorOptions())  # needs no host; its bound holds without transfers only
         if isinstance(alone.plan, ChainPlan):
@@ -70,18 +72,21 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
         sizes = (min(most, COARSE), *(n for n in sizes if n > COARSE))
     reason, deadline, pace = "", incumbent.deadline, 0.0
     for slots, nearest in ((n, how) for n in sizes for how in (False, True)):
-        # a table cannot be interrupted, and its time grows with the cube of its slots
+        # a table is of no use before it is filled, and its time grows with the cube of its slots
         if pace * slots**3 > deadline.remaining():
             break
         began = deadline.elapsed()
-        search = Priced(chain, budget, slots, nearest, prices)
-        for schedule in search.schedules():
-            try:
-                incumbent.try_offer(repaired_plan(incumbent.problem, schedule), "pofo")
-            except InvalidPlan as error:
-                reason = f"The plan does not fit: {error.reason}."
-            if incumbent.stopped():
-                return
+        search = Priced(chain, budget, slots, nearest, prices, incumbent.stopped)
+        try:
+            for schedule in search.schedules():
+                try:
+                    incumbent.try_offer(repaired_plan(incumbent.problem, schedule, incumbent.stopped), "pofo")
+                except InvalidPlan as error:
+                    reason = f"The plan does not fit: {error.reason}."
+                if incumbent.stopped():
+                    return
+        except TimeUp:
+            return
         if not search.found:
             reason = reason or f"Nothing fits in {slots} slots."
         prices, pace = search.around(), (deadline.elapsed() - began) / slots**3
@@ -91,11 +96,14 @@ def pofo(incumbent: Incumbent, options: PofoOptions) -> None:
 
 def _offer_moves(incumbent: Incumbent, chain: Chain) -> None:
     """Offer the plan that recomputes nothing and moves what memory asks for: no program, and not seldom the best."""
-    plain = plain_chain_plan(chain)
-    every = frozenset(chain.movable)
-    with contextlib.suppress(InvalidPlan):
-        schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], every)
-        incumbent.try_offer(repaired_plan(incumbent.problem, schedule), "pofo")
+    with contextlib.suppress(InvalidPlan, TimeUp):
+        incumbent.try_offer(repaired_plan(incumbent.problem, _everything_moves(chain), incumbent.stopped), "pofo")
+
+
+def _everything_moves(chain: Chain) -> Schedule:
+    """Each step once, and every value that can move."""
+    plain = plain_chain_plan(chain).steps
+    return Schedule(plain[: chain.stages], plain[chain.stages :], frozenset(chain.movable))
 
 
 def coarser(slots: int) -> tuple[int, ...]:
@@ -117,11 +125,14 @@ def affordable_slots(stages: int, slots: int) -> int:
 def offload_all(incumbent: Incumbent, options: object = None) -> None:
     """Offer the plan that moves every saved value and recomputes nothing: a baseline."""
     chain = _linked(incumbent)
-    if chain is not None:
-        plain = plain_chain_plan(chain)
-        moved = frozenset(chain.movable)
-        schedule = Schedule(plain.steps[: chain.stages], plain.steps[chain.stages :], moved)
-        _offer_schedule(incumbent, schedule, "offload-all")
+    if chain is None:
+        return
+    try:
+        plan = tensor_plan(chain, incumbent.problem.budget_bytes, _everything_moves(chain))
+    except InvalidPlan as error:
+        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
+        return
+    incumbent.offer_or_say(plan, "offload-all")
 
 
 def save_on_cpu(incumbent: Incumbent, options: object = None) -> None:
@@ -148,14 +159,3 @@ def _linked(incumbent: Incumbent) -> Chain | None:
         incumbent.ends_without_plan("This chain has no link to the host: give it link_bytes_per_s.")
         return None
     return chain
-
-
-def _offer_schedule(incumbent: Incumbent, schedule: Schedule, source: str) -> None:
-    chain = incumbent.problem.subject
-    assert isinstance(chain, Chain)
-    try:
-        plan = tensor_plan(chain, incumbent.problem.budget_bytes, schedule)
-    except InvalidPlan as error:
-        incumbent.ends_without_plan(f"Moving every value is not enough: {error.reason}.")
-        return
-    incumbent.offer_or_say(plan, source)

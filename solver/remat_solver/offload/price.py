@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from remat_ir import Chain
 
@@ -27,9 +27,19 @@ class Priced:
 
     Args:
         prices: the lowest and the highest to try, or `FREE` to look through all.
+        stop: asked while a table is filled, which `TimeUp` then ends.
     """
 
-    def __init__(self, chain: Chain, budget_bytes: int, slots: int, nearest: bool, prices: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        budget_bytes: int,
+        slots: int,
+        nearest: bool,
+        prices: tuple[float, float],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stop = stop
         self._chain, self._budget_bytes, self._slots, self._nearest = chain, budget_bytes, slots, nearest
         # above the highest, the least move costs more than everything else could gain
         highest = float(chain.total_cost_ns * chain.stages)
@@ -61,7 +71,9 @@ class Priced:
         return FREE if self._free else (self._low / 16, self._high * 16)
 
     def _at(self, price: float) -> Schedule | None:
-        table = OffloadTable(self._chain, self._budget_bytes, self._slots, nearest=self._nearest, price=price)
+        table = OffloadTable(
+            self._chain, self._budget_bytes, self._slots, nearest=self._nearest, price=price, stop=self._stop
+        )
         found = table.schedule()
         self.found = self.found or found is not None
         return found

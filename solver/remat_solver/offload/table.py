@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from remat_ir import Chain, ChainStep, Verb
 
+from ..deadline import look, never
 from . import kernel
-from .kernel import FOREVER, fill_backward, fill_forward, states
+from .kernel import FOREVER, NEEDED, fill_backward, fill_forward, states
 from .schedule import Schedule
 
 forward_best: Any = kernel.forward_best
 backward_best: Any = kernel.backward_best
+
+_HELD = 16
+"""Values of A whose states are filled between two looks at the clock."""
 
 
 class OffloadTable:
@@ -28,10 +33,20 @@ class OffloadTable:
 
     Attributes:
         slots, slot_bytes: N, and the size of a slot; one byte where that many slots hold the budget.
+
+    Raises:
+        TimeUp: `stop`, which is asked all the time, said so.
     """
 
     def __init__(
-        self, chain: Chain, budget_bytes: int, slots: int = 50, *, nearest: bool = False, price: float = 0.0
+        self,
+        chain: Chain,
+        budget_bytes: int,
+        slots: int = 50,
+        *,
+        nearest: bool = False,
+        price: float = 0.0,
+        stop: Callable[[], bool] = never,
     ) -> None:
         if chain.link_bytes_per_s is None:
             raise ValueError("the chain has no link to the host")
@@ -60,8 +75,21 @@ class OffloadTable:
         width = self.slots + 1
         self._tails = np.full((count * (count + 1) // 2, width, width), FOREVER)
         self._table = np.full((2, count + 1, states(self.slots)), FOREVER)
-        fill_backward(*self._arguments, self._tails)
-        fill_forward(*self._arguments, self._tails, self._table, self._price)
+        self._fill(count, stop)
+
+    def _fill(self, count: int, stop: Callable[[], bool]) -> None:
+        for i in range(count, 0, -1):
+            for j in range(i, count):
+                look(stop)
+                fill_backward(i, j, *self._arguments, self._tails)
+        # the states that the first one can lead to are marked, then filled from the last stage
+        self._table[0, 1, 0] = NEEDED
+        for mark, stages in ((True, range(1, count + 1)), (False, range(count, 0, -1))):
+            for i in stages:
+                for first in range(0, self.slots + 1, _HELD):
+                    look(stop)
+                    end = min(first + _HELD, self.slots + 1)
+                    fill_forward(i, first, end, mark, *self._arguments, self._tails, self._table, self._price)
 
     def _in_slots(self, sizes: tuple[int, ...]) -> Any:
         return (np.array(sizes, np.int64) + self._add) // self.slot_bytes

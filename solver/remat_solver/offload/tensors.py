@@ -1,89 +1,70 @@
-"""From a schedule to a plan: each transfer gets its place, whole tensors are charged until their transfer has ended."""
+"""From a schedule to a plan: each copy gets its place, whole tensors count until their copy has ended."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Callable, Collection
 
-from remat_ir import Chain, ChainPlan, ChainStep, InvalidPlan, Verb
+from remat_ir import Chain, ChainPlan, InvalidPlan, Problem, Verb
 
-from .schedule import Ledger, Schedule, step_reads
+from ..deadline import look, never
+from ..placement import INPUT, Gap, moved_plan, place, placed, pruned, stored_graph, timetable
+from .schedule import Schedule
+
+
+class _Stored:
+    """The steps of a schedule, each of which stores a value; what is moved is away between the phases."""
+
+    def __init__(self, chain: Chain, schedule: Schedule) -> None:
+        forward = (*((INPUT,) if chain.input_may_leave else ()), *schedule.forward)
+        self.border = len(forward)
+        self.steps = (*forward, *schedule.backward)
+        self.table = timetable(stored_graph(chain, self.steps), range(len(self.steps)))
+
+    def gaps(self, moved: Collection[int]) -> list[Gap]:
+        """The gap of each cut that moves: from the last forward step that reads it to the first backward one."""
+        return [
+            gap
+            for gap in self.table.gaps
+            if gap.last < self.border <= gap.next and self.steps[gap.value].stage in moved
+        ]
 
 
 def tensor_plan(chain: Chain, budget_bytes: int, schedule: Schedule) -> ChainPlan:
     """The plan that fits the budget tensor by tensor, with as little idle time as one pass finds.
 
-    An offload starts with the forward step that reads the value; its device copy is dropped once the copy has ended, or
-    is waited for where a step would not fit otherwise. A prefetch starts as late as it can without making the step that
-    reads the value wait, and as early as memory lets it.
-
     Raises:
         InvalidPlan: a step does not fit even with everything that is moved on the host.
     """
-    ledger = Ledger(chain)
-    forward, away = _forward(chain, budget_bytes, schedule, ledger)
-    return ChainPlan((*forward, *_backward(chain, budget_bytes, schedule, ledger, away)))
+    stored = _Stored(chain, schedule)
+    return moved_plan(stored.steps, place(stored.table, budget_bytes, stored.gaps(schedule.moved)).plan)
 
 
-def _forward(chain: Chain, budget_bytes: int, schedule: Schedule, ledger: Ledger) -> tuple[list[ChainStep], list[int]]:
-    steps: list[ChainStep] = []
-    leaving: list[tuple[int, int]] = []  # cut, when its offload ends; in the order of the link
-    away: list[int] = []
-    now = link_free = 0
+def repaired_plan(problem: Problem, schedule: Schedule, stop: Callable[[], bool] = never) -> ChainPlan:
+    """The plan of a schedule, or of one that moves other values and fits the budget and the host's limit.
 
-    def drop_first() -> None:
-        nonlocal now
-        cut, end = leaving.pop(0)
-        now = max(now, end)
-        steps.extend((ChainStep(Verb.WAIT, cut), ChainStep(Verb.DROP, cut)))
-        away.append(cut)
+    Sizes that were rounded to the nearest slot may promise too much. Values that stay are moved too, the largest first,
+    until the plan fits; then those are kept after all whose move turns out to be no gain, until `stop` says so.
 
-    for step in schedule.forward:
-        read = step.stage - 1
-        while leaving and (leaving[0][1] <= now or ledger.held(away) + ledger.made(step) > budget_bytes):
-            drop_first()
-        if ledger.held(away) + ledger.made(step) > budget_bytes:
-            raise InvalidPlan(f"{step.verb.value} {step.stage} does not fit {budget_bytes} bytes")
-        if read in schedule.moved:
-            steps.append(ChainStep(Verb.OFFLOAD, read))
-            link_free = max(now, link_free) + chain.transfer_ns(ledger.size(read))
-            leaving.append((read, link_free))
-        steps.append(step)
-        ledger.run(step)
-        now += ledger.time_ns(step)
-    while leaving:
-        drop_first()
-    return steps, away
+    Raises:
+        InvalidPlan: it does not fit even with everything moved that can be.
+        TimeUp: `stop` said so before there was a plan that fits.
+    """
+    chain = problem.subject
+    assert isinstance(chain, Chain)
+    taped = {step.stage for step in schedule.forward if step.verb is Verb.F_ALL}
 
+    def size(cut: int) -> int:
+        return chain.tape_bytes[cut - 1] if cut in taped else chain.activation_bytes[cut]
 
-def _backward(chain: Chain, budget_bytes: int, schedule: Schedule, ledger: Ledger, away: list[int]) -> list[ChainStep]:
-    """Place the prefetches: the value read last first, so that each is as late as those after it allow."""
-    steps = schedule.backward
-    uses = {cut: next(p for p, step in enumerate(steps) if cut in step_reads(step)) for cut in away}
-    order = sorted(away, key=lambda cut: (uses[cut], cut))
-    sizes = {cut: ledger.size(cut) for cut in away}
-    room, times = [], []
-    for position, step in enumerate(steps):
-        gone = [cut for cut in away if uses[cut] > position]
-        room.append(budget_bytes - ledger.held(gone) - ledger.made(step))
-        times.append(ledger.time_ns(step))
-        ledger.run(step)
-        if room[-1] < 0:
-            raise InvalidPlan(f"{step.verb.value} {step.stage} does not fit {budget_bytes} bytes")
-    begins = [0, *accumulate(times)]
-    starts: dict[int, int] = {}
-    link_free = begins[-1]  # seen from the end: when the transfers placed so far begin
-    for cut in reversed(order):
-        position = uses[cut]
-        latest = min(begins[position], link_free) - chain.transfer_ns(sizes[cut])
-        while position > 0 and begins[position] > latest and room[position - 1] >= sizes[cut]:
-            position -= 1
-        # the steps from here to the use hold the value too
-        for p in range(position, uses[cut]):
-            room[p] -= sizes[cut]
-        starts[cut], link_free = position, min(link_free, begins[position])
-    out: list[ChainStep] = []
-    for position, step in enumerate(steps):
-        out += (ChainStep(Verb.PREFETCH, cut) for cut in order if starts[cut] == position)
-        out += (ChainStep(Verb.WAIT, cut) for cut in order if uses[cut] == position)
-        out.append(step)
-    return out
+    saved = {step.stage - 1 for step in schedule.forward if step.verb is not Verb.F_NONE}
+    staying = sorted(saved.intersection(chain.movable) - schedule.moved, key=lambda cut: (-size(cut), cut))
+    stored = _Stored(chain, schedule)
+    for more in range(len(staying) + 1):
+        if more:
+            look(stop)
+        moved = stored.gaps(schedule.moved | frozenset(staying[:more]))
+        found = placed(problem, stored.table, moved)
+        if found is not None:
+            better, _ = pruned(problem, stored.table, moved, found, stop)
+            return moved_plan(stored.steps, better.plan)
+    raise InvalidPlan("it does not fit even with everything moved that can be")

@@ -22,16 +22,16 @@ from ..program import Floats
 from .relaxation import ONE, ZERO, Columns
 
 
-class Excess(NamedTuple):
+class Violation(NamedTuple):
     """By which fraction of the capacity the memory is exceeded while an op is first computed."""
 
     fraction: float
     op: int
 
 
-def excesses(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Excess]:
+def violations(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Violation]:
     """The slots of first computations inside coarse stages that a solution, fractional or not, cannot afford."""
-    found: list[Excess] = []
+    found: list[Violation] = []
     for c in range(1, columns.stages):
         run = values_of(columns.runs[c], x)[view.maker]
         hold_next = values_of(held_at_end(view, columns, c), x)
@@ -44,7 +44,7 @@ def excesses(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float =
             np.maximum(resident, 0.0, out=resident)
             excess = (float(resident @ view.size) + float(view.need[op]) - view.capacity) / max(view.capacity, 1)
             if excess > tolerance:
-                found.append(Excess(excess, op))
+                found.append(Violation(excess, op))
     return found
 
 

@@ -19,13 +19,13 @@ from remat_ir import Graph, Problem
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine
-from ..deadline import Deadline
+from ..deadline import Deadline, TimeUp
 from ..program import Builder, Floats, Program, Term
+from ..trace import Trace, trace
 from .realize import realize
 from .relaxation import Columns, relax
+from .reruns import Reruns, add_reruns, charge, violated_reruns
 from .scale import Scale, balance_of, balanced, scale_of
-from .single import Reruns, add_reruns, charge, violated_reruns
-from .trace import Trace, trace
 
 _LOOSE = 0.1
 """Recomputations per op that a solution may have more than it needs: they only say where to cut."""
@@ -57,8 +57,15 @@ class LeastProof:
         stopped: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Go on until the deadline, or until nothing is left to tell apart; whether there is more to do."""
-        while not (deadline.passed() or stopped()):
-            program, columns = self._write()
+
+        def over() -> bool:
+            return deadline.passed() or stopped()
+
+        while not over():
+            try:
+                program, columns = self._write(over)
+            except TimeUp:
+                return True
             factor = balance_of(program)
             outcome = engine.run(
                 balanced(program),
@@ -78,13 +85,13 @@ class LeastProof:
                 return False
         return True
 
-    def _write(self) -> tuple[Program, Columns]:
+    def _write(self, stop: Callable[[], bool]) -> tuple[Program, Columns]:
         unit, fixed = self._scale.bytes, self.graph.fixed_bytes
-        builder = Builder()
+        builder = Builder(stop)
         low, high = max(0, self.low - fixed) // unit, -(-max(0, self.known - 1 - fixed) // unit)
         budget = builder.variables(1, cost=1.0, lower=float(low), upper=float(max(low, high)))
         lent = (Term(0, budget, -1.0),)
-        builder, columns = relax(self._bare, tuple(sorted(self._cuts)), self._scale, builder, lent)
+        columns = relax(self._bare, tuple(sorted(self._cuts)), self._scale, builder, lent)
         add_reruns(self._bare, columns, self._reruns, builder, self._scale, lent)
         program = builder.program()
         cost = np.zeros(program.columns)

@@ -14,21 +14,20 @@ import numpy as np
 
 from remat_ir import Plan, gap_of, plan_of
 from remat_ir.proof import StageProof
-from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine, Improvement, Outcome
-from ..certify.stages import Certified, Certifier, wanted_ns
-from ..deadline import Deadline
+from ..deadline import Deadline, TimeUp
 from ..incumbent import Incumbent
 from ..program import Floats
-from .apart import Apart, Switches
+from ..trace import Trace, trace
+from .certificate import Certified, Certifier, wanted_ns
 from .gains import Gains
-from .interior import excesses
+from .interior import violations
 from .realize import point, realize
+from .refinement import ProofOptions, Refinement
 from .rows import Round, write
 from .scale import balance_of, balanced
-from .trace import Trace, trace
 from .trees import Trees, solving
 
 _LP_ROUNDS = 30
@@ -66,7 +65,7 @@ class Proof:
     def __init__(
         self,
         incumbent: Incumbent,
-        switches: Switches | None = None,
+        options: ProofOptions | None = None,
         *,
         polish: Callable[[list[int]], None] | None = None,
         exceeding: Callable[[list[int]], None] | None = None,
@@ -75,19 +74,19 @@ class Proof:
         second: Callable[[Engine], None] | None = None,
     ) -> None:
         self.incumbent = incumbent
-        self.switches = switches or Switches()
+        self.options = options or ProofOptions()
         self.source = source
         self.view: ArrayView = view_of(incumbent.problem)
-        self.apart = Apart(self.view, self.switches)
+        self.refinement = Refinement(self.view, self.options)
         self.out_of_memory = False
         self.out_of_time = False
         self._polish, self._exceeding = polish, exceeding
         self._memory_bytes = memory_bytes
         self._second = second
-        self._far = self.switches.loose
+        self._far = self.options.loose
         self._without_plan = False
         self._certifier = Certifier(incumbent.problem) if incumbent.certifies else None
-        self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.apart, self._certifier)
+        self._trees = None if self._certifier is None else Trees(incumbent, self.view, self.refinement, self._certifier)
         self._first_cut: int | None = None
         self._gains: Gains | None = None
 
@@ -101,9 +100,11 @@ class Proof:
             return
         with contextlib.ExitStack() as stack:
             engine = engine or stack.enter_context(Engine("highs", memory_bytes=self._memory_bytes))
-            if self.switches.linear:
-                self._linear(engine)
-            self._go_on(engine)
+            # a program that is half written is of no use
+            with contextlib.suppress(TimeUp):
+                if self.options.linear:
+                    self._linear(engine)
+                self._go_on(engine)
             self._shorten(engine)
 
     def _shorten(self, engine: Engine) -> None:
@@ -168,23 +169,25 @@ class Proof:
             if outcome.status != "optimal" or outcome.x is None:
                 # what floats call infeasible is left to whole numbers to decide
                 return
-            bound = self.apart.scale.linear_bound_ns(self.view, round_.program, outcome.bound)
+            bound = self.refinement.scale.linear_bound_ns(self.view, round_.program, outcome.bound)
             if self._certifier is None:
                 self.incumbent.raise_bound(bound, self.source)
             elif bound > self.incumbent.bound_ns and outcome.row_dual is not None:
                 wanted = wanted_ns(self.incumbent, bound)
-                self._take(self._certifier.of_linear(round_, self.apart.scale, outcome.row_dual, bound, wanted), engine)
+                self._take(
+                    self._certifier.of_linear(round_, self.refinement.scale, outcome.row_dual, bound, wanted), engine
+                )
             if self._second is not None:
                 self._second(engine)
                 self._second = None
-            over = excesses(self.view, round_.columns, outcome.x)
+            over = violations(self.view, round_.columns, outcome.x)
             if self.incumbent.stopped() or watch.passed():
                 return
             cut = max(over).op if over else self._ahead(engine, bound, watch)
             if cut is None:
                 return
             self._first_cut = cut if self._first_cut is None else self._first_cut
-            self.apart.rows.cut(cut)
+            self.refinement.rows.cut(cut)
 
     def _ahead(self, engine: Engine, bound_ns: int, watch: Deadline) -> int | None:
         """The cut that raises the linear bound most; None where none raises it much."""
@@ -197,13 +200,13 @@ class Proof:
             return self.incumbent.stopped() or watch.passed()
 
         def raised(op: int) -> float:
-            rows, scale = self.apart.rows.with_cut(op), self.apart.scale
-            program = write(self.view, rows, scale, nested=self.switches.nested).program
+            rows, scale = self.refinement.rows.with_cut(op), self.refinement.scale
+            program = write(self.view, rows, scale, nested=self.options.nested, stop=over).program
             outcome = engine.lp(balanced(program), deadline=watch, stopped=self.incumbent.stopped)
             solved = outcome.status == "optimal"
             return scale.linear_bound_ns(self.view, program, outcome.bound) - bound_ns if solved else 0.0
 
-        found = self._gains.best(self.apart.rows.cuts, raised, over)
+        found = self._gains.best(self.refinement.rows.cuts, raised, over)
         return None if found is None or found.raised < _LEAST_GAIN * (cost - bound_ns) else found.op
 
     def _grow(self, engine: Engine, turn: float | None = None) -> bool | None:
@@ -226,7 +229,7 @@ class Proof:
             return not incumbent.stopped()
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self.apart.refine(grown.round, grown.x, run, whole=True)
+        return self.refinement.refine(grown.round, grown.x, run)
 
     def _take(self, found: Certified | None, engine: Engine) -> None:
         """Record what a certificate proves; one that ends the solve and is longer than the plan is made shorter."""
@@ -249,9 +252,9 @@ class Proof:
         outcome = self._solve(engine, round_, watch, turn)
         if outcome.status == "infeasible":
             # within the engine's tolerances only: a tree is to prove it
-            self._without_plan = round_.whole_space
+            self._without_plan = True
             return False
-        self._bound(outcome.bound, round_)
+        self._bound(outcome.bound)
         self._note_memory(outcome)
         if self._enough():
             # of these rows that is to be certified, not of more
@@ -270,25 +273,25 @@ class Proof:
             return not closed
         if self._polish is not None:
             self._polish(run.order.tolist())
-        return self.apart.refine(round_, outcome.x, run) or (None if unsolved else False)
+        return self.refinement.refine(round_, outcome.x, run) or (None if unsolved else False)
 
     def _short(self, outcome: Outcome) -> bool:
         """Whether a point costs less than the bound that is wanted: by these rows alone it cannot be proved."""
         cost, total = self.incumbent.cost_ns, int(self.view.cost.sum())
         if outcome.x is None or cost is None:
             return False
-        return total + outcome.objective * self.apart.scale.cost_ns < (1 - self.incumbent.max_gap) * cost
+        return total + outcome.objective * self.refinement.scale.cost_ns < (1 - self.incumbent.max_gap) * cost
 
     def _write(self, *, whole: bool) -> Round:
         """The program of a round, a linear or an integer one."""
-        nested = self.switches.nested and (not whole or self.view.ops <= _NESTED)
-        return write(self.view, self.apart.rows, self.apart.scale, nested=nested)
+        nested = self.options.nested and (not whole or self.view.ops <= _NESTED)
+        return write(self.view, self.refinement.rows, self.refinement.scale, nested=nested, stop=self.incumbent.stopped)
 
     def _solve(self, engine: Engine, round_: Round, watch: Deadline, turn: float | None) -> Outcome:
         program, factor = balanced(round_.program), balance_of(round_.program)
 
         def improved(news: Improvement) -> None:
-            self._bound(news.bound / factor, round_)
+            self._bound(news.bound / factor)
             if news.x is not None:
                 self._offer(self._trace(round_, news.x))
 
@@ -314,7 +317,7 @@ class Proof:
         least = 0.25 * self.incumbent.max_gap * (cost or bound)
         if self._far and cost is not None:
             least = max(least, _FAR * (cost - bound))
-        return least / self.apart.scale.cost_ns
+        return least / self.refinement.scale.cost_ns
 
     def _start(self, round_: Round) -> Floats | None:
         plan = self.incumbent.plan
@@ -330,10 +333,10 @@ class Proof:
             self.out_of_memory = True
             self.incumbent.note(f"The proof ended early: {outcome.message}.")
 
-    def _bound(self, units: float, round_: Round) -> None:
+    def _bound(self, units: float) -> None:
         if np.isfinite(units):
-            bound = self.apart.scale.bound_ns(self.view, units)
-            self.incumbent.raise_bound(bound, self.source, () if round_.whole_space else (ONE_PER_STAGE,))
+            bound = self.refinement.scale.bound_ns(self.view, units)
+            self.incumbent.raise_bound(bound, self.source)
 
     def _trace(self, round_: Round, x: Floats) -> Trace:
         return trace(self.view, realize(self.view, round_.columns, x))

@@ -6,9 +6,9 @@ import numpy as np
 
 from ..array_view import ArrayView
 from ..program import Floats
+from ..trace import Trace
 from .interior import values_of
 from .relaxation import ONE, Columns
-from .trace import Trace
 
 
 def realize(view: ArrayView, columns: Columns, x: Floats) -> list[int]:

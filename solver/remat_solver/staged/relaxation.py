@@ -69,21 +69,18 @@ class Columns:
         return int(np.searchsorted(self.cuts, op))
 
 
-def relax(
-    view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder | None = None, lent: Sequence[Term] = ()
-) -> tuple[Builder, Columns]:
-    """Rows (a) to (d) for the given cuts, ascending and ending with n − 1.
+def relax(view: ArrayView, cuts: tuple[int, ...], scale: Scale, builder: Builder, lent: Sequence[Term] = ()) -> Columns:
+    """Write rows (a) to (d) for the given cuts, ascending and ending with n − 1.
 
     `lent` are terms to put into each memory row: of a column that `builder` has already, which lends it room.
     """
-    builder = Builder() if builder is None else builder
     columns = _columns(view, cuts, builder, scale)
     for c in range(1, columns.stages):
         _reads_of_recomputations(view, columns, c, builder)
         _reads_of_first_computations(view, columns, c, builder)
         _residence(view, columns, c, builder)
         _memory_at_cut(view, columns, c, builder, scale, lent)
-    return builder, columns
+    return columns
 
 
 def _columns(view: ArrayView, cuts: tuple[int, ...], builder: Builder, scale: Scale) -> Columns:

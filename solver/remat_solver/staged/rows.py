@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..array_view import ArrayView, Ids
+from ..deadline import never
 from ..program import Builder, Floats, Names, Program, Term
 from .nested import Span, add_spans
 from .relaxation import ONE, Columns, relax
+from .reruns import Reruns, add_reruns
 from .scale import Scale
-from .single import Reruns, add_reruns, add_single_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +30,13 @@ class Rows:
     """What a proof has found worth telling apart; grows from round to round and never shrinks.
 
     `cuts` end coarse stages; `spans` are the coarse stages that were cut, those with variables. `reruns` are rows (h).
-    `covers` repair what rounded weights let through. `singles` maps a stage that is told apart to the recomputations in
-    it whose memory is charged: while it is empty, bounds hold in the whole space.
+    `covers` repair what rounded weights let through.
     """
 
     cuts: set[int]
     spans: list[Span] = field(default_factory=list)
     reruns: Reruns = field(default_factory=dict)
     covers: list[Cover] = field(default_factory=list)
-    singles: dict[int, set[int]] = field(default_factory=dict)
 
     def cut(self, op: int) -> None:
         """Tell the stages up to that of an op apart from those after it; the op is no cut yet."""
@@ -48,7 +48,7 @@ class Rows:
     @property
     def count(self) -> int:
         """How much has been found: more whenever a program becomes another one."""
-        runs = sum(map(len, self.reruns.values())) + sum(map(len, self.singles.values()))
+        runs = sum(map(len, self.reruns.values()))
         return len(self.cuts) + len(self.spans) + len(self.covers) + runs
 
     def with_cut(self, op: int) -> Rows:
@@ -60,11 +60,10 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A program, where its variables are, whether its bounds hold in the whole space, and what all is called."""
+    """A program, where its variables are, and what all is called."""
 
     program: Program
     columns: Columns
-    whole_space: bool
     names: Names
     column_names: Names
     spans: tuple[Span, ...]
@@ -88,27 +87,25 @@ def write(
     scale: Scale,
     *,
     nested: bool = True,
-    single: bool = True,
     cheaper_ns: int | None = None,
+    stop: Callable[[], bool] = never,
 ) -> Round:
     """The program for the rows found so far; the objective is in units of cost and leaves out each op's first run.
 
-    Without `nested` it has no spans, without `single` no rows of single stages: then its bounds hold everywhere. With
-    `cheaper_ns` its last row is of points whose objective is less; for a scale of 1 ns alone.
+    Without `nested` it has no spans. With `cheaper_ns` its last row is of points whose objective is less; for a scale
+    of 1 ns alone. Where `stop` says so, `TimeUp` is raised.
     """
-    builder, columns = relax(view, tuple(sorted(rows.cuts)), scale)
+    builder = Builder(stop)
+    columns = relax(view, tuple(sorted(rows.cuts)), scale, builder)
     if nested:
         add_spans(view, columns, rows.spans, builder)
     add_reruns(view, columns, rows.reruns, builder, scale)
     for cover in rows.covers:
         _add_cover(columns, cover, builder)
-    for stage in sorted(rows.singles) if single else ():
-        add_single_stage(view, columns, stage, rows.singles[stage], builder, scale)
     if cheaper_ns is not None:
         _add_cheaper(view, columns, cheaper_ns, builder)
     spans = tuple(sorted(set(rows.spans))) if nested else ()
-    whole = not (single and rows.singles)
-    return Round(builder.program(), columns, whole, builder.names(), builder.column_names(), spans)
+    return Round(builder.program(), columns, builder.names(), builder.column_names(), spans)
 
 
 def cover_of(view: ArrayView, columns: Columns, op: int, x: Floats) -> Cover | None:

@@ -10,14 +10,14 @@ import numpy as np
 
 from ..array_view import ArrayView
 from ..backends import Engine
-from ..certify.shorten import Solve, shortening
-from ..certify.stages import LOSS, Certified, Certifier, wanted_ns
 from ..deadline import Deadline
 from ..incumbent import Incumbent
 from ..program import Floats, Program
-from .apart import Apart
+from .certificate import LOSS, Certified, Certifier, wanted_ns
+from .refinement import Refinement
 from .rows import Round, write
 from .scale import Scale, balance_of, balanced, row_factors
+from .shorten import Solve, shortening
 
 _WORTH = 0.1
 """The share of the gap that a tree which did not get to its end must close to be certified."""
@@ -53,22 +53,27 @@ def solving(engine: Engine, incumbent: Incumbent, *, ending: bool = False) -> tu
 
 
 class Trees:
-    """The trees of a proof, of one incumbent; what is told apart is read from `apart`."""
+    """The trees of a proof, of one incumbent; what is told apart is read from `refinement`."""
 
-    def __init__(self, incumbent: Incumbent, view: ArrayView, apart: Apart, certifier: Certifier) -> None:
-        self._incumbent, self._view, self._apart, self._certifier = incumbent, view, apart, certifier
+    def __init__(self, incumbent: Incumbent, view: ArrayView, refinement: Refinement, certifier: Certifier) -> None:
+        self._incumbent, self._view, self._refinement, self._certifier = incumbent, view, refinement, certifier
         self._sought = (-1, 0)
 
     def grow(self, engine: Engine, turn: float | None = None) -> Grown:
-        """Grow the tree for the rows found so far, by turns of so many CPU seconds for each entry of its program."""
+        """Grow the tree for the rows found so far, by turns of so many CPU seconds for each entry of its program.
+
+        Raises:
+            TimeUp: before its program was written.
+        """
         incumbent = self._incumbent
         # in whole bytes and ns, from which cutting planes are derived exactly
         scale, total = Scale(1, 1), int(self._view.cost.sum())
         wanted = math.inf
         if incumbent.cost_ns is not None:
             wanted = incumbent.cost_ns - max(0.5, incumbent.max_gap * incumbent.cost_ns - 2 * LOSS * total)
-        extra, nested = self._extra(wanted - total), self._apart.switches.nested
-        round_ = write(self._view, self._apart.rows, scale, nested=nested, single=False, cheaper_ns=extra)
+        extra, nested = self._extra(wanted - total), self._refinement.options.nested
+        rows, stop = self._refinement.rows, incumbent.stopped
+        round_ = write(self._view, rows, scale, nested=nested, cheaper_ns=extra, stop=stop)
         factor = balance_of(round_.program)
         branching = np.arange(round_.program.columns) < round_.columns.count
         program = replace(balanced(round_.program), integer=branching)
@@ -97,8 +102,8 @@ class Trees:
         if not math.isfinite(extra) or extra < 1:
             return None
         count, known = self._sought
-        if count != self._apart.rows.count or known < extra:
-            self._sought = self._apart.rows.count, math.ceil(extra)
+        if count != self._refinement.rows.count or known < extra:
+            self._sought = self._refinement.rows.count, math.ceil(extra)
         return self._sought[1]
 
     def _writing_s(self) -> float:

@@ -22,8 +22,8 @@ from remat_ir.working_set import pinned_ops
 
 from ..baselines.shape import articulation_points
 from ..incumbent import Incumbent
+from ..placement import Gap, Timetable, place, timetable
 from ..program import Floats
-from .place import Gap, Timetable, place, timetable
 
 _EFFECTIVE = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """Shares of the budget that the program of layers is given, whose peaks are estimates: the first that fits counts."""

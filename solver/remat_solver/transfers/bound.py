@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,10 @@ from remat_ir import Graph
 
 from ..array_view import ArrayView, view_of
 from ..backends import Engine
-from ..certify.stages import Certified, Certifier, wanted_ns
-from ..deadline import Deadline
+from ..deadline import Deadline, TimeUp, never
 from ..incumbent import Incumbent
 from ..program import Floats, Program
+from ..staged.certificate import Certified, Certifier, wanted_ns
 from ..staged.scale import Scale, balance_of, balanced
 from .relaxation import Columns, Written, ample_ns, excess, relax
 
@@ -65,7 +65,13 @@ def cuts_of(view: ArrayView, count: int) -> tuple[int, ...]:
 
 
 def solved(
-    engine: Engine, view: ArrayView, cuts: tuple[int, ...], deadline: Deadline, *, charge: bool = True
+    engine: Engine,
+    view: ArrayView,
+    cuts: tuple[int, ...],
+    deadline: Deadline,
+    *,
+    charge: bool = True,
+    stopped: Callable[[], bool] = never,
 ) -> Relaxed | None:
     """The linear relaxation for some cuts, with the rows (h) that its solutions break; None if time is up before."""
     graph: Graph = view.graph
@@ -73,11 +79,14 @@ def solved(
     charged: dict[int, set[int]] = {}
     best: Relaxed | None = None
     for _ in range(_ROUNDS if charge else 1):
-        written = relax(view, graph.link, cuts, charged)
+        try:
+            written = relax(view, graph.link, cuts, charged, lambda: deadline.passed() or stopped())
+        except TimeUp:
+            break
         program, columns = written.program, written.columns
         if program.columns > _MOST_COLUMNS:
             break
-        found = engine.lp(balanced(program), deadline=deadline)
+        found = engine.lp(balanced(program), deadline=deadline, stopped=stopped)
         if found.x is None or found.row_dual is None:
             break
         bound = proved_ns(view, program, found.row_dual)
@@ -93,17 +102,12 @@ def solved(
 
 
 def proved_ns(view: ArrayView, program: Program, row_dual: Floats) -> int:
-    """What the duals of the balanced program prove in ns, by weak duality whatever they are."""
-    return _whole_ns(view, balanced(program).dual_bound(row_dual) / balance_of(program), 1e-9)
-
-
-def _whole_ns(view: ArrayView, added_ns: float, tolerance: float) -> int:
-    """A bound in whole ns from one on what is added to each op once; above `ample_ns` nothing is proved."""
+    """What the duals of the balanced program prove in ns, by weak duality whatever they are; at most `ample_ns`."""
     assert view.graph.link is not None
-    total = int(view.cost.sum())
+    total, added_ns = int(view.cost.sum()), balanced(program).dual_bound(row_dual) / balance_of(program)
     if not math.isfinite(added_ns):
         return total
-    bound = total + max(0, math.ceil(added_ns - tolerance * (1.0 + abs(added_ns))))
+    bound = total + max(0, math.ceil(added_ns - 1e-9 * (1.0 + abs(added_ns))))
     return min(bound, ample_ns(view, view.graph.link))
 
 
@@ -129,7 +133,7 @@ def prove(incumbent: Incumbent, deadline: Deadline) -> Iterator[Relaxed]:
             if cuts in seen or deadline.passed() or incumbent.stopped():
                 continue
             seen.add(cuts)
-            relaxed = solved(engine, view, cuts, deadline)
+            relaxed = solved(engine, view, cuts, deadline, stopped=incumbent.stopped)
             if relaxed is None:
                 break
             bound = relaxed.bound_ns
@@ -145,14 +149,3 @@ def _take(incumbent: Incumbent, found: Certified | None) -> None:
     """Record what a certificate proves."""
     if found is not None and found.bound_ns is not None:
         incumbent.raise_bound(found.bound_ns, SOURCE, proof=found.proof)
-
-
-def prove_whole(incumbent: Incumbent, relaxed: Relaxed, deadline: Deadline) -> None:
-    """Raise the bound by branch and bound on a relaxation: the engine's word, within its tolerances."""
-    view, program = view_of(incumbent.problem), relaxed.written.program
-    scale = balance_of(program)
-    gap = 0.0 if incumbent.cost_ns is None else incumbent.max_gap * incumbent.cost_ns * scale
-    with Engine("highs") as engine:
-        outcome = engine.run(balanced(program), deadline=deadline, stopped=incumbent.stopped, absolute_gap=gap)
-    if math.isfinite(outcome.bound):
-        incumbent.raise_bound(_whole_ns(view, outcome.bound / scale, 1e-6), SOURCE)

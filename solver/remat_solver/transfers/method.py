@@ -14,7 +14,7 @@ from ..incumbent import Incumbent
 from ..lift import LiftedIncumbent
 from ..program import Floats
 from .baselines import layer_fractions, offload_all, save_on_cpu
-from .bound import Relaxed, prove, prove_whole
+from .bound import Relaxed, prove
 from .chains import ChainTransferSearch
 from .search import TransferSearch
 
@@ -22,8 +22,6 @@ _PROOF_SHARE = 0.9
 """The share of the time for linear relaxations."""
 _FIRST_SHARE = 0.1
 """The share of the time that a first plan without transfers may take before other plans are sought."""
-_WHOLE_SHARE = 0.2
-"""The share of what is left then for branch and bound, which seldom proves more: the plans need the cores."""
 _UNLIMITED_S = 60.0
 _BASELINES = {"offload-all": offload_all, "save-on-cpu": save_on_cpu, "layer-fractions": layer_fractions}
 
@@ -53,7 +51,7 @@ def keep_recompute_offload(
     search.deadline = within(incumbent.deadline, 1.0)
     lifted = LiftedIncumbent(incumbent, plans_only=True)
     lifted.deadline = search.deadline
-    relaxations = _Relaxations(search.linked, search.deadline, whole=search.linked is incumbent)
+    relaxations = _Relaxations(search.linked, search.deadline)
     threads: list[Beside] = []
     try:
         if options.proof:
@@ -110,24 +108,18 @@ def within(deadline: Deadline, share: float) -> Deadline:
 class _Relaxations:
     """Solves relaxations of a graph with a link and raises bounds, and hands on what they would move."""
 
-    def __init__(self, incumbent: Incumbent, deadline: Deadline, *, whole: bool) -> None:
-        """`whole`: branch and bound follows, for the bound alone."""
-        self.incumbent, self.deadline, self.whole = incumbent, deadline, whole
+    def __init__(self, incumbent: Incumbent, deadline: Deadline) -> None:
+        self.incumbent, self.deadline = incumbent, deadline
         self._found: list[Relaxed] = []
         self._lock = threading.Lock()
 
     def run(self) -> None:
         """Solve all of them."""
         incumbent = self.incumbent
-        best: Relaxed | None = None
         for relaxed in prove(incumbent, within(self.deadline, _PROOF_SHARE)):
             with self._lock:
                 self._found.append(relaxed)
-            if best is None or relaxed.bound_ns > best.bound_ns:
-                best = relaxed
         incumbent.cease_certifying()
-        if self.whole and best is not None and not incumbent.stopped():
-            prove_whole(incumbent, best, within(self.deadline, _WHOLE_SHARE))
 
     def take(self) -> Floats | None:
         """What the next relaxation would move, or None where there is no other yet."""

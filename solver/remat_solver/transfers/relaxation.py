@@ -30,6 +30,7 @@ makespan of more than `ample_ns` exceed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ import numpy as np
 from remat_ir import Link
 
 from ..array_view import ArrayView, Ids
+from ..deadline import never
 from ..program import Booleans, Builder, Floats, Name, Names, Program, Term
 
 ZERO = -1
@@ -96,12 +98,19 @@ class Written(NamedTuple):
         return ()
 
 
-def relax(view: ArrayView, link: Link, cuts: tuple[int, ...], charged: dict[int, set[int]]) -> Written:
+def relax(
+    view: ArrayView,
+    link: Link,
+    cuts: tuple[int, ...],
+    charged: dict[int, set[int]],
+    stop: Callable[[], bool] = never,
+) -> Written:
     """The program for some cuts, ascending and ending with n − 1.
 
     `charged`: the recomputations of each coarse stage that have a row (h). Times are in ns, sizes in bytes.
+    Where `stop` says so, `TimeUp` is raised.
     """
-    builder = Builder()
+    builder = Builder(stop)
     times = copy_times(view, link)
     columns = _columns(view, cuts, times, ample_ns(view, link), builder)
     for c in range(columns.stages):

@@ -19,10 +19,9 @@ from remat_ir.greedy import greedy_plan, least_memory
 
 from ..deadline import Deadline
 from ..incumbent import Incumbent
+from ..placement import Gap, Placed, Timetable, chosen_gaps, placed, pruned, timetable
 from ..program import Floats
 from ..search import Search
-from .choose import chosen_gaps, placed, pruned
-from .place import Gap, Placed, Timetable, timetable
 
 SOURCE = "transfers"
 _MOVES = 8192

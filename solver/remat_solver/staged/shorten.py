@@ -29,7 +29,7 @@ from remat_ir.proof.rows import Inequality, Relaxation
 from remat_ir.read import LARGEST_INTEGER
 
 from ..array_view import Ids
-from ..deadline import Deadline
+from ..deadline import Deadline, TimeUp, never
 from ..program import INFINITY, Builder, Floats, Program, Term
 
 Solve: TypeAlias = Callable[[Program], Floats | None]
@@ -64,11 +64,14 @@ def shortened(
 
     `total_ns` is the cost of all ops once. Once `watch` has passed, leaves stay as they are.
     """
-    shorter = Shorter(on, proof, solve, float(bound_ns - total_ns - 1), max(1.0, total_ns))
+    shorter = Shorter(on, proof, solve, float(bound_ns - total_ns - 1), max(1.0, total_ns), watch.passed)
     before = np.zeros(len(proof.rows))
     found: list[Floats | None] = []
     for leaf, box in zip((node for node in proof.nodes if isinstance(node, Leaf)), boxes(proof), strict=True):
-        found.append(None if watch.passed() else shorter.leaf(leaf, box, before))
+        try:
+            found.append(None if watch.passed() else shorter.leaf(leaf, box, before))
+        except TimeUp:
+            found.append(None)
         last = found[-1]
         before = shorter.multipliers(leaf) if last is None else last
     return shorter.written(found)
@@ -77,8 +80,16 @@ def shortened(
 class Shorter:
     """The rows of a certificate as arrays, and the search for leaves over them."""
 
-    def __init__(self, on: Relaxation, proof: StageProof, solve: Solve, need: float, total: float) -> None:
-        self._proof, self._solve, self._need, self._total = proof, solve, need, total
+    def __init__(
+        self,
+        on: Relaxation,
+        proof: StageProof,
+        solve: Solve,
+        need: float,
+        total: float,
+        stop: Callable[[], bool] = never,
+    ) -> None:
+        self._proof, self._solve, self._need, self._total, self._stop = proof, solve, need, total, stop
         self._made: list[Inequality] = []
         for row in proof.rows:
             self._made.append(inequality(on, self._made, row))
@@ -102,7 +113,11 @@ class Shorter:
         return y
 
     def leaf(self, leaf: Leaf, box: Mapping[Column, int], before: Floats) -> Floats | None:
-        """[rows] multipliers for a leaf, close to those of the one before; None where only its own are enough."""
+        """[rows] multipliers for a leaf, close to those of the one before; None where only its own are enough.
+
+        Raises:
+            TimeUp: before its program was written.
+        """
         y, empty = self.multipliers(leaf), leaf.empty
         point = Point(self, y, box, empty)
         most = point.bound()
@@ -159,7 +174,7 @@ class Shorter:
         value = np.concatenate([self.value[r] for r in rows]) * unit[entry] / scale if len(rows) else np.zeros(0)
         columns, place = np.unique(index, return_inverse=True)
         low, high, weight = at.low[columns], at.high[columns], at.weight[columns] / scale
-        builder = Builder()
+        builder = Builder(self._stop)
         most = before[rows] / unit
         up = builder.variables(len(rows), cost=charge, upper=INFINITY, integer=False)
         down = builder.variables(len(rows), cost=charge, upper=most, integer=False)

@@ -8,53 +8,45 @@ import numpy as np
 
 from ..array_view import ArrayView
 from ..program import Floats
+from ..trace import Trace
 from .relaxation import Columns
+from .reruns import charge, violated_reruns
 from .rows import Round, Rows, cover_of
 from .scale import Scale, finer, scale_of
-from .single import charge, violated_reruns
-from .trace import Trace
 
-_SMALL = 150
-"""Up to so many ops all recomputations that could run in a stage that is looked into are charged at once."""
 _LONG_STAGE, _CLOSE = 20, 0.1
 """What is called close to the begin of a coarse stage of so many ops and more, as a share of its length."""
 
 
 @dataclass(frozen=True)
-class Switches:
+class ProofOptions:
     """What a proof may use; each changes its pace, none its result.
 
     linear: begin with linear programs. reruns: rows (h). loose: leave a gap in integer programs whose solution breaks
-    the memory anyway. single: go on inside stages, in the space of one recomputation per op and stage, once the whole
-    space has nothing more to tell apart. nested: keep the rows of coarse stages that were cut.
+    the memory anyway. nested: keep the rows of coarse stages that were cut.
     """
 
     linear: bool = True
     reruns: bool = True
     loose: bool = True
-    single: bool = True
     nested: bool = True
 
 
-class Apart:
+class Refinement:
     """The rows that a proof has found, the units that it counts in, and how both are refined.
 
     It begins with one coarse stage besides stage 0.
     """
 
-    def __init__(self, view: ArrayView, switches: Switches) -> None:
-        self.view, self.switches = view, switches
+    def __init__(self, view: ArrayView, options: ProofOptions) -> None:
+        self.view, self.options = view, options
         self.scale: Scale = scale_of(view)
         last = view.ops - 1
         self.rows = Rows({min(max(0, view.roomy - 1), last), last})
 
-    def refine(self, round_: Round, x: Floats, run: Trace, *, whole: bool = False) -> bool:
-        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart.
-
-        `whole` keeps to what holds in the whole space.
-        """
-        new = self.switches.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
-        inside: list[tuple[int, int]] = []
+    def refine(self, round_: Round, x: Floats, run: Trace) -> bool:
+        """Tell apart the stage in which the sequence breaks memory most; False where all that can be is told apart."""
+        new = self.options.reruns and charge(self.rows.reruns, violated_reruns(self.view, round_.columns, x))
         rounded: list[int] = []
         for position in np.argsort(-run.memory, kind="stable").tolist():
             if run.memory[position] <= self.view.capacity:
@@ -64,11 +56,9 @@ class Apart:
             if cut is not None:
                 self.rows.cut(cut)
                 return True
-            if op < stage:
-                inside.append((stage, op))
-            else:
+            if op == stage:
                 rounded.append(stage)
-        return new or self._unround(round_, x, rounded) or (not whole and self._look_inside(inside))
+        return new or self._unround(round_, x, rounded)
 
     def _unround(self, round_: Round, x: Floats, ops: list[int]) -> bool:
         """Tighten what rounding let through at first computations that are cuts; whether there was such a thing."""
@@ -82,16 +72,6 @@ class Apart:
         found = [cover for cover in covers if cover is not None]
         self.rows.covers += found
         return bool(found)
-
-    def _look_inside(self, slots: list[tuple[int, int]]) -> bool:
-        """Charge recomputations (stage, op) of stages told apart; whether that is new."""
-        if not self.switches.single:
-            return False
-        more: dict[int, set[int]] = {}
-        for stage, op in slots:
-            # of a small graph all that could run there at once: else the next solution breaks memory with another one
-            more.setdefault(stage, set()).update({op} if self.view.ops > _SMALL else range(stage))
-        return charge(self.rows.singles, more)
 
 
 def cut_for(view: ArrayView, columns: Columns, stage: int, op: int, run: Trace) -> int | None:

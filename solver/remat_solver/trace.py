@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..array_view import ArrayView, Ids
+from .array_view import ArrayView, Ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,7 +97,7 @@ class _Windowed:
         segments = segments_of(graph)
         if segments is None or segments.count < _FEWEST_SEGMENTS or graph.link is not None:
             return None
-        segments, _ = joined(segments, _MOST_SEGMENTS)
+        segments, _ = joined(segments, _MOST_SEGMENTS, incumbent.stopped)
         split = segments.ends[-1] + 1
         turn = split - 1 + int(np.argmax(view.need[split - 1 : segments.backward_starts[-2]]))
         if turn >= graph.ops - 1:

@@ -1,0 +1,172 @@
+"""The baselines of Checkmate's Table 1, each searching its own parameter for the cheapest plan within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from remat_ir import Graph, Plan, plan_of
+
+from ..incumbent import Incumbent
+from . import chen, revolve
+from .recompute import Retained, computed, plan_as_given
+from .shape import articulation_points, linear
+
+MOST_SLOTS = 128
+"""Numbers of slots that the search of `griewank` tries."""
+MOST_REPEATS = 60
+"""Steps per forward op above which a revolve schedule is not tried: it is far from any plan that anyone would run."""
+FREEING = ("last-use", "paper")
+
+
+@dataclass(frozen=True)
+class BaselineOptions:
+    """When a baseline's values are freed.
+
+    Attributes:
+        freeing: "last-use": after the last use in the plan, which needs less memory; "paper": what the baseline's
+            matrix S retains is held as long as S says, memory by equations 2 to 5 of Checkmate, as its tables count it.
+    """
+
+    freeing: str = "last-use"
+
+    def __post_init__(self) -> None:
+        if self.freeing not in FREEING:
+            raise ValueError(f"freeing must be {' or '.join(map(repr, FREEING))}, not {self.freeing!r}")
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a baseline whose S ends at each value's last use: both ways to count are the same."""
+
+    freeing: ClassVar[str] = "last-use"
+
+
+class Choice(NamedTuple):
+    """One setting of a baseline's parameter: what its plan costs, in ns, and the plan, made when it is asked for."""
+
+    cost_ns: int
+    plan: Callable[[], Plan]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline as a method: calling it offers the plans of all its choices that fit and are cheaper.
+
+    Attributes:
+        summary: for a person.
+        settings: S of each setting of its parameter, of a graph and the number of its forward ops.
+        only_linear: whether it is for linear graphs alone.
+        options: the class of its options.
+    """
+
+    name: str
+    summary: str
+    settings: Callable[[Graph, int], Iterable[Retained]]
+    only_linear: bool = False
+    options: type[BaselineOptions | NoOptions] = BaselineOptions
+
+    def why_not(self, graph: Graph) -> str | None:
+        """One sentence on why it does not apply to a graph, or None."""
+        forward = graph.backward_from
+        if not forward:
+            return f"{self.name} does not apply: the graph marks no backward pass after a forward one."
+        if self.only_linear and not linear(graph, forward):
+            return f"{self.name} does not apply: the forward pass is not linear."
+        return None
+
+    def choices(self, graph: Graph, options: BaselineOptions | NoOptions) -> Iterator[Choice]:
+        """Each of its plans, whatever it needs; none where it does not apply."""
+        if self.why_not(graph) is not None:
+            return
+        for retained in self.settings(graph, graph.backward_from or 0):
+            order = computed(graph, retained)
+
+            def plan(retained: Retained = retained, order: Sequence[int] = order) -> Plan:
+                return plan_as_given(graph, retained) if options.freeing == "paper" else plan_of(graph, order)
+
+            yield Choice(sum(graph.op_cost_ns[op] for op in order), plan)
+
+    def __call__(self, incumbent: Incumbent, options: BaselineOptions | NoOptions = BaselineOptions()) -> None:
+        """Offer the plans of all choices that fit and are cheaper than what is there."""
+        graph = incumbent.problem.graph
+        why_not = self.why_not(graph)
+        if why_not is not None:
+            incumbent.ends_without_plan(why_not)
+            return
+        best: int | None = None
+        least: int | None = None
+        for choice in self.choices(graph, options):
+            # its replay, here and of the answer, takes as long again: a deep linear order may take nine computations
+            # an op
+            if incumbent.interrupted():
+                return
+            if best is None or choice.cost_ns < best:
+                peak = incumbent.offer_or_suffices(choice.plan(), self.name)
+                least = peak if least is None else min(least, peak)
+                if peak <= incumbent.problem.budget_bytes:
+                    best = choice.cost_ns
+            if incumbent.stopped():
+                return
+        if best is None:
+            incumbent.ends_without_plan(f"{self.name} has no plan within the budget; its least peak is {least} bytes.")
+
+
+def _all_forward(graph: Graph, forward: int) -> Sequence[int]:
+    return range(forward)
+
+
+def _roots(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Graph, int], Iterator[Retained]]:
+    """√n segments (Chen et al., Section 3.1)."""
+
+    def settings(graph: Graph, forward: int) -> Iterator[Retained]:
+        yield chen.retained(graph, forward, chen.every_root(candidates(graph, forward)))
+
+    return settings
+
+
+def _greedy(candidates: Callable[[Graph, int], Sequence[int]]) -> Callable[[Graph, int], Iterator[Retained]]:
+    """Segments of about equal memory, with a search over their size (Chen et al., Alg. 3)."""
+
+    def settings(graph: Graph, forward: int) -> Iterator[Retained]:
+        for checkpoints in chen.greedy_choices(graph, forward, candidates(graph, forward)):
+            yield chen.retained(graph, forward, checkpoints)
+
+    return settings
+
+
+def _revolutions(graph: Graph, forward: int) -> Iterator[Retained]:
+    """Revolve, from as many slots as steps to few (Griewank and Walther, Algorithm 799)."""
+    for slots in _spread(forward, MOST_SLOTS):
+        if revolve.advances(forward, slots) <= MOST_REPEATS * forward:
+            yield revolve.retained(graph, forward, slots)
+
+
+def _spread(most: int, count: int) -> list[int]:
+    """most … 1; where that is more than `count` numbers, all the small ones and ever fewer of the large."""
+    if most <= count:
+        return list(range(most, 0, -1))
+    half = count // 2
+    ratio = (most / half) ** (1 / half)
+    return sorted({*range(1, half + 1), *(round(half * ratio**i) for i in range(half + 1))}, reverse=True)
+
+
+BASELINES: dict[str, Baseline] = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline("griewank", "revolve's binomial schedule, on linear graphs", _revolutions, True, NoOptions),
+        Baseline("chen-sqrt", "√n segments of √n ops, on linear graphs", _roots(_all_forward), only_linear=True),
+        Baseline(
+            "chen-greedy",
+            "segments of equal memory, their size searched, on linear graphs",
+            _greedy(_all_forward),
+            only_linear=True,
+        ),
+        Baseline("ap-sqrt", "chen-sqrt between articulation points", _roots(articulation_points)),
+        Baseline("ap-greedy", "chen-greedy between articulation points", _greedy(articulation_points)),
+        Baseline("linearized-sqrt", "chen-sqrt along the topological order", _roots(_all_forward)),
+        Baseline("linearized-greedy", "chen-greedy along the topological order", _greedy(_all_forward)),
+    )
+}
+"""Checkmate, Table 1 and Sections 5.1.1 (articulation points) and 5.1.2 (topological order)."""

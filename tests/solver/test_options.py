@@ -1,0 +1,218 @@
+"""Every option of every method has an effect: on the programs that engines get, on the plans, or on the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from benchmarks.graphs.instances import instance
+
+from remat_ir import Answer, InvalidData, Link, Problem, Progress, budget_at
+from remat_solver import METHODS, solve
+from remat_solver.backends import Engine
+from remat_solver.baselines import BASELINES
+from solver.little import little_graph
+from solver.test_baselines import unit
+from solver.test_rotor import long_chain
+
+GRAPH = little_graph(3, 16)
+LINK = Link(10**9, 10**9)
+
+
+class Watch:
+    """What engines were asked for while a problem was solved, and what came of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engines: list[tuple[str, int]] = []
+        self.programs: list[tuple[str, int, int]] = []
+        self.first = b""
+        self.asked: list[dict[str, Any]] = []
+        self.sources: set[str] = set()
+        self.costs: list[int | None] = []
+        self.answer: Answer | None = None
+        begin, ask = Engine.__init__, Engine._ask
+
+        def started(engine: Engine, name: str, *, memory_bytes: int = 0) -> None:
+            self.engines.append((name, memory_bytes))
+            begin(engine, name, memory_bytes=memory_bytes)
+
+        def asked(engine: Engine, kind: str, program: Any, members: dict[str, Any], *rest: Any) -> Any:
+            self.programs.append((kind, program.rows, program.columns))
+            self.first = self.first or b"".join(
+                getattr(program, field.name).tobytes() for field in fields(program)[:-1]
+            )
+            self.asked.append(dict(members))
+            return ask(engine, kind, program, members, *rest)
+
+        monkeypatch.setattr(Engine, "__init__", started)
+        monkeypatch.setattr(Engine, "_ask", asked)
+
+    def solve(self, method: str, problem: Problem, options: dict[str, object]) -> Watch:
+        def note(news: Progress) -> None:
+            self.sources.add(news.source)
+            self.costs.append(news.cost_ns)
+
+        self.answer = solve(
+            problem,
+            method=method,
+            time_limit_s=8.0 if problem in (BROKEN, LOOSE) else 2.0,
+            max_gap=0,
+            options=options,
+            on_progress=note,
+            certify=True,
+        )
+        return self
+
+
+Seen = Callable[[Watch], object]
+
+
+def first_program(watch: Watch) -> object:
+    return watch.first
+
+
+def engines(watch: Watch) -> object:
+    return watch.engines[0]
+
+
+def asked(name: str) -> Seen:
+    return lambda watch: watch.asked[0][name]
+
+
+def kinds(watch: Watch) -> object:
+    return watch.programs[0][0]
+
+
+def count(watch: Watch) -> object:
+    return len(watch.programs)
+
+
+def cost(watch: Watch) -> object:
+    assert watch.answer is not None
+    return watch.answer.cost_ns
+
+
+def plan(watch: Watch) -> object:
+    assert watch.answer is not None
+    return watch.answer.plan
+
+
+def message(watch: Watch) -> object:
+    assert watch.answer is not None
+    return watch.answer.message
+
+
+def programs(watch: Watch) -> object:
+    return set(watch.programs)
+
+
+def sources(name: str) -> Seen:
+    return lambda watch: name in watch.sources
+
+
+def tolerances(watch: Watch) -> object:
+    return {members["absolute_gap"] for members in watch.asked if "absolute_gap" in members} - {0.0}
+
+
+def costs(watch: Watch) -> object:
+    return watch.costs
+
+
+DEEP = instance("unet-2-whole")
+TIGHT = Problem(DEEP, budget_at(DEEP, 0.4))
+SMALL = Problem(GRAPH, budget_at(GRAPH, 0.6))
+CHAIN = long_chain(20, 5)
+CHAINED = Problem(CHAIN, budget_at(CHAIN, 0.3))
+ROUNDED = Problem(little_graph(10, 14), budget_at(little_graph(10, 14), 0.6))
+LINKED = Problem(DEEP.with_link(LINK), TIGHT.budget_bytes)
+OFFLOADED = Problem(replace(CHAIN, link_bytes_per_s=10**9), CHAINED.budget_bytes)
+BROKEN = Problem(little_graph(19, 16), budget_at(little_graph(19, 16), 0.5))
+"""Its solutions break the memory while ops are recomputed; it is proved within a second."""
+LOOSE = Problem(little_graph(5, 24), budget_at(little_graph(5, 24), 0.5))
+"""A plan is known before its integer programs are solved to the end."""
+MEMORY = (2**31, engines)
+MILP: dict[str, tuple[object, Seen]] = {
+    "engine": ("cbc", engines),
+    "recomputations": (2, first_program),
+    "threads": (2, asked("threads")),
+    "seed": (1, asked("seed")),
+    "memory_bytes": MEMORY,
+}
+TIGHTER = MILP | dict.fromkeys(("collapse", "reach", "exclusive", "pinned", "frontier"), (False, first_program))
+BASE: dict[str, tuple[object, Seen]] = {"freeing": ("paper", plan)}
+EFFECTS: dict[str, dict[str, tuple[object, Seen]]] = {
+    **dict.fromkeys(sorted(set(BASELINES) - {"griewank"}), BASE),
+    "auto": {
+        "search": (False, sources("search")),
+        "proof": (False, engines),
+        "seed": (1, plan),
+        "memory_bytes": MEMORY,
+    },
+    "staged": {
+        "linear": (False, kinds),
+        "reruns": (False, programs),
+        "loose": (False, tolerances),
+        "nested": (False, programs),
+        "polish": (False, costs),
+        "memory_bytes": MEMORY,
+    },
+    "milp": MILP,
+    "milp-tight": TIGHTER,
+    "milp-forward": TIGHTER | {"recomputations": (2, message)},
+    "milp-order": MILP | {"recomputations": (2, message), "most_ops": (8, message)},
+    "lp-rounding": {
+        "epsilon": (0.1, count),
+        "threshold": (0.99, costs),
+        "program": ("checkmate", first_program),
+        "tries": (1, count),
+        "memory_bytes": MEMORY,
+    },
+    "greedy": {"tries": (1, cost)},
+    "search": {"seed": (1, plan), "iterations": (2000, plan)},
+    "rotor": {"slots": (8, cost)},
+    "revolve": {"slots": (8, cost)},
+    "sequential": {"segments": (3, cost)},
+    "pofo": {"slots": (8, cost)},
+    "tags": {"seed": (1, costs), "free": (False, message)},
+    "transfers": {"proof": (False, engines), "seed": (1, plan)},
+}
+LINEAR = Problem(unit(25), budget_at(unit(25), 0.5))
+POSED = {
+    **dict.fromkeys(BASELINES, LINEAR),
+    "auto": TIGHT,
+    "staged": TIGHT,
+    "lp-rounding": ROUNDED,
+    "greedy": Problem(DEEP, budget_at(DEEP, 0.6)),
+    "search": TIGHT,
+    "rotor": CHAINED,
+    "revolve": CHAINED,
+    "sequential": Problem(CHAIN, budget_at(CHAIN, 0.8)),
+    "pofo": OFFLOADED,
+    "tags": TIGHT,
+    "transfers": LINKED,
+}
+
+
+def test_every_option_is_looked_at() -> None:
+    with_options = {name: {field.name for field in fields(method.options)} for name, method in METHODS.items()}
+    assert {name: set(options) for name, options in EFFECTS.items()} == {
+        name: options for name, options in with_options.items() if options
+    }
+
+
+@pytest.mark.parametrize(("method", "option"), [(method, option) for method in EFFECTS for option in EFFECTS[method]])
+def test_every_option_has_an_effect(monkeypatch: pytest.MonkeyPatch, method: str, option: str) -> None:
+    value, seen = EFFECTS[method][option]
+    problem = {"reruns": BROKEN, "loose": LOOSE}.get(option, POSED.get(method, SMALL))
+    found = []
+    for options in ({}, {option: value}):
+        with monkeypatch.context() as patch:
+            try:
+                watch = Watch(patch).solve(method, problem, options)
+            except InvalidData as error:
+                found.append(str(error))
+            else:
+                found.append(seen(watch) if watch.engines or seen is not engines else None)
+    assert found[0] != found[1]

@@ -1,0 +1,152 @@
+"""What is stopped ends soon: no program is written on, and no table filled, after the first look that says stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+from benchmarks.graphs.instances import instance
+from hypothesis import given, settings
+
+from drawn import graphs
+from remat_ir import Graph, Link, Problem, budget_at, plain_chain_plan, plain_peak, verify
+from remat_solver.array_view import view_of
+from remat_solver.backends import Engine
+from remat_solver.baselines.shape import articulation_points
+from remat_solver.blocks.repeats import joined
+from remat_solver.blocks.segments import segments_of
+from remat_solver.deadline import Deadline, TimeUp
+from remat_solver.incumbent import Incumbent
+from remat_solver.join import JoinTable
+from remat_solver.join.contiguous import Contiguous, relaxed_steps
+from remat_solver.methods.least import narrowed
+from remat_solver.offload.bound import makespan_bound
+from remat_solver.offload.schedule import Schedule
+from remat_solver.offload.table import OffloadTable
+from remat_solver.offload.tensors import repaired_plan
+from remat_solver.pairs import pair_table
+from remat_solver.staged.least import LeastProof
+from remat_solver.staged.prove import Proof
+from remat_solver.staged.rows import Rows, write
+from remat_solver.staged.scale import scale_of
+from remat_solver.transfers.relaxation import relax
+from solver.little import little_graph
+from solver.stops import After
+from solver.test_offload import linked_chain
+
+LINK = Link(10**9, 10**9)
+
+
+def staged_program(graph: Graph, stop: Callable[[], bool]) -> object:
+    view = view_of(Problem(graph, plain_peak(graph) - 1))
+    rows = Rows({graph.ops // 3, graph.ops - 1}, reruns={graph.ops - 1: {0, 1}})
+    rows.cut(graph.ops // 2)
+    return write(view, rows, scale_of(view), stop=stop)
+
+
+def transfer_program(graph: Graph, stop: Callable[[], bool]) -> object:
+    view = view_of(Problem(graph.with_link(LINK), plain_peak(graph) - 1))
+    return relax(view, LINK, (graph.ops // 3, graph.ops - 1), {1: {0, 1}}, stop)
+
+
+def blocks(graph: Graph, stop: Callable[[], bool]) -> object:
+    segments = segments_of(graph)
+    assert segments is not None
+    return joined(segments, 8, stop)
+
+
+@pytest.mark.parametrize("write_all", [staged_program, transfer_program, blocks])
+def test_nothing_is_written_after_the_look_that_says_stop(write_all: Callable[..., Any]) -> None:
+    graph = instance("gpt-6") if write_all is blocks else little_graph(3, 40)
+    whole = After()
+    write_all(graph, whole)
+    assert whole.polls >= 20
+    for most in range(0, whole.polls, 7):
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            write_all(graph, stop)
+        assert stop.polls == most + 1
+
+
+def test_the_proof_ends_wherever_it_is_stopped() -> None:
+    """Also in the middle of a program: after the look that says stop only few others follow, and none is a round."""
+    graph = little_graph(1, 24)
+    problem = Problem(graph, int(0.8 * plain_peak(graph)))
+
+    def polls(most: float) -> After:
+        stop = After(most)
+        Proof(Incumbent(problem, Deadline(None), cancelled=stop, certify=True)).run(engine)
+        return stop
+
+    with Engine("highs") as engine:
+        whole = polls(float("inf")).polls
+        assert whole > 60
+        for most in range(0, min(whole, 150), 10):
+            assert polls(most).polls <= most + 12
+
+
+def test_the_least_budget_is_left_where_it_is_stopped() -> None:
+    graph = little_graph(2, 30)
+    with Engine("highs") as engine:
+        for most in range(0, 40, 4):
+            stop = After(most)
+            proof = LeastProof(graph, 1, plain_peak(graph))
+            proof.run(engine, Deadline(None), stopped=stop)
+            assert stop.polls <= most + 4
+    stop = After(0)
+    found = narrowed(graph, time_limit_s=60, cancelled=stop)
+    assert found.low <= found.high
+    assert stop.polls <= 10
+
+
+def test_a_table_of_pairs_that_is_stopped_says_nothing() -> None:
+    assert not pair_table(little_graph(0, 10), After(0)).any()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(graph=graphs(most_ops=9))
+def test_articulation_points_are_those_of_networkx(graph: Graph) -> None:
+    """Which takes longer to load than most plans take."""
+    for forward in range(1, graph.ops + 1):
+        joined = nx.Graph([(-1, 0), (forward - 1, forward)])
+        joined.add_nodes_from(range(forward))
+        joined.add_edges_from((graph.value_op[v], op) for op in range(forward) for v in graph.op_inputs[op])
+        expected = sorted(op for op in nx.articulation_points(joined) if 0 <= op < forward)
+        assert articulation_points(graph, forward) == expected
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda stop: OffloadTable(linked_chain(6, 1), 20_000_000, 40, stop=stop),
+        lambda stop: JoinTable((6, 5, 7), 9, stop=stop),
+        lambda stop: Contiguous((20, 30), 12, (False, False), stop).plan(),
+        lambda stop: relaxed_steps((20, 30), 12, (False, False), stop),
+    ],
+    ids=["offload", "join", "contiguous", "relaxed"],
+)
+def test_a_table_of_a_structure_is_left_at_the_look_that_says_stop(fill: Callable[[Callable[[], bool]], Any]) -> None:
+    whole = After()
+    fill(whole)
+    assert whole.polls >= 10
+    for most in range(0, whole.polls, 3):
+        stop = After(most)
+        with pytest.raises(TimeUp):
+            fill(stop)
+        assert stop.polls == most + 1
+
+
+def test_a_moved_plan_is_kept_where_time_ends_its_improvement() -> None:
+    chain = linked_chain(12, 1, 4)
+    problem = Problem(chain, budget_at(chain, 0.7))
+    plain = plain_chain_plan(chain)
+    schedule = Schedule(plain.steps[:12], plain.steps[12:], frozenset(chain.movable))
+    assert makespan_bound(chain, problem.budget_bytes, lambda: True) >= chain.total_cost_ns
+    whole = After()
+    best = verify(problem, repaired_plan(problem, schedule, whole)).cost_ns
+    costs = [verify(problem, repaired_plan(problem, schedule, After(most))).cost_ns for most in range(whole.polls)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > best
+    assert costs[-1] >= best
