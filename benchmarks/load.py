@@ -1,10 +1,10 @@
 """Load on a running service: hits against a bare route, identical and distinct problems, kills and restarts.
 
-`python -m benchmarks.load [hits|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario, row by
-row, and appends it to `--out FILE`; ended by SIGTERM it keeps the rows that it had and leaves no process behind. Each
-starts its own service on a free port with a temporary database; those from `scaling` on start PostgreSQL servers of
-their own. Every answer's plan is verified on the problem as it was sent; a lost or wrong answer ends the run
-with exit code 1.
+`python -m benchmarks.load [hits|misses|identical|distinct|killed|scaling|cluster|depth] …` prints one table a scenario,
+row by row, and appends it to `--out FILE`; ended by SIGTERM it keeps the rows that it had and leaves no process behind.
+Each starts its own service on a free port with a temporary database; those from `scaling` on start PostgreSQL servers
+of their own. Every answer's plan is verified on the problem as it was sent; a lost or wrong answer ends the run with
+exit code 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.service.alone import distinct, hits, identical, killed
 from benchmarks.service.cluster import cluster, depth, scaling
+from benchmarks.service.misses import misses
 
 
 async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
@@ -31,12 +32,14 @@ async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
 
 def main() -> None:
     """Run the scenarios named, or all but those of a cluster."""
-    scenarios = {f.__name__: f for f in (hits, identical, distinct, killed, scaling, cluster, depth)}
+    scenarios = {f.__name__: f for f in (hits, misses, identical, distinct, killed, scaling, cluster, depth)}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("scenario", nargs="*", choices=[*scenarios, []], default=[])
     parser.add_argument("--out", type=Path, help="append the tables to this file, as Markdown")
     parser.add_argument("--ops", type=int, nargs="+", default=[300, 3000, 30000])
     parser.add_argument("--times", type=int, default=1000, help="requests at 300 ops; fewer at more")
+    parser.add_argument("--misses", type=int, default=3000)
+    parser.add_argument("--miss-ops", type=int, nargs="+", default=[24, 300], help="of `misses`")
     parser.add_argument("--identical", type=int, default=1000)
     parser.add_argument("--distinct", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=5)

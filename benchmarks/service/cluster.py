@@ -19,8 +19,8 @@ from benchmarks.harness.table import Report
 from benchmarks.service.crowd import Processes, in_thread, many
 from remat_service.context import build_context
 from remat_service.settings import Settings
-from remat_service.solving.cluster import Queue
-from remat_service.solving.dispatch import next_solve
+from remat_service.solving.cluster import Fleet
+from remat_service.storage.queue import Claimed
 
 _OPS = 40
 _STORED = """
@@ -149,25 +149,29 @@ FROM generate_series(1, %s) AS i, (SELECT id FROM tenants LIMIT 1) AS t, (SELECT
 
 async def depth(folder: Path, options: argparse.Namespace) -> None:
     """What a long queue costs those who look at it, and how many connections each process keeps open."""
-    columns = ("queued", "look for the next ms", "reconcile ms", "connections of server and worker")
+    columns = ("queued", "claim and give back ms", "upkeep ms", "connections of server and worker")
     with PrivatePostgres() as postgres, Report("A long queue", columns, options.out) as report:
         connections = await _connections(folder, postgres.url)
         key = SecretStr(secrets.token_hex(32))
         context = build_context(Settings(database_url=SecretStr(postgres.url), dispatcher="cluster", seal_key=key))
-        queue = Queue(context)
+        fleet = Fleet(context)
+        context.queue.carry = fleet.carry
         for queued in (100, 1_000, 10_000):
             with psycopg.connect(postgres.url, autocommit=True) as connection:
                 connection.execute("DELETE FROM solves WHERE state = 'queued'")
                 connection.execute(_FILL, (queued,))
                 connection.execute("ANALYZE")
-            await queue.reconcile_once()
+            await fleet.once()
             looks, rounds = [], []
             for _ in range(20):
                 begun = time.perf_counter()
-                assert await next_solve(context) is not None
+                claimed = await context.queue.claim("benchmark")
+                assert isinstance(claimed, Claimed)
+                async with context.database.write() as write:
+                    await context.queue.settle(write, claimed, {"state": "queued"})
                 looks.append(time.perf_counter() - begun)
                 begun = time.perf_counter()
-                await queue.reconcile_once()
+                await fleet.once()
                 rounds.append(time.perf_counter() - begun)
             report.add(
                 queued, f"{1000 * statistics.median(looks):.1f}", f"{1000 * statistics.median(rounds):.1f}",

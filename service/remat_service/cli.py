@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from .commands import store
 from .commands.groups import groups_app
+from .commands.operate import solves_app
 from .commands.tenants import keys_app, tenants_app
 from .errors import ServiceError
 from .processes.sandbox import hide
@@ -139,10 +140,22 @@ def history(
         typer.echo(json.dumps({"at": row.at.isoformat(), "actor": row.actor, "act": row.act, **row.about}))
 
 
+@app.command()
+def top(
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
+) -> None:
+    """Show who works, what waits and runs of each tenant, and the store, until it is interrupted."""
+    from .commands.operate import top as run
+
+    run(every, 1 if once else 0)
+
+
 app.add_typer(store.store_app, name="store")
 app.add_typer(groups_app, name="groups")
 app.add_typer(keys_app, name="keys")
 app.add_typer(tenants_app, name="tenants")
+app.add_typer(solves_app, name="solves")
 
 
 def _settings(**given: Any) -> Settings:

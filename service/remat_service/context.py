@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-from sqlalchemy.ext.asyncio import AsyncConnection
+from importlib.metadata import version
 
 from .clock import Clock
 from .locks import KeyedLocks
@@ -17,10 +15,11 @@ from .notify.notifier import Notifier
 from .processes.supervisor import Supervisor
 from .settings import Settings
 from .storage.cache import Cache
+from .storage.cache_key import SOLVER
 from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
-from .storage.leases import Leases
+from .storage.queue import Queue
 from .storage.response_cache import ResponseCache
 from .storage.seals import Seals, seals_of
 from .storage.snapshot import Given, SnapshotReader
@@ -33,12 +32,6 @@ from .waits import Waits
 _MOST_GIVEN_BYTES = 32 << 20
 COME_BACK_S = 5
 """Seconds after which clients of a stopping server find it, or another, ready again."""
-Enqueue = Callable[[AsyncConnection], Awaitable[None]]
-"""Tells a queue of a new solve, on the connection of the transaction that writes it."""
-
-
-async def enqueue_nothing(connection: AsyncConnection) -> None:
-    """Where the dispatcher reads the table itself, there is no queue to tell."""
 
 
 @dataclass
@@ -64,13 +57,12 @@ class Context:
     metrics: Metrics
     supervisor: Supervisor
     health: Health
-    leases: Leases
+    queue: Queue
+    turns: Turns
     waits: Waits
-    enqueue: Enqueue
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
     given: Lru[str, Given] = field(default_factory=lambda: Lru(_MOST_GIVEN_BYTES))
-    turns: Turns = field(default_factory=Turns)
     stopping: bool = False
     leaving: bool = False
 
@@ -98,8 +90,9 @@ def build_context(
         ValueError: a cluster without PostgreSQL.
         ServiceError: no key to seal by, or one that cannot be used.
     """
-    database = database or Database(settings.database_url.get_secret_value())
-    verifier, metrics = Verifier(), Metrics()
+    database = database or Database(settings.database_url.get_secret_value(), settings=settings)
+    verifier, metrics, turns = Verifier(), Metrics(), Turns()
+    metrics.build.info({"solver": SOLVER, "version": version("remat")})
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
     seals = seals_of(settings, database)
@@ -116,12 +109,14 @@ def build_context(
         cache=Cache(database, store, claims, verifier, snapshots, metrics),
         snapshots=snapshots,
         write_behind=write_behind,
-        response_cache=ResponseCache(snapshots, verifier, write_behind, seals, database.clock, settings.recall_bytes),
+        response_cache=ResponseCache(
+            snapshots, verifier, write_behind, seals, database.clock, metrics, settings.recall_bytes
+        ),
         notifier=Notifier(),
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),
         health=Health(database, seals),
-        leases=Leases(database.clock, settings.stale_after_s if settings.embedded else None),
+        queue=Queue(database, turns, settings.stale_after_s),
+        turns=turns,
         waits=Waits(database.clock),
-        enqueue=enqueue_nothing,
     )

@@ -5,6 +5,7 @@ ServiceError
 ├── Unauthorized        no key, or not a valid one
 ├── Forbidden           a key without the scope
 ├── NotFound            nothing there for this caller
+├── WrongMethod         a route that takes other methods
 ├── NotAcceptable       no representation that the caller accepts
 ├── Gone                it was there and has been evicted
 ├── TooSlow             the body did not come in time
@@ -51,6 +52,10 @@ class Forbidden(ServiceError):
 
 class NotFound(ServiceError):
     """There is nothing here."""
+
+
+class WrongMethod(ServiceError):
+    """The route takes other methods."""
 
 
 class NotAcceptable(ServiceError):
@@ -103,6 +108,7 @@ KINDS: dict[type[Exception], Kind] = {
     Unauthorized: Kind(401, "unauthorized", "An API key is needed"),
     Forbidden: Kind(403, "forbidden", "This API key may not do that"),
     NotFound: Kind(404, "not-found", "There is nothing here"),
+    WrongMethod: Kind(405, "wrong-method", "This route takes other methods"),
     NotAcceptable: Kind(406, "not-acceptable", "Nothing that you accept can be sent"),
     TooSlow: Kind(408, "too-slow", "The body did not come in time"),
     Conflict: Kind(409, "conflict", "The state of things forbids it"),

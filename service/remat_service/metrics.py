@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _GAPS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -14,6 +14,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registry = self.registry
+        of_tenant = ("tenant",)
         self.requests = Counter(
             "remat_http_requests", "HTTP requests answered", ("route", "method", "status"), registry=registry
         )
@@ -31,12 +32,17 @@ class Metrics:
             registry=registry,
         )  # fmt: skip
         self.queued = Gauge("remat_queue_depth", "Solves waiting", registry=registry)
-        self.second_queue = Gauge(
-            "remat_second_queue_workers", "Workers alive while this server solves in its own children",
+        self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
+        self.in_progress = Gauge("remat_solves_in_progress", "Solves running in all processes", registry=registry)
+        self.workers_alive = Gauge("remat_workers_alive", "Processes that could solve", registry=registry)
+        self.workers_busy = Gauge("remat_workers_busy", "Processes that solve", registry=registry)
+        self.taken_over = Counter("remat_solves_taken_over", "Solves whose worker fell silent", registry=registry)
+        self.saved_seconds = Counter(
+            "remat_saved_solver_seconds", "Seconds of solving that stored answers have saved", of_tenant,
             registry=registry,
         )  # fmt: skip
-        self.running = Gauge("remat_solves_running", "Solves running in this process", registry=registry)
-        of_tenant = ("tenant",)
+        self.build = Info("remat_build", "Version of the program and its solver", registry=registry)
+        ProcessCollector(registry=registry)
         self.tenant_queued = Gauge("remat_tenant_queue_depth", "Solves waiting", of_tenant, registry=registry)
         self.tenant_running = Gauge("remat_tenant_solves_running", "Solves running", of_tenant, registry=registry)
         self.tenant_oldest_seconds = Gauge(
@@ -56,7 +62,7 @@ class Metrics:
             "remat_solve_overhead_seconds", "Seconds of a solve's time that its child was not solving",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self.gap = Histogram("remat_solve_gap", "Gap at the end of solves", buckets=_GAPS, registry=registry)
+        self.gap = Histogram("remat_solve_gap_ratio", "Gap at the end of solves", buckets=_GAPS, registry=registry)
         self.rejections = Counter(
             "remat_verifier_rejections", "Plans that the verifier refused", ("where",), registry=registry
         )

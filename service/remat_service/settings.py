@@ -21,6 +21,24 @@ class Settings(BaseSettings):
         default=SecretStr("sqlite:///.remat/service.sqlite"),
         description="`sqlite:///PATH`, with the path as it is, or `postgresql://…` for a cluster.",
     )
+    database_pool: int = Field(
+        default=10,
+        ge=2,
+        description="Connections to the database that a process opens at most, besides three to listen.",
+    )
+    statement_timeout_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="Seconds after which PostgreSQL ends a statement; 0 for never. Migrations have none.",
+    )
+    lock_timeout_s: float = Field(
+        default=10.0, ge=0, description="Seconds for which PostgreSQL waits for a lock; 0 for ever."
+    )
+    durable: bool = Field(
+        default=False,
+        description="Whether SQLite has each commit on the disk before it is answered. Without it what was answered "
+        "survives the end of the process, and a power cut may take the last moments.",
+    )
     seal_key: SecretStr | None = Field(
         default=None,
         description="Secret by which the store seals what cannot be proved anew, several by commas: the first signs, "
@@ -99,6 +117,9 @@ class Settings(BaseSettings):
     most_requests_per_tenant: int = Field(
         default=4096, ge=1, description="Requests of one tenant under way at once, waits and streams included."
     )
+    most_rate_per_tenant: float = Field(
+        default=0.0, ge=0, description="Requests of one tenant a second, in each process; 0 for no limit."
+    )
     most_streams_per_tenant: int = Field(default=1024, ge=1, description="Event streams of one tenant open at once.")
     most_ops: int = Field(default=100_000, ge=1, description="Most ops in a graph.")
     most_edges: int = Field(default=2_000_000, ge=1, description="Most inputs of all ops together.")
@@ -115,7 +136,13 @@ class Settings(BaseSettings):
     longest_wait_s: float = Field(default=30.0, ge=0, le=30.0, description="Longest long-poll.")
 
     store_bytes: int = Field(
-        default=10 * 2**30, ge=0, description="Bytes of plans and graphs kept; the least used go first."
+        default=10 * 2**30,
+        ge=0,
+        description="Bytes of plans, graphs, certificates and answered hits; the oldest hits go first, then what is "
+        "used least.",
+    )
+    hit_days: float = Field(
+        default=1.0, gt=0, description="Days that a request stays which was answered from the store at once."
     )
     store_days: float = Field(
         default=90.0, gt=0, description="Days that an unused, unpinned plan or an ended request is kept."
@@ -161,12 +188,11 @@ def driver_url(url: str) -> str | URL:
     Raises:
         ValueError: another database, or options where there are none.
     """
-    for scheme in ("sqlite+aiosqlite://", "sqlite://"):
-        if url.startswith(scheme):
-            path = url.removeprefix(scheme).removeprefix("/")
-            if re.search(r"\?\w+=[^/]*$", path):
-                raise ValueError("REMAT_DATABASE_URL takes a path after sqlite:/// and no options after a ?")
-            return URL.create("sqlite+aiosqlite", database=path or None)
+    if url.startswith("sqlite://"):
+        path = url.removeprefix("sqlite://").removeprefix("/")
+        if re.search(r"\?\w+=[^/]*$", path):
+            raise ValueError("REMAT_DATABASE_URL takes a path after sqlite:/// and no options after a ?")
+        return URL.create("sqlite+remat", database=path or None)
     for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
         if url.startswith(scheme):
             return "postgresql+psycopg://" + url.removeprefix(scheme)

@@ -58,6 +58,12 @@ class Visit:
             self.press("Tab")
         raise AssertionError(f"{selector} is not reached by {most} tabs")
 
+    def unfold(self) -> None:
+        """Open the form, which is folded on a phone."""
+        form = self.tab.locator("details.folded")
+        if form.get_attribute("open") is None:
+            form.locator("summary").first.click()
+
     def fits(self) -> bool:
         """Whether nothing is wider than the screen."""
         return bool(self.tab.evaluate("() => document.documentElement.scrollWidth") <= self.width)

@@ -20,10 +20,12 @@ from remat_ir import Answer, Graph, Problem, budget_at, graph_of, verify
 
 
 class Service:
-    """A running `remat-service serve` on a free port."""
+    """A running `remat-service serve` on a free port, of another program where its folder is named."""
 
-    def __init__(self, folder: Path, database_url: str | None = None, **settings: Any) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, database_url: str | None = None, program: Path | None = None, **settings: Any
+    ) -> None:
+        self.folder, self.program = folder, program
         self.database_url = database_url or f"sqlite:///{folder}/service.sqlite"
         self.settings = settings
         self.process: subprocess.Popen[str]
@@ -40,6 +42,7 @@ class Service:
             "REMAT_LOOK_UP_S": "20",  # a machine that is busy with other tests is slow
         }
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in self.settings.items()}
+        environment |= of_program(self.program)
         self.log = (self.folder / "service.log").open("a")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "remat_service.cli", "serve", "--port", str(self.port)],
@@ -89,11 +92,20 @@ class Service:
         return sum(float(row.rsplit(" ", 1)[1]) for row in rows)
 
 
+def of_program(folder: Path | None) -> dict[str, str]:
+    """The environment in which the packages are those below a folder; the installed ones where there is none."""
+    return (
+        {} if folder is None else {"PYTHONPATH": os.pathsep.join(str(folder / part) for part in ("service", "solver"))}
+    )
+
+
 class Worker:
     """A running `remat-service worker`."""
 
-    def __init__(self, folder: Path, url: str, *arguments: str, **settings: object) -> None:
-        environment = {**os.environ, "REMAT_DATABASE_URL": url}
+    def __init__(
+        self, folder: Path, url: str, *arguments: str, program: Path | None = None, **settings: object
+    ) -> None:
+        environment = {**os.environ, "REMAT_DATABASE_URL": url} | of_program(program)
         environment |= {"REMAT_" + name.upper(): str(value) for name, value in settings.items()}
         self._log = (folder / "worker.log").open("a")
         self.process = subprocess.Popen(

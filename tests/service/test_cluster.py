@@ -1,35 +1,39 @@
-"""Servers and workers on PostgreSQL: tickets, takeovers, double deliveries, restarts, fair shares."""
+"""Servers and workers on PostgreSQL, as processes: killed, stopped and continued, restarted, of two versions."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import select, text, update
 from typer.testing import CliRunner
 
-from remat_ir import Problem, plain_peak
+from remat_ir import Problem, budget_at, plain_peak
 from remat_service.cli import app
 from remat_service.context import Context, build_context
-from remat_service.errors import RateLimited
+from remat_service.requests.parse import Ask
+from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.claim import claim_solve
-from remat_service.solving.cluster import Queue
-from remat_service.solving.dispatch import next_solve
+from remat_service.solving.cluster import Fleet
 from remat_service.storage.prepare import migrate
-from remat_service.storage.tables import events, solves
-from remat_service.tenants.keys import add_tenant, default_caller
+from remat_service.tenants.keys import default_caller
 from service.database import PrivatePostgres, fresh_database, postgres
-from service.serving import Worker, checked, eventually, long_solve, serving, training_graph
+from service.serving import Service, Worker, checked, eventually, hard_graph, long_solve, serving, training_graph
 
 SHORT = {"stale_after_s": 3, "heartbeat_s": 0.5}
+_TAKEN_OVER_S = 3 + 2 * 3.0  # the lease, and two rounds of upkeep on a busy machine
 
 
 @pytest.fixture
@@ -39,32 +43,293 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield found
 
 
+@pytest.fixture
+def server(tmp_path: Path, url: str) -> Iterator[Service]:
+    """A server that solves nothing by itself."""
+    with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as found:
+        yield found
+
+
+@pytest.fixture
+def workers(tmp_path: Path, url: str) -> Iterator[Workers]:
+    """Workers with one slot each, ended with the test."""
+    found = Workers(tmp_path, url)
+    yield found
+    found.end()
+
+
+class Workers:
+    """Starts workers, each in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url, self._all = folder, url, list[Worker]()
+
+    def start(self, *arguments: str, **settings: object) -> Worker:
+        """One worker more."""
+        folder = self._folder / f"worker-{len(self._all)}"
+        folder.mkdir()
+        self._all.append(Worker(folder, self._url, *arguments, **SHORT | settings))
+        return self._all[-1]
+
+    def end(self) -> None:
+        """Continue and end all of them."""
+        for worker in self._all:
+            if worker.process.poll() is None:
+                worker.process.send_signal(signal.SIGCONT)
+                worker.stop(signal.SIGKILL)
+
+
+def _ask(url: str, query: str, *values: object) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute(query, values)  # type: ignore[arg-type]
+        return found.fetchall() if found.description else []
+
+
+def _solves(url: str, what: str = "state") -> list[Any]:
+    return [row[0] for row in _ask(url, f"SELECT {what} FROM solves ORDER BY queued_at, id")]
+
+
+def _small(i: int) -> Problem:
+    graph = training_graph(5, cost=1000 + i)
+    return Problem(graph, plain_peak(graph))
+
+
+def _all_answered(server: Service, posted: dict[str, Problem], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    for request_id, problem in posted.items():
+        found = eventually(
+            lambda request_id=request_id: (got := server.get(request_id, 5))[0] == 200 and got,
+            max(5.0, until - time.monotonic()),
+        )
+        checked(problem, found[1])
+
+
 @pytest.mark.slow
-def test_workers_solve_what_a_server_queues(tmp_path: Path, url: str) -> None:
-    """Queued without a worker, solved once there is one; a killed one is replaced, its incumbent kept."""
-    with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server:
-        graph = training_graph(6)
-        problem = Problem(graph, plain_peak(graph))
-        _, posted = server.post(problem, wait=0.5, time_limit_s=5)
-        assert posted["status"] == "queued"
-        first = Worker(tmp_path, url, **SHORT)
-        status, data = server.get(posted["id"], 30)
-        assert status == 200
-        checked(problem, data)
-
-        problem, long = long_solve(server, 1)
-        cost = server.get(str(long["id"]), 0)[1]["cost_ns"]
-        first.stop(signal.SIGKILL)
-        second = Worker(tmp_path, url, **SHORT)
-        eventually(lambda: "taken" if _attempts(url) >= 2 else None, 30)
-        assert server.get(str(long["id"]), 0)[1]["cost_ns"] <= cost
-        assert second.stop() == 0  # gives it back
-        eventually(lambda: server.get(str(long["id"]), 0)[1]["status"] == "queued")
-        data = server.http.post(f"/v1/solves/{long['id']}/cancel").json()
-        assert checked(problem, data).cost_ns <= cost
+def test_a_worker_that_was_stopped_ends_nobody_elses_solve(server: Service, workers: Workers, url: str) -> None:
+    """A is stopped, B takes its solve over, A goes on and writes nothing; B is killed, and C ends the solve."""
+    first = workers.start()
+    problem, posted = long_solve(server, 1)
+    first.process.send_signal(signal.SIGSTOP)
+    second = workers.start()
+    eventually(lambda: _solves(url, "attempt") and max(_solves(url, "attempt")) == 2, _TAKEN_OVER_S)
+    first.process.send_signal(signal.SIGCONT)
+    time.sleep(3.0)
+    assert server.get(posted["id"], 0)[1]["status"] == "running"
+    assert max(_solves(url, "attempt")) == 2  # A has ended its job, and B's solve goes on
+    first.stop(signal.SIGKILL)
+    second.stop(signal.SIGKILL)
+    workers.start()
+    eventually(lambda: max(_solves(url, "attempt")) == 3, _TAKEN_OVER_S)
+    data = server.http.post(f"/v1/solves/{posted['id']}/cancel").json()
+    assert checked(problem, data).cost_ns <= posted["cost_ns"]
 
 
-def test_disowning_reaches_every_server(tmp_path: Path, url: str) -> None:
+def test_a_dead_workers_solve_goes_on_soon(server: Service, workers: Workers, url: str) -> None:
+    """Killed while it solves, its only other worker busy to the last slot: waiting again within seconds of its lease,
+    its incumbent there, and solved as soon as there is a slot.
+    """
+    dead = workers.start()
+    problem, posted = long_solve(server, 1)
+    graph = hard_graph(60, 2)
+    endless = Problem(graph, budget_at(graph, 0.4))
+    _, other = server.post(endless, wait=0, method="staged", time_limit_s=90, max_gap=0)
+    workers.start()
+    eventually(lambda: _solves(url).count("running") == 2)
+    dead.stop(signal.SIGKILL)
+    begun = time.monotonic()
+    eventually(lambda: _solves(url).count("queued") == 1, _TAKEN_OVER_S)
+    print(f"taken over {time.monotonic() - begun - SHORT['stale_after_s']:.1f} s after its lease had run out")
+    assert server.get(posted["id"], 0)[1]["cost_ns"] <= posted["cost_ns"]
+    server.http.post(f"/v1/solves/{other['id']}/cancel")
+    eventually(lambda: server.get(posted["id"], 0)[1]["status"] == "running", 15)
+    data = server.http.post(f"/v1/solves/{posted['id']}/cancel").json()
+    checked(problem, data)
+
+
+@pytest.mark.slow
+def test_a_worker_stops_and_gives_its_solve_back(server: Service, workers: Workers) -> None:
+    """On SIGTERM its solve waits again at once."""
+    worker = workers.start()
+    problem, posted = long_solve(server, 1)
+    assert worker.stop() == 0
+    assert server.get(posted["id"], 0)[1]["status"] == "queued"
+    data = server.http.post(f"/v1/solves/{posted['id']}/cancel").json()
+    assert checked(problem, data).cost_ns <= posted["cost_ns"]
+
+
+async def _context(url: str) -> Context:
+    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
+    await migrate(context.database)
+    context.queue.carry = Fleet(context).carry
+    return context
+
+
+async def _held_open(url: str, seconds: float, problem: Problem) -> str:
+    """A miss whose transaction is open for so long after its row is there; the request's id."""
+    context = await _context(url)
+    put = context.queue.put
+
+    async def slow(connection: Any, values: Any) -> str | None:
+        found = await put(connection, values)
+        await asyncio.sleep(seconds)
+        return found
+
+    context.queue.put = slow  # type: ignore[method-assign]
+    async with context.database.write() as connection:
+        caller = await default_caller(connection)
+    request_id = await Submission(context, caller, Ask(problem, time_limit_s=5, method="checkpoint-all")).submit()
+    await context.database.close()
+    return request_id
+
+
+def test_a_job_that_comes_before_its_miss_loses_nothing(server: Service, workers: Workers, url: str) -> None:
+    """A worker runs a job that finds nothing, while the miss is not committed; the miss is solved all the same."""
+    workers.start()
+    posted = {server.post(_small(0))[1]["id"]: _small(0)}
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(lambda: asyncio.run(_held_open(url, 4.0, _small(1))))
+        time.sleep(2.0)
+        jobs = "SELECT count(*) FROM procrastinate_jobs"
+        _ask(url, "INSERT INTO procrastinate_jobs (queue_name, task_name) VALUES ('remat', 'remat.execute')")
+        eventually(lambda: _ask(url, jobs)[0][0] == 0, 10)  # run, to no end
+        assert not late.done()
+        posted[late.result(30)] = _small(1)
+    _all_answered(server, posted)
+
+
+def test_lost_jobs_are_missed(server: Service, workers: Workers, url: str) -> None:
+    """Every job is gone, and nobody tells: what waits is solved."""
+    posted = {server.post(_small(i), wait=0)[1]["id"]: _small(i) for i in range(4)}
+    _ask(url, "DELETE FROM procrastinate_jobs")
+    workers.start()
+    _all_answered(server, posted)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(server: Service, workers: Workers, url: str) -> None:
+    """Workers and the server, killed at moments all over a solve's life: every request is answered, and rightly."""
+    posted: dict[str, Problem] = {}
+
+    def post(i: int) -> None:
+        for _ in range(100):
+            try:
+                reply = server.http.post(
+                    "/v1/solves",
+                    json={"problem": _small(i).to_json(), "time_limit_s": 5, "method": "checkpoint-all"},
+                    headers={"Idempotency-Key": f"key-{i}"},
+                )
+                posted[reply.json()["id"]] = _small(i)
+                return
+            except Exception:
+                time.sleep(0.3)
+
+    worker = workers.start()
+    for i in range(8):
+        asking = threading.Thread(target=post, args=(i,))
+        asking.start()
+        time.sleep(0.03 + 0.11 * i)
+        if i % 2:
+            server.stop(signal.SIGKILL)
+            server.start()
+        else:
+            worker.stop(signal.SIGKILL)
+            worker = workers.start()
+        asking.join(60)
+    assert len(posted) == 8
+    _all_answered(server, posted, 90)
+    assert len(_solves(url)) == 8
+    assert set(_solves(url)) == {"ended"}
+
+
+_DIES_AFTER_ITS_ANSWER = """
+import os, signal, sys
+from remat_service.solving import run
+write = run.write_answers
+settle = run.SolveRun._settle
+async def settled(self, *arguments):
+    await settle(self, *arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+run.SolveRun._settle = settled
+from remat_service.cli import main
+sys.argv = ["remat-service", "worker", "--workers", "1"]
+main()
+"""
+
+
+def test_killed_right_after_an_answer_is_written(
+    server: Service, workers: Workers, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is there, nothing is solved again, and the engine's job that was left behind is removed."""
+    for name, value in {"database_url": url, **SHORT}.items():
+        monkeypatch.setenv("REMAT_" + name.upper(), str(value))
+    with (tmp_path / "dies.log").open("w") as log:
+        dying = subprocess.Popen([sys.executable, "-c", _DIES_AFTER_ITS_ANSWER], stdout=log, stderr=log)
+    _, posted = server.post(_small(0), wait=0, time_limit_s=5)
+    assert dying.wait(60) == -signal.SIGKILL, (tmp_path / "dies.log").read_text()[-3000:]
+    assert _solves(url) == ["ended"]
+    status, data = server.get(posted["id"], 10)
+    assert status == 200
+    checked(_small(0), data)
+    time.sleep(SHORT["stale_after_s"] + 0.5)
+    workers.start()
+    eventually(lambda: _ask(url, "SELECT count(*) FROM procrastinate_jobs")[0][0] == 0, 15)
+    assert _solves(url, "attempt") == [1]
+
+
+def test_a_joiner_makes_a_solve_of_its_tenant_urgent(server: Service, workers: Workers, url: str) -> None:
+    """Of three that wait, the last one is joined with a higher priority: it is the first to run."""
+    ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(3)]
+    server.post(_small(2), wait=0, time_limit_s=5, priority=10)
+    workers.start()
+    _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+    started = _solves(url, "started_at")
+    assert started[2] < started[0] < started[1]
+
+
+def test_a_tenant_at_its_limit_is_served_one_after_the_other(server: Service, workers: Workers, url: str) -> None:
+    """Three workers, one running solve allowed: never two at once, and all end without waiting for upkeep."""
+    _ask(url, "UPDATE tenants SET most_running = 1")
+    for _ in range(3):
+        workers.start()
+    ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(8)]
+    _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+    spans = _ask(url, "SELECT started_at, ended_at FROM solves ORDER BY started_at")
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.slow
+def test_sweeps_and_single_solves_at_once(server: Service, workers: Workers, url: str) -> None:
+    """Batches of misses and single ones from many connections: no deadlock, every one solved once."""
+    workers.start("--workers", "2")
+    graphs = [training_graph(5, cost=5000 + 10 * i) for i in range(4)]
+
+    def sweep(i: int) -> str:
+        budgets = [plain_peak(graphs[i]) + j for j in range(6)]
+        body = {"graph": graphs[i].to_json(), "budgets_bytes": budgets, "time_limit_s": 5, "method": "checkpoint-all"}
+        return str(server.http.post("/v1/sweeps", json=body).json()["id"])
+
+    with ThreadPoolExecutor(8) as pool:
+        sweeps = [pool.submit(sweep, i) for i in range(4)]
+        singles = [pool.submit(server.post, _small(i), 0.0, time_limit_s=5) for i in range(12)]
+        posted = {single.result()[1]["id"]: _small(i) for i, single in enumerate(singles)}
+        ids = [found.result() for found in sweeps]
+    _all_answered(server, posted)
+    for sweep_id in ids:
+        eventually(lambda sweep_id=sweep_id: server.http.get(f"/v1/sweeps/{sweep_id}?wait=5").json()["ended"], 60)
+    assert len(_solves(url)) == len(set(_solves(url, "flight_key")))
+    assert "deadlock" not in (server.folder / "service.log").read_text()
+
+
+def test_a_server_that_solves_takes_part(tmp_path: Path, url: str, workers: Workers) -> None:
+    """A server with REMAT_DISPATCHER=embedded next to workers: one queue, so nothing is started twice."""
+    workers.start()
+    with serving(tmp_path, database_url=url, workers=1, **SHORT) as server:
+        ids = [server.post(_small(i), wait=0, time_limit_s=5)[1]["id"] for i in range(10)]
+        _all_answered(server, {request_id: _small(i) for i, request_id in enumerate(ids)})
+    assert set(_solves(url, "attempt")) == {1}
+
+
+def test_disowning_reaches_every_server(tmp_path: Path, url: str, workers: Workers) -> None:
     """An answer that two servers hold in memory is found by neither, two seconds after its epoch is over."""
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
@@ -74,7 +339,7 @@ def test_disowning_reaches_every_server(tmp_path: Path, url: str) -> None:
         serving(first, database_url=url, dispatcher="cluster") as one,
         serving(second, database_url=url, dispatcher="cluster") as two,
     ):
-        worker = Worker(tmp_path, url, **SHORT)
+        workers.start()
         _, data = one.post(Problem(graph, plain_peak(graph)))
         for _ in range(2):
             assert [server.get(data["id"], 20)[0] for server in (one, two)] == [200, 200]
@@ -85,100 +350,6 @@ def test_disowning_reaches_every_server(tmp_path: Path, url: str) -> None:
         status, anew = two.post(Problem(graph, plain_peak(graph)))
         assert (status, anew["cache"]) == (200, "miss")
         assert one.get(anew["id"], 0)[0] == 200
-        assert worker.stop() == 0
-
-
-def _attempts(url: str) -> int:
-    import psycopg
-
-    with psycopg.connect(url) as connection:
-        row = connection.execute("SELECT max(attempt) FROM solves").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-async def _context(url: str) -> Context:
-    context = build_context(Settings(database_url=SecretStr(url), dispatcher="cluster", **SHORT))
-    await migrate(context.database)
-    return context
-
-
-async def _queued(context: Context, tenant: str, count: int, seed: int = 0) -> list[str]:
-    """Solves of a tenant written as a server writes them."""
-    from remat_service.requests.parse import Ask
-    from remat_service.requests.read import find_request
-    from remat_service.requests.submit import Submission
-    from remat_service.tenants.keys import caller_of
-
-    context.enqueue = Queue(context).enqueue
-    async with context.database.write() as connection:
-        if tenant == "default":
-            caller = await default_caller(connection)
-        else:
-            caller = await caller_of(connection, await add_tenant(connection, tenant))
-    ids = []
-    for i in range(count):
-        graph = training_graph(5, cost=1000 * (seed + 1) + i)
-        ask = Ask(Problem(graph, plain_peak(graph)), time_limit_s=5, method="checkpoint-all")
-        request_id = await Submission(context, caller, ask).submit()
-        ids.append((await find_request(context, caller, request_id)).solve_id)
-    return ids
-
-
-async def test_a_takeover_keeps_the_bound_and_counts_its_own_wait(url: str) -> None:
-    """The next worker's solver begins below what the last one's has claimed: what is told never goes back, but where a
-    plan refutes it. The first run is no wait.
-    """
-    from remat_service.solving.outcome import Outcome
-    from remat_service.solving.record import SolveRecord
-
-    context = await _context(url)
-
-    async def told(record: SolveRecord, outcome: Outcome, bound_ns: int) -> tuple[int, list[int]]:
-        frame = {"type": "progress", "bound_ns": bound_ns, "whole_bound_ns": bound_ns, "restricted_to": []}
-        await record.take(outcome, frame)
-        async with context.database.read() as connection:
-            points = (await connection.execute(select(events.c.bound_ns).order_by(events.c.seq))).scalars()
-            return int(await connection.scalar(select(solves.c.bound_ns)) or 0), list(points)
-
-    try:
-        (solve_id,) = await _queued(context, "default", 1)
-        async with context.database.write() as connection:
-            await connection.execute(update(solves).values(queued_at=context.clock.now() - timedelta(hours=1)))
-        old = await claim_solve(context, solve_id)
-        assert old is not None
-        assert 3590 < old.queued_s < 3700
-        least = old.net.subject.total_cost_ns
-        assert (await told(SolveRecord(context, old), Outcome(old.net, "auto", "d", 0), least + 90))[0] == least + 90
-        assert (await Queue(context).reconcile_once()).requeued == 1
-        new = await claim_solve(context, solve_id)
-        assert new is not None
-        assert new.queued_s < 100
-        record, outcome = SolveRecord(context, new), Outcome(new.net, "auto", "d", 0)
-        for said, kept in ((least + 40, least + 90), (least + 95, least + 95), (least + 60, least + 95)):
-            bound, points = await told(record, outcome, said)
-            assert bound == kept
-            assert points == sorted(set(points))
-    finally:
-        await context.database.close()
-
-
-@pytest.mark.slow
-def test_a_server_that_solves_next_to_workers_says_so(tmp_path: Path, url: str) -> None:
-    """In the log and in a metric, whoever comes first; no longer once the worker is gone."""
-    folder = tmp_path / "worker"
-    folder.mkdir()
-    worker = Worker(folder, url, **SHORT)
-    with serving(tmp_path, database_url=url, **SHORT) as server:
-        eventually(lambda: server.metric("remat_second_queue_workers") == 1)
-        log = (tmp_path / "service.log").read_text()
-        assert log.count("set REMAT_DISPATCHER=cluster for all servers") == 1
-        assert worker.stop() == 0
-        eventually(lambda: server.metric("remat_second_queue_workers") == 0)
-    with serving(tmp_path, database_url=url, dispatcher="cluster", **SHORT) as server:
-        worker = Worker(folder, url, **SHORT)
-        assert server.metric("remat_second_queue_workers") == 0
-        worker.stop()
 
 
 @pytest.mark.slow
@@ -205,146 +376,18 @@ def test_an_outage_is_two_lines_a_loop(tmp_path: Path) -> None:
             assert len(said) == len(set(said)), said
 
 
-async def test_who_lost_the_claim_writes_nothing(url: str) -> None:
-    """A worker that was thought dead comes back: its writes are refused by the fencing token."""
-    from remat_service.solving.claim import LostClaim
-    from remat_service.solving.record import SolveRecord
-
-    context = await _context(url)
-    try:
-        (solve_id,) = await _queued(context, "default", 1)
-        old = await claim_solve(context, solve_id)
-        assert old is not None
-        assert await claim_solve(context, solve_id) is None
-        assert (await Queue(context).reconcile_once()).requeued == 1  # no worker holds its ticket
-        new = await claim_solve(context, solve_id)
-        assert new is not None
-        assert new.attempt == old.attempt + 1
-        with pytest.raises(LostClaim):
-            async with context.database.write() as connection:
-                await SolveRecord(context, old).write(connection, {"cost_ns": 1})
-        async with context.database.read() as connection:
-            assert await connection.scalar(select(solves.c.cost_ns)) is None
-    finally:
-        await context.database.close()
-
-
-async def test_tickets_come_with_their_solves_and_are_reconciled(url: str) -> None:
-    """Enqueued in the same transaction, rolled back with it; lost ones are added, a dead worker's delivered again."""
-    context = await _context(url)
-    count = text("SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'")
-    try:
-        await _queued(context, "default", 3)
-        async with context.database.read() as connection:
-            assert await connection.scalar(count) == 3
-        with pytest.raises(RuntimeError):
-            await _enqueue_and_fail(context)
-        async with context.database.write() as connection:
-            assert await connection.scalar(count) == 3
-            await connection.execute(text("DELETE FROM procrastinate_jobs WHERE id = 1"))
-            await connection.execute(text("UPDATE procrastinate_jobs SET status = 'doing' WHERE id = 2"))
-        assert await Queue(context).reconcile_once() == (0, 1, 1)
-        assert await Queue(context).reconcile_once() == (0, 0, 0)
-        async with context.database.read() as connection:
-            assert await connection.scalar(count) == 3
-    finally:
-        await context.database.close()
-
-
-async def test_what_a_dead_worker_held_is_put_back(url: str) -> None:
-    """Its solve is queued again and its ticket delivered again; a live worker's solve stays; its upkeep is dropped."""
-    context = await _context(url)
-    queue = Queue(context)
-    try:
-        dead, alive = await _queued(context, "default", 2)
-        worker = text("INSERT INTO procrastinate_workers (last_heartbeat) VALUES (now() - :s * interval '1 second')")
-        async with context.database.write() as connection:
-            await connection.execute(worker, [{"s": 60}, {"s": 0}])
-            await connection.execute(
-                text("UPDATE procrastinate_jobs SET status = 'doing', worker_id = id WHERE id IN (1, 2)")
-            )
-            await connection.execute(
-                text(
-                    "INSERT INTO procrastinate_jobs (queue_name, task_name, status, worker_id, args, queueing_lock) "
-                    "VALUES ('remat-upkeep', 'remat.reconcile', 'doing', 1, '{}', 'remat.reconcile')"
-                )
-            )
-        for ticket, solve_id in ((1, dead), (2, alive)):
-            assert await claim_solve(context, solve_id, ticket) is not None
-        assert await queue.reconcile_once() == (1, 1, 0)
-        async with context.database.read() as connection:
-            rows = (await connection.execute(select(solves.c.id, solves.c.state))).all()
-            jobs = (await connection.execute(text("SELECT id, status::text FROM procrastinate_jobs ORDER BY id"))).all()
-        assert {row.id: row.state for row in rows} == {dead: "queued", alive: "running"}
-        assert [tuple(job) for job in jobs] == [(1, "todo"), (2, "doing")]
-        assert await queue.reconcile_once() == (0, 0, 0)
-    finally:
-        await context.database.close()
-
-
-def test_silence_outlasts_a_heartbeat() -> None:
-    """A setting under which live workers would be taken for dead is refused in a sentence."""
-    with pytest.raises(ValueError, match="at least three times REMAT_HEARTBEAT_S"):
-        Settings(stale_after_s=5, heartbeat_s=2)
-
-
-async def test_one_process_reconciles_at_a_time(url: str) -> None:
+async def test_one_process_at_a_time_defers_what_is_missing(url: str) -> None:
     """With a hundred workers, ninety-nine find that somebody is at it, and go on."""
     context = await _context(url)
     try:
-        await _queued(context, "default", 1)
         async with context.database.write() as connection:
-            await connection.execute(text("DELETE FROM procrastinate_jobs"))
-        async with context.database.write() as other:
-            await other.execute(text("SELECT pg_advisory_xact_lock(1919246704)"))
-            assert (await Queue(context).reconcile_once()).added == 0
-        assert (await Queue(context).reconcile_once()).added == 1
-    finally:
-        await context.database.close()
-
-
-async def _enqueue_and_fail(context: Context) -> None:
-    async with context.database.write() as connection:
-        await Queue(context).enqueue(connection)
-        raise RuntimeError
-
-
-async def test_quotas_are_exact_between_servers(url: str) -> None:
-    """Twelve POSTs at once through two servers, three allowed: three are queued, nine refused."""
-    from remat_service.requests.parse import Ask
-    from remat_service.requests.submit import Submission
-
-    servers = [await _context(url), await _context(url)]
-    try:
-        async with servers[0].database.write() as connection:
             caller = await default_caller(connection)
-            await connection.execute(text("UPDATE tenants SET most_queued = 3"))
-        asks = [Ask(Problem(training_graph(5, cost=2000 + i), 10**9), time_limit_s=5) for i in range(12)]
-        taken = await asyncio.gather(
-            *(Submission(servers[i % 2], caller, ask).submit() for i, ask in enumerate(asks)), return_exceptions=True
-        )
-        assert sum(isinstance(found, RateLimited) for found in taken) == 9
-        async with servers[0].database.read() as connection:
-            assert await connection.scalar(text("SELECT count(*) FROM solves")) == 3
-    finally:
-        for server in servers:
-            await server.database.close()
-
-
-async def test_tenants_take_turns(url: str) -> None:
-    """With one tenant's solve running, the other's is next, though it came later; a full tenant waits."""
-    context = await _context(url)
-    try:
-        first = await _queued(context, "default", 3)
-        second = await _queued(context, "others", 2, seed=1)
-        assert await next_solve(context) == first[0]
-        async with context.database.write() as connection:
-            await connection.execute(
-                text("UPDATE solves SET state = 'running', heartbeat_at = now() WHERE id = :id"), {"id": first[0]}
-            )
-        assert await next_solve(context) == second[0]
-        async with context.database.write() as connection:
-            await connection.execute(text("UPDATE tenants SET most_running = 0 WHERE name = 'others'"))
-        assert await next_solve(context) == first[1]
+        await Submission(context, caller, Ask(_small(0), time_limit_s=5)).submit()
+        _ask(url, "DELETE FROM procrastinate_jobs")
+        with psycopg.connect(url) as other:
+            other.execute("SELECT pg_advisory_xact_lock(1919246704)")
+            assert await Fleet(context).once() == (0, 0)
+        assert await Fleet(context).once() == (0, 1)
+        assert await Fleet(context).once() == (0, 0)
     finally:
         await context.database.close()

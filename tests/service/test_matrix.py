@@ -20,7 +20,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.execute import execute_solve
+from remat_service.solving.execute import claim_next, execute
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
@@ -171,8 +171,8 @@ def test_identical_posts_are_solved_once(deployed: Deployment) -> None:
     assert len({(data["cost_ns"], str(data["plan"])) for _, data in replies}) == 1
 
 
-async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path) -> None:
-    """Two executions of one solve at once: one claims it, one plan is stored."""
+async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: Path) -> None:
+    """Two claims of one solve at once: one gets it, one plan is stored."""
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/twice.sqlite"
         if "postgresql" in deployed.url:
@@ -185,9 +185,10 @@ async def test_delivered_twice_writes_once(deployed: Deployment, tmp_path: Path)
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
             request_id = await Submission(context, caller, ask).submit()
             solve_id = (await find_request(context, caller, request_id)).solve_id
-            done = await asyncio.gather(execute_solve(context, solve_id), execute_solve(context, solve_id))
-            assert sorted(done) == [False, True]
-            assert await execute_solve(context, solve_id) is False
+            (claimed,) = [one for one in await asyncio.gather(claim_next(context), claim_next(context)) if one]
+            assert claimed.id == solve_id
+            await execute(context, claimed)
+            assert await claim_next(context) is None
             async with context.database.read() as connection:
                 assert len((await connection.execute(select(plans.c.id))).all()) == 1
                 assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")

@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import json
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,7 +232,7 @@ def _metrics_of(expression: str) -> set[str]:
 def _known() -> set[str]:
     found = set()
     for family in Metrics().registry.collect():
-        found |= {family.name + end for end in ("", "_total", "_bucket", "_sum", "_count")}
+        found |= {family.name + end for end in ("", "_total", "_bucket", "_sum", "_count", "_info")}
     return found
 
 
@@ -257,5 +259,34 @@ def test_the_dashboard_shows_every_metric_and_none_that_is_not_there() -> None:
             shown |= _metrics_of(target["expr"])
     assert len(places) == len(dashboard["panels"])
     assert shown <= _known()
-    bare = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown}
-    assert bare == {family.name for family in Metrics().registry.collect()}
+    bare = {re.sub(r"_(total|bucket|sum|count|info)$", "", name) for name in shown}
+    names = {family.name for family in Metrics().registry.collect()}
+    assert bare == {name for name in names if name.startswith("remat_")}
+
+
+_RULE_TEST = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'remat_queue_depth{{instance="a"}}', values: '5x200'}}
+      - {{series: 'remat_solves_in_progress{{instance="a"}}', values: '{running}x200'}}
+    alert_rule_test:
+      - eval_time: 180m
+        alertname: RematNothingRuns
+        exp_alerts: [{expected}]
+"""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_five_solves_that_wait_for_three_hours_are_noticed(tmp_path: Path) -> None:
+    """By promtool: where nothing runs somebody is called, where one solve runs nobody is."""
+    (group,) = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    rule = next(each for each in group["rules"] if each["alert"] == "RematNothingRuns")
+    called = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    for running, expected in ((0, json.dumps(called)), (1, "")):
+        test = tmp_path / f"{running}.yaml"
+        test.write_text(_RULE_TEST.format(rules=MONITORING / "alerts.yaml", running=running, expected=expected))
+        done = subprocess.run(["promtool", "test", "rules", test], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

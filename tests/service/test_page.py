@@ -23,7 +23,26 @@ def test_an_empty_service_says_what_to_do(browser: Any, tmp_path: Path) -> None:
         here = Visit(browser, fresh.url)
         here.go()
         expect(here.tab.get_by_text("Nothing has been solved here yet")).to_be_visible()
+        here.tab.get_by_role("button", name="Plan a sample").click()
+        here.tab.wait_for_selector("[data-matrix=R]", timeout=60_000)
+        expect(here.tab.locator(".eyebrow")).to_contain_text("sample")
+        solve = here.tab.url.split("/")[-1]
+        here.go(f"#/solves/{solve}", "[data-matrix=R]")  # the API's own address of it
+        assert here.tab.url.endswith(f"#/solve/{solve}")
         here.leave()
+
+
+def test_on_a_phone_the_list_comes_before_the_form(browser: Any, stored: Stored) -> None:
+    """The form is one line, and opens by a tap."""
+    here = Visit(browser, stored.service.url, "phone")
+    here.go("", ".solves tbody tr")
+    expect(here.tab.locator("[name=budget]")).to_be_hidden()
+    row = here.tab.locator(".solves tbody tr").first.bounding_box()
+    assert row is not None
+    assert row["y"] < here.tab.viewport_size["height"]
+    here.tab.get_by_text("Plan a problem").click()
+    expect(here.tab.locator("[name=budget]")).to_be_visible()
+    here.leave()
 
 
 @in_every_look
@@ -71,6 +90,9 @@ def test_a_problem_is_planned_by_keyboard(visit: Visit, tmp_path: Path) -> None:
     visit.press("Enter")
     assert tab.evaluate("() => document.activeElement.id") == "main"
     tab.set_input_files("input[type=file]", named_graph(tmp_path))
+    if visit.width <= 760:
+        visit.tab_to("summary")
+        visit.press("Enter")
     visit.tab_to("[name=budget]")
     visit.press("Control+A")
     tab.keyboard.type("60%")
@@ -185,6 +207,7 @@ def test_errors_stay_next_to_their_field(visit: Visit, tmp_path: Path) -> None:
     bad.write_text("{")
     visit.go()
     tab = visit.tab
+    visit.unfold()
     send = tab.locator("button[type=submit].primary")
     error = {name: tab.locator(f".field:has([name={name}]) .error") for name in ("file", "budget", "limit")}
     send.click()

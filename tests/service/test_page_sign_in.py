@@ -64,6 +64,7 @@ def test_a_key_signs_in_by_keyboard(browser: Any, keyed: Service, look: tuple[st
     assert here.fits()
     assert tab.evaluate("() => document.activeElement.name") == "secret"
     expect(tab.locator(".field:has([name=tenant])")).to_be_hidden()
+    assert "null" not in tab.locator("main").inner_text()
     here.press("Enter")
     expect(tab.locator(ERROR.format("secret"))).to_have_text("Write your API key.")
     tab.keyboard.type("remat_wrong")

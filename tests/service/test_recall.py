@@ -196,7 +196,6 @@ async def asked(tmp_path: Path) -> AsyncIterator[tuple[Context, Caller, dict[str
         yield context, caller, {name: value for name, value in found.items() if name in columns}
     finally:
         await context.write_behind.close()
-        context.snapshots.close()
         await context.database.close()
 
 

@@ -17,7 +17,6 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.dispatch import next_solve
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
@@ -66,18 +65,21 @@ async def _set(context: Context, solve_id: str, state: str) -> None:
         )
 
 
+async def _claimed(context: Context) -> str | None:
+    found = await context.queue.claim("a worker")
+    return None if found is None else found.id
+
+
 async def test_priority_orders_a_tenants_own_solves_alone(context: Context) -> None:
     """A tenant's urgent solves: the most urgent of them first, and never before another tenant's turn."""
     red, blue = await _tenant(context, "red"), await _tenant(context, "blue")
     usual = await _ask(context, red, 1000)
     urgent = await _ask(context, red, 1001, priority=100)
     theirs = await _ask(context, blue, 1002, priority=-100)
-    assert await next_solve(context) == urgent  # of the two the one that waits longer
-    await _set(context, urgent, "running")
-    assert await next_solve(context) == theirs
-    await _set(context, theirs, "running")
-    assert await next_solve(context) == usual
-    await _set(context, usual, "ended")
+    assert await _claimed(context) == urgent  # of the two tenants the one that waits longer
+    assert await _claimed(context) == theirs
+    assert await _claimed(context) == usual
+    assert await _claimed(context) is None
 
 
 async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) -> None:
@@ -88,7 +90,7 @@ async def test_with_one_worker_tenants_take_turns_by_weight(context: Context) ->
         for j in range(2):
             names[await _ask(context, caller, 1000 + 10 * i + j, priority=100 * (name == "red"))] = name
     for i in range(9):
-        due = await next_solve(context)
+        due = await _claimed(context)
         assert due is not None
         name = names[due]
         served.append(name)

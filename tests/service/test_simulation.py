@@ -10,16 +10,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select, true, update
+from sqlalchemy import literal, select, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
 from remat_service.requests import cancel, completion, housekeeping, submit
-from remat_service.solving.monitor import Monitor
 from remat_service.solving.record import SolveRecord
 from remat_service.storage.cache_key import Keys
-from remat_service.storage.leases import Leases
+from remat_service.storage.queue import Claimed, Queue
 from remat_service.storage.snapshot import SnapshotReader
-from remat_service.storage.tables import requests, solves
+from remat_service.storage.tables import Utc, requests, solves
 from remat_service.storage.verifier import Verifier
 from remat_service.turns import Turns, Waiting
 from remat_service.waits import Waits
@@ -114,14 +113,12 @@ def test_many_seeds_hold() -> None:
     assert done > 10
 
 
-async def _unfenced(self: SolveRecord, connection: Any, values: dict[str, Any]) -> None:
-    await connection.execute(update(solves).where(solves.c.id == self._claim.id).values(**values))
+async def _unfenced(self: Queue, connection: Any, claimed: Claimed, values: dict[str, Any]) -> None:
+    await connection.execute(update(solves).where(solves.c.id == claimed.id).values(**values))
 
 
-async def _no_heartbeat(self: Monitor) -> None:
-    while True:
-        await asyncio.sleep(0.5)
-        await self._review()
+async def _no_heartbeat(self: Queue, claimed: Claimed, spent_s: float) -> None:
+    pass
 
 
 async def _split_join(self: submit.Submission, keys: Keys) -> str | None:
@@ -166,7 +163,7 @@ _ended = SnapshotReader.ended_request
 
 def _most_urgent_of_all(self: Turns, each: Waiting) -> Any:
     """Red's are urgent; blue, the second tenant, asks at leisure."""
-    return callers()["blue"].tenant_id == each.tenant_id, each.queued_s, each.solve_id
+    return callers()["blue"].tenant_id == each.tenant_id, each.queued_s
 
 
 def _spent_nothing(self: SolveRecord) -> float:
@@ -174,25 +171,9 @@ def _spent_nothing(self: SolveRecord) -> float:
     return 0.0
 
 
-async def _all_running(self: Leases, connection: Any) -> list[str]:
-    return list(await connection.scalars(select(solves.c.id).where(solves.c.state == "running")))
-
-
-async def _by_the_clock(self: Leases, connection: Any) -> list[str]:
-    """Heartbeats against the wall clock of the one that looks."""
-    stale = self._clock.now() - timedelta(seconds=self._stale_after_s or 0.0)
-    query = select(solves.c.id).where(solves.c.state == "running", solves.c.heartbeat_at < stale)
-    return list(await connection.scalars(query))
-
-
-def _wall_clock(m: pytest.MonkeyPatch) -> None:
-    m.setattr(Leases, "silent", _by_the_clock)
-    m.setattr(Leases, "lapsed", lambda self, solve_id: true())
-
-
-def _all_lapsed(m: pytest.MonkeyPatch) -> None:
-    m.setattr(Leases, "silent", _all_running)
-    m.setattr(Leases, "lapsed", lambda self, solve_id: true())
+def _by_the_clock(self: Queue, ago_s: float = 0.0) -> Any:
+    """A moment by the wall clock of the one that looks."""
+    return literal(self._database.clock.now() - timedelta(seconds=ago_s), Utc())
 
 
 def _leaves_all(m: pytest.MonkeyPatch) -> None:
@@ -203,10 +184,11 @@ def _leaves_all(m: pytest.MonkeyPatch) -> None:
 _Break = Callable[[pytest.MonkeyPatch], None]
 _STOLEN = "which works on it"
 MUTANTS: dict[str, tuple[_Break, str, str]] = {
-    "fence off": (lambda m: m.setattr(SolveRecord, "write", _unfenced), "takeover", "written past the fence"),
-    "lease not renewed": (lambda m: m.setattr(Monitor, "watch", _no_heartbeat), "leases", _STOLEN),
-    "live workers taken for dead": (_all_lapsed, "leases", _STOLEN),
-    "heartbeats by the wall clock": (_wall_clock, "clocks", _STOLEN),
+    "fence off": (lambda m: m.setattr(Queue, "settle", _unfenced), "takeover", "written past the fence"),
+    "lease not renewed": (lambda m: m.setattr(Queue, "beat", _no_heartbeat), "leases", _STOLEN),
+    "live workers taken for dead": (
+        lambda m: m.setattr(Queue, "_lapsed", lambda self: solves.c.state == "running"), "leases", _STOLEN),
+    "heartbeats by the wall clock": (lambda m: m.setattr(Queue, "_moment", _by_the_clock), "clocks", _STOLEN),
     "queue limits by the wall clock": (
         lambda m: m.setattr(Waits, "moment", lambda self: self._clock.now().timestamp()), "queues", "given up in the"),
     "join not atomic": (
@@ -218,7 +200,7 @@ MUTANTS: dict[str, tuple[_Break, str, str]] = {
     "answers for any tenant": (
         lambda m: m.setattr(SnapshotReader, "ended_request", _any_tenant), "tenants", "reads another's answer"),
     "priority before shares": (
-        lambda m: m.setattr(Turns, "_order", _most_urgent_of_all), "shares", "more than their share"),
+        lambda m: m.setattr(Turns, "_key", _most_urgent_of_all), "shares", "more than their share"),
     "time not counted": (lambda m: m.setattr(SolveRecord, "end", _spent_nothing), "effort", "time was unspent"),
 }  # fmt: skip
 """What is broken, the scene that leads there, and the invariant that must say so."""

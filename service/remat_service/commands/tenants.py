@@ -11,10 +11,14 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
+from ..context import Context
 from ..errors import Invalid, NotFound
+from ..requests.operate import cancel_tenant
 from ..storage.epochs import raise_epoch
 from ..storage.tables import api_keys, scopes, tenants
 from ..tenants import keys
+from ..tenants.administration import operator, record
+from .operate import in_context
 from .transaction import in_database
 
 keys_app = typer.Typer(no_args_is_help=True, help="API keys.")
@@ -27,7 +31,7 @@ def create(
     tenant: Annotated[str, typer.Argument(help="The tenant it speaks for.")],
     new_tenant: Annotated[bool, typer.Option("--new-tenant", help="Make the tenant if there is none.")] = False,
     label: Annotated[str, typer.Option(help="For people.")] = "",
-    scope: Annotated[list[str] | None, typer.Option(help="solve or read; again for more.")] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="solve, read or operate; again for more.")] = None,
     days: Annotated[float | None, typer.Option(help="Days until it expires.")] = None,
 ) -> None:
     """Make a key and print it: the only time that it can be seen."""
@@ -196,16 +200,21 @@ def disown(name: str) -> None:
 
 @tenants_app.command("disable")
 def disable(name: str, again: Annotated[bool, typer.Option("--enable", help="Let it in again.")] = False) -> None:
-    """Refuse every key of a tenant."""
+    """Refuse every key of a tenant, and end what it has under way; what others wait for, too, goes on."""
     if name == keys.DEFAULT_TENANT:
         raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS")
 
-    async def work(connection: AsyncConnection) -> None:
-        done = await connection.execute(update(tenants).where(tenants.c.name == name).values(disabled=not again))
-        if done.rowcount != 1:
-            raise NotFound(f"there is no tenant {name!r}")
+    async def work(context: Context) -> int:
+        act = "tenants enable" if again else "tenants disable"
+        async with context.database.write() as connection:
+            tenant_id = await keys.tenant_named(connection, name)
+            await connection.execute(update(tenants).where(tenants.c.id == tenant_id).values(disabled=not again))
+            await record(connection, operator(), act, {"name": name})
+        return 0 if again else await cancel_tenant(context, tenant_id)
 
-    in_database(work, "tenants enable" if again else "tenants disable", name=name)
+    ended = in_context(work)
+    if ended:
+        typer.echo(f"{ended} requests ended", err=True)
 
 
 @tenants_app.command("list")

@@ -57,7 +57,8 @@ def main() -> None:
     alive: set[int] = set()
     scratch = tempfile.mkdtemp(prefix="remat-")
     try:
-        control.send(json.dumps({"ready": os.getpid(), "confined": confined}).encode())
+        said = {"ready": os.getpid(), "confined": confined, "landlock": sandbox.landlock()}
+        control.send(json.dumps(said).encode())
         while True:
             waited: list[int] = [control.fileno(), wake_read]
             ready, _, _ = select.select(waited, [], [], 60.0)
@@ -104,6 +105,8 @@ def _run_child(control: socket.socket, fd: int, order: dict[str, int], wake: tup
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 10))
         folder = os.path.join(scratch, str(os.getpid()))
         os.mkdir(folder)
+        if not sandbox.confine(folder) and sandbox.landlock():
+            raise OSError("the kernel has Landlock and does not let a child be confined by it")
         code = child.main(fd, folder)
     except BaseException as error:
         with contextlib.suppress(Exception):

@@ -181,6 +181,11 @@ class Supervisor:
             ready = await self._said(mine, _COMPILE_S)
         if not ready["confined"]:
             log.warning("this system has no seccomp filters: solver children run without one")
+        if ready["landlock"] < 6:
+            log.warning(
+                "this kernel confines solver children less than Linux 6.12 does; see the page of threats",
+                landlock=ready["landlock"],
+            )
         self.ready = True
         self._listener = asyncio.create_task(self._listen(mine))
 

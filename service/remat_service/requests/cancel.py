@@ -18,7 +18,7 @@ async def cancel(context: Context, caller: Caller, request_id: str) -> None:
     row = await find_request(context, caller, request_id)
     if row.ended:
         return
-    async with context.database.write() as connection:
+    async with context.database.write(brief=True) as connection:
         await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
         await end_request(context, connection, request_id, Status.CANCELLED, "cancel")
         await end_if_unwanted(context, connection, row.solve_id)

@@ -176,6 +176,24 @@ async def status(
     return data, ended
 
 
+async def give_up(context: Context, caller: Caller, kind_name: str, group_id: str) -> None:
+    """End every request of a group that is still under way.
+
+    Raises:
+        NotFound: this tenant has no such group.
+    """
+    of_group = (requests.c.group_id == group_id, requests.c.tenant_id == caller.tenant_id, of_epoch(caller.epoch))
+    async with context.database.read() as connection:
+        kind_found = await connection.scalar(
+            select(groups.c.kind).where(groups.c.id == group_id, groups.c.tenant_id == caller.tenant_id)
+        )
+        found = (await connection.execute(select(requests.c.id).where(*of_group, requests.c.ended.is_(False)))).all()
+    if kind_found != kind_name:
+        raise NotFound(f"there is no {kind_name} with this id")
+    for row in found:
+        await cancel(context, caller, row.id)
+
+
 def _places(rows: Sequence[Any]) -> list[tuple[str, int | None]]:
     """The ids of a group's requests with their places in it, in order; no place where an earlier version wrote one."""
     if any(row.idempotency_key is None for row in rows):

@@ -44,7 +44,7 @@ async def look(context: Context, seen: dict[str, State]) -> dict[str, State]:
     watched = sorted(context.notifier.keys())
     found: dict[str, State] = {}
     for start in range(0, len(watched), _IDS_A_QUERY):
-        async with context.database.read() as connection:
+        async with context.database.read(brief=True) as connection:
             rows = await connection.execute(
                 select(requests.c.id, requests.c.ended, solves.c.state, solves.c.cost_ns, solves.c.bound_ns)
                 .outerjoin(solves, solves.c.id == requests.c.solve_id)

@@ -35,7 +35,7 @@ async def find_request(context: Context, caller: Caller, request_id: str) -> Any
     """
     if context.write_behind.holds(request_id):
         await context.write_behind.flush()
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         row = (
             await connection.execute(
                 select(requests, *PROGRESS)
@@ -85,7 +85,7 @@ async def _settled(context: Context, caller: Caller, row: Any) -> tuple[bytes, b
 
 def sound_answer(context: Context, row: Any) -> dict[str, Any] | None:
     """The answer of a row of `requests`; None where it is not the one that was stored."""
-    found = row.as_row() if isinstance(row, EndedRequest) else row._mapping
+    found = row._asdict()
     answer = found["answer"]
     if isinstance(answer, dict) and context.seals.holds("requests", found):
         return answer
@@ -157,7 +157,7 @@ async def body_of(context: Context, caller: Caller, row: Any) -> tuple[bytes, bo
     if said is None:
         raise Gone(_DAMAGED)
     plan = text = proof = None
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         if row.plan_id is not None:
             plan = await context.store.plan(connection, row.plan_id)
         if row.proof_id is not None:
@@ -183,7 +183,7 @@ async def proof_text(
     context: Context, caller: Caller, proof: StoredProof, graph_key: str, net_budget: int
 ) -> bytes | None:
     """A stored certificate as JSON text if it proves what it should for a graph."""
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         packed = await context.store.graph_row(connection, graph_key)
     subject = None if packed is None else await context.verifier.graph(graph_key, packed, caller.key)
     if subject is None:
@@ -200,7 +200,7 @@ async def proof_text(
 async def plan_text(context: Context, caller: Caller, plan: StoredPlan, net_budget: int) -> bytes | None:
     """A stored plan as JSON text if the verifier passes it."""
     claimed = Verdict(plan.cost_ns, plan.peak_bytes)
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         packed = await context.store.graph_row(connection, plan.graph_key)
     subject = None if packed is None else await context.verifier.graph(plan.graph_key, packed, caller.key)
     if subject is None:
@@ -224,7 +224,7 @@ async def problem_of(context: Context, caller: Caller, request_id: str, node_lin
         InvalidData: node-link data can't say what the graph is.
     """
     row = await find_request(context, caller, request_id)
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         packed = await context.store.graph_row(connection, row.graph_key)
     subject = None if packed is None else await context.verifier.graph(row.graph_key, packed, caller.key)
     if subject is None:
@@ -240,7 +240,7 @@ async def progress_of(context: Context, row: Any, after: int = 0) -> list[dict[s
     """The improvements of the solve of a request, whose row is given, with a `seq` above `after`."""
     if row.solve_id is None:  # served from the store: its end is all there is to tell
         return [_end_point(listed_answer(context, row))] if after == 0 else []
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         found = await connection.execute(
             select(events).where(events.c.solve_id == row.solve_id, events.c.seq > after).order_by(events.c.seq)
         )

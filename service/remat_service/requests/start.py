@@ -26,7 +26,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     """
     if context.write_behind.holds(ask.start or ""):
         await context.write_behind.flush()
-    async with context.database.read() as connection:
+    async with context.database.read(brief=True) as connection:
         row = (
             await connection.execute(
                 select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
@@ -42,7 +42,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
         verdict = await context.verifier.verify(net, plan)
     except Exception as error:
         raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
-    async with context.database.write() as connection:
+    async with context.database.write(brief=True) as connection:
         await context.store.put_graph(connection, keys, net)
         plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
     context.verifier.remember(keys.graph, digest, verdict)

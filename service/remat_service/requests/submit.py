@@ -97,13 +97,13 @@ class Submission:
         if not await context.snapshots.has_idempotency_key(caller.tenant_id, retry.key):
             return None
         of_key = and_(requests.c.tenant_id == caller.tenant_id, requests.c.idempotency_key == retry.key)
-        async with context.database.read() as connection:
+        async with context.database.read(brief=True) as connection:
             query = select(requests.c.id, requests.c.body_hash, of_epoch(caller.epoch).label("current")).where(of_key)
             row = (await connection.execute(query)).first()
         if row is None:
             return None
         if not row.current:  # disowned: the key is free again
-            async with context.database.write() as connection:
+            async with context.database.write(brief=True) as connection:
                 await connection.execute(
                     update(requests).where(of_key, ~of_epoch(caller.epoch)).values(idempotency_key=None, body_hash=None)
                 )
@@ -138,7 +138,7 @@ class Submission:
         packed = await context.snapshots.graph_row(keys.graph)
         if packed is None or await context.verifier.graph(keys.graph, packed, self.caller.key) is not None:
             return
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             await context.store.replace_graph(connection, keys, net)
         context.metrics.mended.labels("graph").inc()
 
@@ -186,8 +186,8 @@ class Submission:
             answer = replace(answer, proof=proof)
         answer = checked(ask.problem, answer)
         row |= {"cache": "hit", "ended": True, "ended_at": row["created_at"], "answer": answer.to_json()}
-        async with self.context.database.write() as connection:
-            await connection.execute(requests.insert().values(self.context.seals.sealed("requests", row)))
+        async with self.context.database.write(brief=True) as connection:
+            await connection.execute(requests.insert(), self.context.seals.sealed("requests", row))
         self.context.metrics.cache.labels("hit").inc()
         return str(row["id"])
 
@@ -209,17 +209,18 @@ class Submission:
             text = await self._answer_from_memory(looked, row)
             if text is not None:
                 return Taken(row["id"], text)
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             if known.effort is None:  # an answer put together from other budgets or costs: name this problem too
                 await context.store.put_graph(connection, keys, net)
             row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
             if known.proof is not None and known.proof_id is None:
                 row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *known.proof)
             row = context.seals.sealed("requests", row)
-            await connection.execute(requests.insert().values(row))
+            await connection.execute(requests.insert(), row)
             await context.store.touch(connection, keys.graph, row["plan_id"])
         self._remember(looked, row)
         context.metrics.cache.labels(result).inc()
+        context.metrics.saved_seconds.labels(self.caller.tenant).inc(row["answer"]["seconds"])
         return Taken(row["id"])
 
     async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
@@ -264,11 +265,11 @@ class Submission:
     async def _join_flight(self, keys: Keys) -> str | None:
         """Join the solve under way; None where it has just ended, so that what it found is in the store."""
         context, row = self.context, self._keyed_row(keys)
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             solve_id = await self._join(connection, keys)
             if solve_id is None:
                 return None
-            await connection.execute(requests.insert().values(row | {"solve_id": solve_id, "cache": "joined"}))
+            await connection.execute(requests.insert(), row | {"solve_id": solve_id, "cache": "joined"})
         self._wait(row)
         context.metrics.cache.labels("joined").inc()
         context.notifier.notify(solve_id)
@@ -279,7 +280,7 @@ class Submission:
         if context.stopping:
             raise Unavailable("the service is stopping; ask again in a moment", retry_after_s=COME_BACK_S)
         row = self._keyed_row(keys)
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             solve_id = await self._join(connection, keys)
             joined = solve_id is not None
             if solve_id is None:
@@ -292,9 +293,7 @@ class Submission:
             if solve_id is None:
                 raise Conflict("this problem was asked for and ended at the same moment; ask again", retry_after_s=1)
             row |= {"solve_id": solve_id, "cache": "joined" if joined else "near" if looked.known.carried else "miss"}
-            await connection.execute(requests.insert().values(row))
-            if not joined:
-                await context.enqueue(connection)
+            await connection.execute(requests.insert(), row)
         self._wait(row)
         context.metrics.cache.labels(row["cache"]).inc()
         context.notifier.notify("queue" if not joined else solve_id)
@@ -336,30 +335,21 @@ class Submission:
             "bound_ns": None if best is None else total_ns,
             "restricted_to": "",
         }
-        insert = (
-            self.context.database.insert(solves)
-            .values(
-                **self.context.seals.sealed("solves", told),
-                tenant_id=self.caller.tenant_id,
-                flight_key=keys.flight,
-                graph_key=keys.graph,
-                budget_bytes=looked.net.budget_bytes,
-                fixed_bytes=ask.problem.subject.fixed_bytes,
-                method=ask.method,
-                method_key=keys.method,
-                options=ask.options,
-                start_plan_id=start_plan_id,
-                forced=ask.force,
-                state=_QUEUED,
-                priority=ask.priority,
-                trace=traceparent(),
-                queued_at=self.context.clock.now(),
-            )
-            .on_conflict_do_nothing()
-            .returning(solves.c.id)
-        )
-        solve_id: str | None = await connection.scalar(insert)
-        return solve_id
+        row = self.context.seals.sealed("solves", told) | {
+            "tenant_id": self.caller.tenant_id,
+            "flight_key": keys.flight,
+            "graph_key": keys.graph,
+            "budget_bytes": looked.net.budget_bytes,
+            "fixed_bytes": ask.problem.subject.fixed_bytes,
+            "method": ask.method,
+            "method_key": keys.method,
+            "options": ask.options,
+            "start_plan_id": start_plan_id,
+            "forced": ask.force,
+            "priority": ask.priority,
+            "trace": traceparent(),
+        }
+        return await self.context.queue.put(connection, row)
 
     async def _check_capacity(self, connection: AsyncConnection) -> None:
         waiting = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == _QUEUED))

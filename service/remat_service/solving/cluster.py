@@ -1,171 +1,139 @@
-"""Many workers on PostgreSQL, over Procrastinate, through its public API alone.
+"""Many workers on PostgreSQL: Procrastinate carries the work to them, through its public API alone.
 
-The engine decides that a solve is taken: it delivers tickets, keeps the number that run at once, says which worker is
-dead, and delivers a dead one's tickets again. Which solve a ticket takes is decided in the `solves` table alone
-(`dispatch.next_solve`), and who may write to it by the fencing token of its claim: an engine of jobs knows no fair
-shares between tenants, no quota of running solves, and no token. docs/service.md has the whole division.
+The engine has one task, which names no solve. A job of it is deferred in the transaction that lets a solve wait
+(`storage/queue.py`); the worker that gets the job claims the solve that is due, and one that finds none to claim ends
+at once. So jobs and solves that wait need not be equal in number, and nothing makes them so. Worker processes, their
+concurrency, their graceful end and being woken in milliseconds are the engine's. Who is alive is not: a lease in the
+table says so.
 
-A ticket is deferred in the transaction that writes the solve. A ticket too many finds nothing to do; one too few, and
-a solve whose ticket nobody works on any longer, is found by a task that the engine runs every few seconds.
+A job may get lost: with the worker that had fetched it, or since its tenant was at its limit. So every worker looks,
+every few seconds and in no slot of the solves', whether something may run and no job waits, and defers what is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, NamedTuple
 
 import procrastinate
 import structlog
 from procrastinate.job_context import JobContext
 from procrastinate.jobs import Job, Status
 from procrastinate.manager import JobManager
-from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
 from ..notify.postgres import libpq_url
 from ..outage import Outage
 from ..storage.database import try_lock
-from ..storage.tables import solves
-from .dispatch import next_solve
-from .execute import execute_solve
+from .execute import claim_next, execute
 
 log = structlog.get_logger("remat_service.solving.cluster")
 
 QUEUE, TASK = "remat", "remat.execute"
-_UPKEEP_QUEUE, _UPKEEP_TASK = "remat-upkeep", "remat.reconcile"
-_EVERY_FIVE_SECONDS = "* * * * * */5"
-_LOCK = 0x72656170  # of our own: the engine's would stay with a dead worker until a round of this very task frees it
+_LOOK_S = 2.0
+_LOCK = 0x72656170
 _AGAIN_S = 2.0
+_MOST_JOBS = 1_000  # deferred in one round
 
 
-class Reconciled(NamedTuple):
-    """What one round has found: solves put back, tickets of dead workers delivered again, tickets added."""
-
-    requeued: int
-    retried: int
-    added: int
-
-
-class Queue:
-    """The engine's side of a process: defers tickets, and in a worker takes them."""
+class Fleet:
+    """The engine's side of a process: a server defers jobs, a worker runs them."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._manager = self._app().job_manager  # not opened: it defers on the connections of others
 
     def _app(self) -> procrastinate.App:
-        """The engine's application with its two tasks; another for every time that it is opened."""
+        """The engine's application with its task; another for every time that it is opened."""
         url = libpq_url(self._context.database.url)
         app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=url, min_size=1, max_size=4))
 
         @app.task(name=TASK, queue=QUEUE, pass_context=True)
-        async def execute(job: JobContext) -> None:
-            await take_one(self._context, job.job.id)
-
-        @app.periodic(cron=_EVERY_FIVE_SECONDS, queueing_lock=_UPKEEP_TASK)
-        @app.task(name=_UPKEEP_TASK, queue=_UPKEEP_QUEUE)
-        async def upkeep(timestamp: int) -> None:
-            await self.reconcile(app.job_manager)
+        async def take(job: JobContext) -> None:
+            claimed = await claim_next(self._context, job.job.id)
+            if claimed is not None:
+                await execute(self._context, claimed)
 
         return app
 
-    async def enqueue(self, connection: AsyncConnection) -> None:
-        """A ticket, in the transaction of the caller: both are there, or neither."""
-        await _ticket(self._manager, (await connection.get_raw_connection()).driver_connection)
+    async def carry(self, connection: AsyncConnection, count: int) -> None:
+        """Defer jobs in the transaction of the caller: they are there with what it writes, or not at all."""
+        job = Job(id=None, queue=QUEUE, lock=None, queueing_lock=None, task_name=TASK)
+        raw = (await connection.get_raw_connection()).driver_connection
+        await self._manager.batch_defer_jobs_async([job] * count, connection=raw)
 
     async def run(self) -> None:
-        """Take tickets until told to stop; a restart of the database is waited out."""
+        """Run jobs until told to stop; a restart of the database is waited out."""
         context = self._context
         with contextlib.suppress(OSError, TimeoutError):
             await context.supervisor.warm()
-        outage = Outage(log, "taking tickets")
+        outage = Outage(log, "taking jobs")
         while not context.stopping:
             try:
                 async with self._app().open_async() as app:
-                    await self.reconcile(app.job_manager)
+                    await _forget_jobs_of_the_dead(app.job_manager, context.settings.stale_after_s)
                     outage.over()
-                    await app.run_worker_async(
-                        queues=[QUEUE, _UPKEEP_QUEUE],
-                        name=context.name,
-                        concurrency=context.settings.workers,
-                        shutdown_graceful_timeout=context.settings.drain_s,
-                        install_signal_handlers=False,
-                        delete_jobs="always",
-                        update_heartbeat_interval=context.settings.heartbeat_s,
-                        stalled_worker_timeout=context.settings.stale_after_s,
-                        fetch_job_polling_interval=5.0,
-                    )
+                    upkeep = asyncio.create_task(self.upkeep(app.job_manager))
+                    try:
+                        await app.run_worker_async(
+                            queues=[QUEUE],
+                            name=context.name,
+                            concurrency=context.settings.workers,
+                            shutdown_graceful_timeout=context.settings.drain_s,
+                            install_signal_handlers=False,
+                            delete_jobs="always",
+                            update_heartbeat_interval=context.settings.heartbeat_s,
+                            stalled_worker_timeout=context.settings.stale_after_s,
+                            fetch_job_polling_interval=5.0,
+                        )
+                    finally:
+                        upkeep.cancel()
             except asyncio.CancelledError:
                 raise
             except Exception as error:
                 outage.failed(error)
             await asyncio.sleep(_AGAIN_S)
 
-    async def reconcile_once(self) -> Reconciled:
+    async def upkeep(self, manager: JobManager) -> None:
+        """Take over from dead workers and defer missing jobs, for ever, apart from the slots of the solves."""
+        outage = Outage(log, "upkeep of the queue")
+        while True:
+            try:
+                await self.round(manager)
+                outage.over()
+            except Exception as error:
+                outage.failed(error)
+            await asyncio.sleep(_LOOK_S)
+
+    async def round(self, manager: JobManager) -> tuple[int, int]:
+        """One round: how many solves were taken over, and how many jobs were missing."""
+        context = self._context
+        taken, missing = await context.queue.take_over(), 0
+        context.metrics.taken_over.inc(taken)
+        async with context.database.write() as connection:
+            if await try_lock(connection, _LOCK):  # one process at a time is enough, of however many
+                ready = sum(each.free for each in await context.queue.waiting(connection))
+                if ready and not await _some_wait(manager):
+                    missing = min(ready, _MOST_JOBS)
+                    await self.carry(connection, missing)
+        if taken or missing:
+            log.info("upkeep of the queue", taken_over=taken, jobs_deferred=missing)
+        return taken, missing
+
+    async def once(self) -> tuple[int, int]:
         """One round, on connections of its own."""
         async with self._app().open_async() as app:
-            return await self.reconcile(app.job_manager)
-
-    async def reconcile(self, manager: JobManager) -> Reconciled:
-        """Put back solves whose ticket no live worker holds, deliver such tickets again, and add missing ones."""
-        async with self._context.database.write() as holder:
-            if not await try_lock(holder, _LOCK):  # one process at a time is enough, of however many
-                return Reconciled(0, 0, 0)
-            requeued, retried = await self._put_back(manager)
-            found = Reconciled(requeued, retried, await self._add_missing(manager))
-        if any(found):
-            log.info("reconciled", **found._asdict())
-        return found
-
-    async def _put_back(self, manager: JobManager) -> tuple[int, int]:
-        """A running solve is alive exactly while its ticket is held by a worker that the engine counts as alive."""
-        async with self._context.database.read() as connection:  # before the tickets: a later claim is none of these
-            query = select(solves.c.id, solves.c.attempt, solves.c.ticket).where(solves.c.state == "running")
-            running = (await connection.execute(query)).all()
-        limit_s = self._context.settings.stale_after_s
-        dead = {job.id: job for job in await manager.get_stalled_jobs(queue=QUEUE, seconds_since_heartbeat=limit_s)}
-        held = {job.id for job in await manager.list_jobs_async(queue=QUEUE, task=TASK, status="doing")} - set(dead)
-        requeued = 0
-        async with self._context.database.write() as connection:
-            for row in running:
-                if row.ticket in held:
-                    continue
-                done = await connection.execute(
-                    update(solves)
-                    .where(solves.c.id == row.id, solves.c.attempt == row.attempt, solves.c.state == "running")
-                    .values(state="queued", worker=None, ticket=None, revision=solves.c.revision + 1)
-                )
-                requeued += done.rowcount
-        for job in dead.values():
-            await manager.retry_job(job)
-        for job in await manager.get_stalled_jobs(queue=_UPKEEP_QUEUE, seconds_since_heartbeat=limit_s):
-            assert job.id is not None  # as every job that was read
-            await manager.finish_job_by_id_async(job.id, Status.FAILED, delete_job=True)  # this round is in its place
-        return requeued, len(dead)
-
-    async def _add_missing(self, manager: JobManager) -> int:
-        waiting = sum(row["todo"] for row in await manager.list_queues_async(queue=QUEUE, task=TASK))
-        async with self._context.database.write() as connection:
-            queued = await connection.scalar(select(func.count()).select_from(solves).where(solves.c.state == "queued"))
-            missing: int = max(0, (queued or 0) - waiting)
-            raw = (await connection.get_raw_connection()).driver_connection
-            if missing:
-                await _ticket(manager, raw, missing)
-        return missing
+            return await self.round(app.job_manager)
 
 
-async def _ticket(manager: JobManager, connection: Any, count: int = 1) -> None:
-    job = Job(id=None, queue=QUEUE, lock=None, queueing_lock=None, task_name=TASK)
-    await manager.batch_defer_jobs_async([job] * count, connection=connection)
+async def _some_wait(manager: JobManager) -> bool:
+    return any(row["todo"] for row in await manager.list_queues_async(queue=QUEUE, task=TASK))
 
 
-async def take_one(context: Context, ticket: int | None = None) -> str | None:
-    """Execute the solve that is due next, under a ticket. Returns which it was."""
-    tried: set[str] = set()
-    while (due := await next_solve(context, frozenset(tried))) is not None:
-        if await execute_solve(context, due, ticket):
-            return due
-        tried.add(due)  # another worker was quicker
-    return None
+async def _forget_jobs_of_the_dead(manager: JobManager, stale_after_s: float) -> None:
+    """Remove what dead workers had fetched: their solves are taken over without it."""
+    for job in await manager.get_stalled_jobs(queue=QUEUE, seconds_since_heartbeat=stale_after_s):
+        assert job.id is not None  # as every job that was read
+        with contextlib.suppress(procrastinate.exceptions.ConnectorException):  # another worker was quicker
+            await manager.finish_job_by_id_async(job.id, Status.FAILED, delete_job=True)

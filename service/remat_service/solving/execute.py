@@ -1,8 +1,4 @@
-"""One solve from claim to end, whoever dispatches it: `execute_solve` is the only way in which anything is solved.
-
-A claim raises the solve's `attempt`, and every later write says `WHERE attempt = mine`: who has lost the claim writes
-nothing.
-"""
+"""One solve from claim to end, whoever dispatches it: `execute` is the only way in which anything is solved."""
 
 from __future__ import annotations
 
@@ -12,26 +8,41 @@ import structlog
 
 from ..context import Context
 from ..outage import first_line, is_outage
+from ..storage.queue import Claimed, LostClaim
 from ..telemetry import span
-from .claim import LostClaim, claim_solve, give_back
+from .claim import give_back, read_claim
 from .run import SolveRun
 
 log = structlog.get_logger("remat_service.solving.execute")
 
 
-async def execute_solve(context: Context, solve_id: str, ticket: int | None = None) -> bool:
-    """Claim a solve and see it to its end; False where it was not there to be claimed."""
-    claim = await claim_solve(context, solve_id, ticket)
-    if claim is None:
-        return False
+_MOST_NAMED = 20  # requests that the last line of a solve names; thousands may have joined
+
+
+async def claim_next(context: Context, ticket: int | None = None) -> Claimed | None:
+    """Claim the solve that is due for this process."""
+    return await context.queue.claim(context.name, ticket)
+
+
+async def execute(context: Context, claimed: Claimed) -> None:
+    """See a claimed solve to its end, or give it back."""
+    row = claimed.row
+    context.metrics.queue_seconds.observe(claimed.queued_s)
     context.metrics.running.inc()
-    logger = log.bind(solve=claim.id, attempt=claim.attempt, method=claim.row.method)
-    logger.info("solve started", queued_s=round(claim.queued_s, 3))
+    logger = log.bind(solve=claimed.id, attempt=claimed.attempt, method=row.method)
     begun = context.clock.monotonic()
+    tenant = ""
     try:
-        about = {"remat.solve": claim.id, "remat.method": claim.row.method, "remat.attempt": claim.attempt}
-        with span("solve", claim.row.trace, about) as note:
-            outcome = await SolveRun(context, claim).run()
+        about = {"remat.solve": claimed.id, "remat.method": row.method, "remat.attempt": claimed.attempt}
+        claim = await read_claim(context, claimed)
+        if claim is None:
+            return
+        tenant = claim.caller.tenant
+        structlog.contextvars.bind_contextvars(tenant=tenant)
+        logger.info("solve started", queued_s=round(claimed.queued_s, 3))
+        with span("solve", row.trace, about) as note:
+            run = SolveRun(context, claim)
+            outcome = await run.run()
             if outcome is not None:
                 note("remat.status", outcome.status.value)
         if outcome is not None:
@@ -39,12 +50,14 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
                 "solve ended",
                 status=outcome.status.value,
                 gap=outcome.gap,
+                requests=run.answered[:_MOST_NAMED],
+                answered=len(run.answered),
                 seconds=round(context.clock.monotonic() - begun, 3),
             )
     except LostClaim:
         logger.warning("solve taken over by another worker")
     except asyncio.CancelledError:
-        await asyncio.shield(give_back(context, claim))
+        await asyncio.shield(give_back(context, claimed))
         logger.info("solve given back to the queue")
         raise
     except Exception as error:
@@ -52,10 +65,9 @@ async def execute_solve(context: Context, solve_id: str, ticket: int | None = No
             logger.warning("solve broke off; it will be taken up again", error=first_line(error))
         else:
             logger.exception("solve broke off; it will be taken up again")
-        await give_back(context, claim, context.settings.stale_after_s)
+        await give_back(context, claimed, context.settings.stale_after_s)
     finally:
         seconds = context.clock.monotonic() - begun
-        context.turns.spend(claim.caller.tenant_id, seconds)
-        context.metrics.tenant_seconds.labels(claim.caller.tenant).inc(seconds)
+        context.turns.spend(row.tenant_id, seconds)
+        context.metrics.tenant_seconds.labels(tenant).inc(seconds)
         context.metrics.running.dec()
-    return True

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import structlog
-from sqlalchemy import update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..context import Context
@@ -16,7 +15,6 @@ from ..storage import migrations
 from ..storage.cache_key import SOLVER
 from ..storage.prepare import migrate, sole_owner
 from ..storage.seal_keys import take_key
-from ..storage.tables import solves
 from ..tenants.keys import default_caller
 
 log = structlog.get_logger("remat_service.solving.lifespan")
@@ -46,7 +44,6 @@ async def opened(context: Context) -> AsyncIterator[None]:
             await context.supervisor.close()
             with contextlib.suppress(SQLAlchemyError):
                 await context.write_behind.close()
-            context.snapshots.close()
             await context.database.close()
 
 
@@ -72,9 +69,9 @@ async def _shared(context: Context) -> AsyncIterator[None]:
     relay = PostgresRelay(context.database.url, context.notifier)
     relay.start()
     if not context.settings.embedded:
-        from .cluster import Queue
+        from .cluster import Fleet
 
-        context.enqueue = Queue(context).enqueue
+        context.queue.carry = Fleet(context).carry
     try:
         yield
     finally:
@@ -83,11 +80,6 @@ async def _shared(context: Context) -> AsyncIterator[None]:
 
 async def requeue_all(context: Context) -> None:
     """On SQLite this process is the only one, so whatever runs in the table ran in one that has died."""
-    async with context.database.write() as connection:
-        done = await connection.execute(
-            update(solves)
-            .where(solves.c.state == "running")
-            .values(state="queued", worker=None, revision=solves.c.revision + 1)
-        )
-    if done.rowcount:
-        log.warning("solves of a process that died are queued again", solves=done.rowcount)
+    found = await context.queue.put_back()
+    if found:
+        log.warning("solves of a process that died are queued again", solves=found)

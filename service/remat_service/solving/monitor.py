@@ -1,4 +1,4 @@
-"""While a solver child works: signs of life, requests whose own limit is reached, the last one that leaves."""
+"""While a solver child works: requests whose own limit is reached, the last one that leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ..context import Context
 from ..outage import Outage
 from ..processes.supervisor import ChildRun
 from ..requests.completion import end_request
-from .claim import Claim, LostClaim, limits_of_open_requests
+from ..storage.queue import LostClaim
+from .claim import Claim, limits_of_open_requests
 from .record import SolveRecord
 
 log = structlog.get_logger("remat_service.solving.monitor")
@@ -34,24 +35,17 @@ class Monitor:
 
     async def watch(self) -> None:
         """Look whenever something about the solve has changed, and now and then."""
-        context, claim, record = self._context, self._claim, self._record
-        beat, outage = context.clock.monotonic(), Outage(log, "looking at the open requests")
+        context, claim = self._context, self._claim
+        outage = Outage(log, "looking at the open requests")
         with context.notifier.subscribe(claim.id) as changes:
             while True:
                 await changes.wait(_TICK_S)
                 await asyncio.sleep(_PAUSE_S)
                 changes.reset()
                 try:
-                    if context.clock.monotonic() - beat >= context.settings.heartbeat_s:
-                        beat = context.clock.monotonic()
-                        async with context.database.write() as connection:
-                            await record.write(
-                                connection, {"heartbeat_at": context.clock.now(), "spent_s": record.spent()}
-                            )
                     await self._review()
                     outage.over()
                 except LostClaim:
-                    record.lost = True
                     self._run.child.signal(signal.SIGKILL)
                     return
                 except Exception as error:
@@ -60,7 +54,7 @@ class Monitor:
     async def _review(self) -> None:
         """End requests that want no more than there is by now; stop the child when nobody wants anything."""
         context, claim, record = self._context, self._claim, self._record
-        async with context.database.read() as connection:
+        async with context.database.read(brief=True) as connection:
             waiting = await limits_of_open_requests(connection, claim.id)
         spent, whole = record.spent(), record.spent_s + self._limit_s
         cost, bound = record.cost_ns, record.bound_ns
@@ -72,7 +66,7 @@ class Monitor:
             elif spent >= request.time_limit_s and request.time_limit_s < whole - NEARLY_S:
                 due.append((request.id, "time"))
         if due:
-            async with context.database.write() as connection:
+            async with context.database.write(brief=True) as connection:
                 await record.write(connection, {"spent_s": spent})
                 for request_id, limit in due:
                     status = Status.NOTHING_FOUND if cost is None else Status.FEASIBLE

@@ -6,17 +6,18 @@ import asyncio
 from typing import Any
 
 import structlog
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import InvalidData, InvalidPlan, Problem, read_plan
 
 from ..context import Context
 from ..storage.claims import column
+from ..storage.queue import LostClaim
 from ..storage.seals import SEALED
-from ..storage.tables import events, solves
+from ..storage.tables import events
 from ..storage.verifier import CheckedProof
-from .claim import Claim, LostClaim
+from .claim import Claim
 from .outcome import Outcome
 
 log = structlog.get_logger("remat_service.solving.record")
@@ -77,14 +78,11 @@ class SolveRecord:
         Raises:
             LostClaim: it is ours no longer; the transaction is rolled back.
         """
-        done = await connection.execute(
-            update(solves)
-            .where(solves.c.id == self._claim.id, solves.c.attempt == self._claim.attempt, solves.c.state == "running")
-            .values(revision=solves.c.revision + 1, **values)
-        )
-        if done.rowcount != 1:
+        try:
+            await self._context.queue.settle(connection, self._claim, values)
+        except LostClaim:
             self.lost = True
-            raise LostClaim
+            raise
 
     async def take(self, outcome: Outcome, frame: dict[str, Any]) -> None:
         """A frame from the child: checked, then stored, then told."""
@@ -112,7 +110,7 @@ class SolveRecord:
         news = better is not None or (frame["type"] == "progress" and bound != self.bound_ns)
         if not news and proof is None:
             return
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             told = self._told | {"bound_ns": bound, "restricted_to": within}
             if better is not None:
                 plan, verdict = better

@@ -20,13 +20,15 @@ from remat_ir.proof import certifiable
 from remat_solver import Ending
 
 from ..context import Context
-from ..processes.supervisor import ChildRun
+from ..outage import Outage
+from ..processes.supervisor import Child, ChildRun
 from ..requests.completion import write_answers
 from ..storage.cache import Stored
 from ..storage.claims import Effort, column
 from ..storage.packing import unpack
+from ..storage.queue import LostClaim
 from ..subjects import gross_of
-from .claim import Claim, LostClaim, open_requests
+from .claim import Claim, open_requests
 from .monitor import NEARLY_S, Monitor
 from .outcome import Outcome
 from .record import SolveRecord
@@ -44,9 +46,39 @@ class SolveRun:
         self.record = SolveRecord(context, claim)
         self.failures = 0
         self.look_s: float | None = None
+        self.answered: list[str] = []
+        self._child: Child | None = None
 
     async def run(self) -> Answer | None:
-        """Rounds until no request is open; returns the last outcome, in net bytes."""
+        """Rounds until no request is open; returns the last outcome, in net bytes. Signs of life go on throughout.
+
+        Raises:
+            LostClaim: the solve is somebody else's.
+        """
+        beating = asyncio.create_task(self._beat())
+        try:
+            return await self._rounds()
+        finally:
+            beating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await beating
+
+    async def _beat(self) -> None:
+        context, outage = self.context, Outage(log, "signs of life")
+        while True:
+            await asyncio.sleep(context.settings.heartbeat_s)
+            try:
+                await context.queue.beat(self.claim, self.record.spent())
+                outage.over()
+            except LostClaim:
+                self.record.lost = True
+                if self._child is not None:
+                    self._child.signal(signal.SIGKILL)
+                return
+            except Exception as error:
+                outage.failed(error, solve=self.claim.id)
+
+    async def _rounds(self) -> Answer | None:
         outcome: Answer | None = None
         if self.claim.attempt > self.context.settings.most_attempts:
             failed = Answer(Status.FAILED, self.claim.row.method, self.claim.net.budget_bytes, message=_TOO_OFTEN)
@@ -55,7 +87,7 @@ class SolveRun:
             await self._settle(outcome, known)
             return outcome
         while True:
-            async with self.context.database.read() as connection:
+            async with self.context.database.read(brief=True) as connection:
                 waiting = await open_requests(connection, self.claim.id)
             if not waiting:
                 if await self._end_unwanted():
@@ -86,7 +118,7 @@ class SolveRun:
         """One solver child; what it finds and proves is stored, also when it has to be killed."""
         context, claim = self.context, self.claim
         begun = context.clock.monotonic()
-        child = await context.supervisor.start_child(limit_s)
+        child = self._child = await context.supervisor.start_child(limit_s)
         run = ChildRun(child, context.settings, context.clock, limit_s)
         self.record.begin()
         outcome = Outcome(claim.net, claim.row.method, digest, claim.row.fixed_bytes)
@@ -117,7 +149,7 @@ class SolveRun:
         claim = self.claim
         plan_row = known.plan
         if claim.row.start_plan_id is not None and plan_row is None:
-            async with self.context.database.read() as connection:
+            async with self.context.database.read(brief=True) as connection:
                 plan_row = await self.context.store.plan(connection, claim.row.start_plan_id)
         plan = None
         if plan_row is not None and plan_row.peak_bytes <= claim.net.budget_bytes:
@@ -154,7 +186,7 @@ class SolveRun:
                 log.warning("solver child died; starting another", solve=claim.id, status=run.child.status)
                 return replace(outcome.partial("time"), limit="again"), known
         answer = outcome.final(run.reason, out_of_time)
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             await context.cache.clear(connection, claim.keys, known)
             if outcome.claim is not None:
@@ -207,7 +239,7 @@ class SolveRun:
         return stored.with_claims(said), stored
 
     async def _unwanted(self) -> bool:
-        async with self.context.database.read() as connection:
+        async with self.context.database.read(brief=True) as connection:
             return not await open_requests(connection, self.claim.id)
 
     async def _settle(self, outcome: Answer, known: Stored, ended: Sequence[Any] = ()) -> bool:
@@ -222,7 +254,7 @@ class SolveRun:
         if outcome.limit == "again":
             return False
         endings: list[tuple[Any, Answer]] = []
-        async with context.database.write() as connection:
+        async with context.database.write(brief=True) as connection:
             # locks the row: nobody joins from here on
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             waiting = await open_requests(connection, claim.id)
@@ -247,6 +279,7 @@ class SolveRun:
             await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
         if known.proof is not None and context.settings.embedded:
             await context.verifier.proof_text(claim.row.graph_key, claim.net, known.proof.data)
+        self.answered += [request.id for request, _ in endings]
         context.notifier.notify(*(request.id for request, _ in endings))
         if finished:
             context.notifier.notify(claim.id)
@@ -265,7 +298,7 @@ class SolveRun:
         return self.record.spent_s + NEARLY_S >= wanted
 
     async def _end_unwanted(self) -> bool:
-        async with self.context.database.write() as connection:
+        async with self.context.database.write(brief=True) as connection:
             await self.record.write(connection, {"spent_s": self.record.spent_s})
             wanted = bool(await open_requests(connection, self.claim.id))
             if not wanted:

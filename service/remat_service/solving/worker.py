@@ -14,7 +14,7 @@ from ..context import build_context
 from ..requests.housekeeping import housekeeping
 from ..settings import Settings
 from ..telemetry import exported
-from .cluster import Queue
+from .cluster import Fleet
 from .lifespan import opened
 
 log = structlog.get_logger("remat_service.solving.worker")
@@ -32,7 +32,7 @@ async def work(settings: Settings, metrics_port: int = 0) -> None:
         server = start_http_server(metrics_port, registry=context.metrics.registry) if metrics_port else None
         with contextlib.suppress(OSError, TimeoutError):  # tried again with the first solve
             await context.supervisor.warm()
-        tasks = [asyncio.create_task(Queue(context).run()), asyncio.create_task(housekeeping(context))]
+        tasks = [asyncio.create_task(Fleet(context).run()), asyncio.create_task(housekeeping(context))]
         print(f"remat-service worker ready: {context.name}, {settings.workers} at once", flush=True)
         await stop.wait()
         log.info("worker stopping")

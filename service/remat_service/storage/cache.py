@@ -269,7 +269,7 @@ class Cache:
         )
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
-            async with self._database.read() as connection:
+            async with self._database.read(brief=True) as connection:
                 stored = await self._with_near(connection, caller, keys, problem, stored, time)
         return await self._without_refuted(keys, problem, stored)
 
@@ -319,7 +319,7 @@ class Cache:
 
     async def _at_hand(self, keys: Keys, problem: Problem) -> CheckedProof | None:
         """The best certificate of this very problem, if it was checked before: that of the solve under way."""
-        async with self._database.read() as connection:
+        async with self._database.read(brief=True) as connection:
             own = await self._store.own_proof(connection, keys.graph, problem.budget_bytes)
             row = None if own is None else await self._store.proof(connection, own[0])
         if row is None:
@@ -390,7 +390,7 @@ class Cache:
             return best, []
         broken = [best]
         method_key = None if keys.any_method else keys.method
-        async with self._database.read() as connection:
+        async with self._database.read(brief=True) as connection:
             others = await self._store.plans_within(connection, keys.graph, problem.budget_bytes, method_key)
         for other in others:
             if other.id == best.id:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import and_, delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..metrics import Metrics
@@ -15,6 +15,10 @@ from .tables import graphs, groups, pins, plans, proofs, requests, solves
 
 _BATCH = 100
 _LOCK = 0x6B656570  # one process at a time sums the store up
+HIT_BYTES = 1_256  # of a row of `requests` that was answered from the store, with its indexes, as PostgreSQL stores it
+_HIT = and_(requests.c.ended.is_(True), requests.c.cache == "hit", requests.c.group_id.is_(None))
+"""Requests that were answered at once from the store: another POST gives the same. Not those without a solve: the solve
+of a graph that was forgotten is gone, and the id of its request still says so."""
 
 
 async def evict(database: Database, settings: Settings, metrics: Metrics) -> int:
@@ -23,10 +27,13 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
     async with database.write() as connection:
         if not await try_lock(connection, _LOCK):
             return 0
+        gone_hits = await connection.execute(
+            delete(requests).where(_HIT, requests.c.ended_at < database.clock.now() - timedelta(days=settings.hit_days))
+        )
         done = await connection.execute(
             delete(requests).where(requests.c.ended.is_(True), requests.c.ended_at < cutoff)
         )
-        metrics.evicted.labels("request").inc(done.rowcount)
+        metrics.evicted.labels("request").inc(done.rowcount + gone_hits.rowcount)
         await connection.execute(
             delete(solves).where(solves.c.state == "ended", ~exists().where(requests.c.solve_id == solves.c.id))
         )
@@ -35,7 +42,10 @@ async def evict(database: Database, settings: Settings, metrics: Metrics) -> int
         metrics.evicted.labels("plan").inc(old.rowcount)
         metrics.evicted.labels("proof").inc(await _drop_weaker_proofs(connection))
         gone = await _drop(connection, _free().where(graphs.c.used_at < cutoff))
-        while await store_bytes(connection) > settings.store_bytes:
+        while (over := await store_bytes(connection) - settings.store_bytes) > 0:
+            if hits := await _drop_hits(connection, over):
+                metrics.evicted.labels("request").inc(hits)
+                continue
             dropped = await _drop(connection, _free().order_by(graphs.c.used_at).limit(_BATCH))
             gone += dropped
             if not dropped:
@@ -61,6 +71,12 @@ async def _drop_weaker_proofs(connection: AsyncConnection) -> int:
     return done.rowcount
 
 
+async def _drop_hits(connection: AsyncConnection, over: int) -> int:
+    """Forget the oldest answered hits, as many as take so many bytes; how many there were."""
+    oldest = select(requests.c.id).where(_HIT).order_by(requests.c.id).limit(1 + over // HIT_BYTES)
+    return (await connection.execute(delete(requests).where(requests.c.id.in_(oldest)))).rowcount
+
+
 def _free() -> Any:
     """Graphs with no pinned plan and no solve under way."""
     pinned = exists().where(plans.c.graph_key == graphs.c.key, plans.c.pinned.is_(True))
@@ -76,8 +92,8 @@ async def _drop(connection: AsyncConnection, query: Any) -> int:
 
 
 async def store_bytes(connection: AsyncConnection) -> int:
-    """Bytes of graphs, plans and certificates in the store."""
-    total = 0
+    """Bytes of graphs, plans and certificates in the store, and of the rows of hits."""
+    total = HIT_BYTES * int(await connection.scalar(select(func.count()).select_from(requests).where(_HIT)) or 0)
     for table in (graphs, plans, proofs):
         total += int(await connection.scalar(select(func.coalesce(func.sum(table.c.size_bytes), 0))) or 0)
     return total

@@ -38,7 +38,7 @@ class Health:
         try:
             if self._replaced():
                 return "the database's file is gone or another one"
-            async with asyncio.timeout(_LIMIT_S), self._database.write() as connection:
+            async with asyncio.timeout(_LIMIT_S), self._database.write(brief=True) as connection:
                 insert = self._database.insert(probes).values(id=1, at=self._database.clock.now())
                 await connection.execute(
                     insert.on_conflict_do_update(index_elements=[probes.c.id], set_={"at": insert.excluded.at})

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..clock import Clock
 from ..identity import Caller, Retry
 from ..lru import Lru
+from ..metrics import Metrics
 from .answers import head_of, spliced
 from .cache import Stored
 from .cache_key import Keys
@@ -54,10 +55,11 @@ class ResponseCache:
         write_behind: WriteBehind,
         seals: Seals,
         clock: Clock,
+        metrics: Metrics,
         most_bytes: int,
     ) -> None:
         self._snapshots, self._verifier, self._write_behind, self._seals = snapshots, verifier, write_behind, seals
-        self._clock = clock
+        self._clock, self._metrics = clock, metrics
         self._responses: Lru[tuple[str, str, int, bytes], CachedResponse] = Lru(most_bytes)
 
     async def get(self, caller: Caller, body: bytes, retry: Retry | None) -> bytes | None:
@@ -81,6 +83,7 @@ class ResponseCache:
         if retry is not None:
             row |= {"idempotency_key": retry.key, "body_hash": retry.body_hash}
         await self._write_behind.add(row)
+        self._metrics.saved_seconds.labels(caller.tenant).inc(row["answer"]["seconds"])
         return spliced(new_id.encode().join(held.head), text, proof)
 
     async def _came_before(self, caller: Caller, retry: Retry) -> bool:

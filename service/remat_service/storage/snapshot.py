@@ -1,26 +1,16 @@
-"""Reading all that a stored answer rests on, in one statement.
-
-On SQLite the look is a prepared statement on a read-only connection of the event loop's own: tens of microseconds,
-where a connection of the pool costs a thread switch for every statement. Readers of a WAL never wait for a writer;
-should the file be locked all the same, the pool is asked. A row is read once for as long as SQLite says that nobody has
-changed the database.
-"""
+"""Reading all that a stored answer rests on, in one statement."""
 
 from __future__ import annotations
 
-import functools
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import BindParameter, Select, and_, bindparam, case, exists, false, or_, select, true
-from sqlalchemy.dialects import sqlite
 
 from ..identity import Caller
-from ..lru import Lru
 from .cache_key import SOLVER, Keys
 from .claims import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Effort, Floor
-from .database import Database, json_or_nothing, read_only
+from .database import Database
 from .epochs import of_epoch
 from .store import PLAN_COLUMNS, PROOF_COLUMNS, StoredPlan, StoredProof
 from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, proofs, requests, solves
@@ -50,10 +40,7 @@ class Snapshot(NamedTuple):
 
 
 class EndedRequest(NamedTuple):
-    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none.
-
-    SQLite's own reader leaves the answer as text.
-    """
+    """An ended request: its answer, its plan and its certificate as they are stored, each None where it has none."""
 
     id: str
     tenant_id: str
@@ -68,11 +55,6 @@ class EndedRequest(NamedTuple):
     cost_ns: int | None
     peak_bytes: int | None
     proof: bytes | None
-
-    def as_row(self) -> dict[str, Any]:
-        """By the names of its columns, its answer read."""
-        answer = json_or_nothing(self.answer) if isinstance(self.answer, str) else self.answer
-        return self._asdict() | {"answer": answer}
 
 
 class Given(NamedTuple):
@@ -203,16 +185,15 @@ _PARTS: tuple[tuple[Any, int], ...] = (
 """Each part of the snapshot's row: what is made of it, and its columns; the first is null where there is none."""
 
 
-def _read(row: Sequence[Any]) -> Snapshot:
+def _read(row: Sequence[Any] | None) -> Snapshot:
+    assert row is not None  # a row of nulls where there is nothing
     parts: list[Any] = []
     start = 0
     for make, width in _PARTS:
         values = row[start : start + width]
         parts.append(None if values[0] is None else make(*values))
         start += width
-    found = Snapshot._make([*parts, bool(row[start])])
-    effort = found.effort  # SQLite's own reader gives 0 and 1
-    return found if effort is None else found._replace(effort=effort._replace(settled=bool(effort.settled)))
+    return Snapshot._make([*parts, bool(row[start])])
 
 
 _OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
@@ -252,18 +233,6 @@ _IDEMPOTENCY_KEY = select(requests.c.id).where(
 )
 _GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
-_NAMED = sqlite.dialect(paramstyle="named")
-_VERSION = "PRAGMA data_version"
-"""Another number after each commit of another connection, whichever process it is of."""
-_MOST_ROW_BYTES = 32 << 20
-
-
-@functools.cache
-def _text(query: Select[Any]) -> tuple[str, Mapping[str, object]]:
-    """A query and its constants, as SQLite's own reader takes them."""
-    statement = query.compile(dialect=_NAMED)
-    return str(statement), statement.params
-
 
 def _named(keys: Keys, net_budget: int) -> dict[str, object]:
     return {
@@ -277,69 +246,26 @@ class SnapshotReader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._own: sqlite3.Connection | None = None
-        self._version: object = None
-        self._rows: Lru[tuple[object, ...], Any] = Lru(_MOST_ROW_BYTES)
 
     async def read(self, keys: Keys, net_budget: int) -> Snapshot:
         """What an answer to this problem by this method rests on now."""
-        found: Snapshot = await self._row(_SNAPSHOT, _named(keys, net_budget), _read)
-        return found
+        return _read(await self._database.first(_SNAPSHOT, _named(keys, net_budget)))
 
     async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
         """The same if some rows were not there, and so no effort either, which may have rested on them."""
-        async with self._database.read() as connection:
-            return _read((await connection.execute(_snapshot(without), _named(keys, net_budget))).one())
+        return _read(await self._database.first(_snapshot(without), _named(keys, net_budget)))
 
     async def ended_request(self, caller: Caller, request_id: str) -> EndedRequest | None:
         """A request that has ended; None where there is none, its plan is gone, or its epoch is over."""
         named = {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch}
-        found: EndedRequest | None = await self._row(_ENDED_REQUEST, named, EndedRequest._make)
-        return found
+        row = await self._database.first(_ENDED_REQUEST, named)
+        return None if row is None else EndedRequest._make(row)
 
     async def graph_row(self, key: str) -> bytes | None:
         """The stored bytes of a graph."""
-        found: bytes | None = await self._row(_GRAPH, {"graph": key}, lambda row: bytes(row[0]))
-        return found
+        row = await self._database.first(_GRAPH, {"graph": key})
+        return None if row is None else bytes(row[0])
 
     async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""
-        return await self._row(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}, tuple) is not None
-
-    async def _row(self, query: Select[Any], named: Mapping[str, object], make: Callable[[Any], Any]) -> Any:
-        """What is made of the one row of a query, which is always made alike; None where there is no row."""
-        if self._database.is_sqlite:
-            try:
-                if self._own is None:
-                    file = read_only(self._database.engine.url.database or ":memory:")
-                    self._own = sqlite3.connect(file, uri=True, isolation_level=None, timeout=0.0)
-                return self._own_row(self._own, query, named, make)
-            except sqlite3.Error:
-                self.close()
-        async with self._database.read() as connection:
-            row = (await connection.execute(query, dict(named))).first()
-            return None if row is None else make(row)
-
-    def _own_row(
-        self, own: sqlite3.Connection, query: Select[Any], named: Mapping[str, object], make: Callable[[Any], Any]
-    ) -> Any:
-        """The same of the database as it is now: read before, where nothing has changed since."""
-        version = own.execute(_VERSION).fetchone()
-        if version != self._version:
-            self._rows, self._version = Lru(_MOST_ROW_BYTES), version
-        statement, constants = _text(query)
-        key = statement, *named.values()
-        found = self._rows.get(key)
-        if found is None:
-            row = own.execute(statement, {**constants, **named}).fetchone()
-            if row is None:
-                return None
-            found = make(row)
-            self._rows.put(key, found, 1_000 + sum(len(part) for part in row if isinstance(part, (bytes, str))))
-        return found
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._own is not None:
-            self._own.close()
-            self._own = self._version = None
+        return await self._database.first(_IDEMPOTENCY_KEY, {"tenant": tenant_id, "key": key}) is not None

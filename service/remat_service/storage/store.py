@@ -82,11 +82,10 @@ class Store:
         known = await connection.scalar(select(graphs.c.key).where(graphs.c.key == keys.graph))
         if known is None:
             row = {"key": keys.graph, "created_at": moment, "used_at": moment, **_columns_of(net, keys.structure)}
-            await connection.execute(self._database.insert(graphs).values(row).on_conflict_do_nothing())
+            await connection.execute(self._database.insert(graphs).on_conflict_do_nothing(), row)
         await connection.execute(
-            self._database.insert(problems)
-            .values(key=keys.problem, graph_key=keys.graph, budget_bytes=net.budget_bytes)
-            .on_conflict_do_nothing()
+            self._database.insert(problems).on_conflict_do_nothing(),
+            {"key": keys.problem, "graph_key": keys.graph, "budget_bytes": net.budget_bytes},
         )
 
     async def replace_graph(self, connection: AsyncConnection, keys: Keys, net: Problem) -> None:

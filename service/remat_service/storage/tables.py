@@ -256,7 +256,7 @@ solves = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     Column("attempt", Integer, nullable=False, server_default="0"),
     Column("worker", String(100)),
-    Column("ticket", BigInteger),  # the queue's job under which it runs, in a cluster
+    Column("ticket", BigInteger),  # the engine's job under which it runs: workers of the version before look at it
     Column("heartbeat_at", Utc),
     Column("revision", Integer, nullable=False, server_default="0"),
     Column("plan_id", _ID),

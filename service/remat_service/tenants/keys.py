@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..clock import SYSTEM
 from ..errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized
-from ..identity import ALL_SCOPES, Caller
+from ..identity import ALL_SCOPES, ASKING, Caller
 from ..storage.tables import api_keys, profile_reports, requests, scopes, solves, tenants
 from ..storage.tables import groups as request_groups
 from .groups import drop_own_scope, group_of, scope_for_new
@@ -120,7 +120,7 @@ async def add_key(
     connection: AsyncConnection,
     tenant: str,
     label: str = "",
-    allowed: Sequence[str] = ("solve", "read"),
+    allowed: Sequence[str] = ASKING,
     expires_at: datetime | None = None,
 ) -> tuple[str, str]:
     """A new key for a tenant: (id, key). The key is not stored and can't be shown again.
@@ -204,7 +204,9 @@ async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
     row = None
     if well_formed(key):
         query = (
-            _CALLERS.add_columns(api_keys.c.scopes, api_keys.c.expires_at, api_keys.c.revoked_at)
+            _CALLERS.add_columns(
+                api_keys.c.id.label("key_id"), api_keys.c.scopes, api_keys.c.expires_at, api_keys.c.revoked_at
+            )
             .join(api_keys, tenants.c.id == api_keys.c.tenant_id)
             .where(api_keys.c.secret_hash == hashed(key))
         )
@@ -212,7 +214,7 @@ async def caller_by_key(connection: AsyncConnection, key: str) -> Caller:
     dead = row is None or row.revoked_at is not None or (row.expires_at is not None and row.expires_at <= SYSTEM.now())
     if row is None or dead or row.disabled:
         raise Unauthorized("this API key is not valid")
-    return _caller(row, tuple(row.scopes.split()))
+    return _caller(row, tuple(row.scopes.split()), row.key_id)
 
 
 async def caller_by_groups(connection: AsyncConnection, identity_groups: Sequence[str], wanted: str | None) -> Caller:
@@ -247,8 +249,8 @@ _CALLERS = select(
 ).join(scopes, scopes.c.id == tenants.c.scope_id)
 
 
-def _caller(row: Any, allowed: tuple[str, ...] = ALL_SCOPES) -> Caller:
-    return Caller(row.id, row.scope_id, row.salt, row.epoch, allowed, row.name, group_of(row.scope))
+def _caller(row: Any, allowed: tuple[str, ...] = ASKING, key_id: str = "") -> Caller:
+    return Caller(row.id, row.scope_id, row.salt, row.epoch, allowed, row.name, group_of(row.scope), key_id)
 
 
 async def default_caller(connection: AsyncConnection) -> Caller:
@@ -258,4 +260,4 @@ async def default_caller(connection: AsyncConnection) -> Caller:
     if row is None:
         await add_tenant(connection, DEFAULT_TENANT)
         row = (await connection.execute(query)).one()
-    return _caller(row)
+    return _caller(row, ALL_SCOPES)  # who reaches a service without keys may do everything

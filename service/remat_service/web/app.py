@@ -28,15 +28,15 @@ from ..requests.poller import poll
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
-from ..solving.second_queue import keep_looking
 from .admission import Admission
 from .authentication import Callers
 from .body import Bodies
 from .middleware import RequestMiddleware
 from .openapi import describe
 from .problems import problem_response, refusal_of, validation_refusal
-from .routes import graphs, groups, page, plans, profiles, service, solves
+from .routes import graphs, groups, operate, page, plans, profiles, service, solves
 
+_ROUTERS = tuple(module.router for module in (solves, groups, plans, graphs, profiles, service, operate, page))
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
@@ -45,15 +45,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     settings = settings or Settings()
     context = build_context(settings)
     app = FastAPI(
-        title="remat", version="1", lifespan=_lifespan(context), docs_url=None, redoc_url=None, redirect_slashes=False
+        title="remat",
+        version="1",
+        lifespan=_lifespan(context),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.context, app.state.callers = context, Callers(context)
-    app.state.admission = Admission(settings.most_requests_per_tenant)
+    app.state.admission = Admission(settings.most_requests_per_tenant, rate=settings.most_rate_per_tenant)
     app.state.streams = Admission(settings.most_streams_per_tenant, "event streams")
     app.state.batch_searches = BatchSearches(context)
     app.state.bodies, app.state.known_subjects, app.state.plain_peaks = Bodies(settings), KnownSubjects(), PlainPeaks()
-    for module in (solves, groups, plans, graphs, profiles, service, page):
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     app.mount("/static", page.static_files())
     app.add_exception_handler(ServiceError, _refuse)
     app.add_exception_handler(InvalidData, _refuse)
@@ -77,8 +83,6 @@ def _lifespan(context: Context) -> Any:
             keepers = [asyncio.create_task(housekeeping(context))]
             if not context.database.is_sqlite:  # other processes share it, and a note of theirs may be lost
                 keepers.append(asyncio.create_task(poll(context)))
-                if context.settings.embedded:
-                    keepers.append(asyncio.create_task(keep_looking(context)))
             try:
                 yield
             finally:
@@ -113,14 +117,15 @@ def _refuse_parameters(request: Request, error: Exception) -> Response:
 def _refuse_route(request: Request, error: Exception) -> Response:
     response = refusal_of(error)
     if response.status_code == 405:
-        response.headers["Allow"] = ", ".join(methods_at(request.app, request.scope["path"]))
+        response.headers["Allow"] = ", ".join(methods_at(request.scope["path"]))
     return response
 
 
-def methods_at(app: FastAPI, path: str) -> list[str]:
-    """Every method of the routes at a path: a router names only those of the first."""
+def methods_at(path: str) -> list[str]:
+    """Every method of the routes at a path: a router names only those of the first. HEAD is wherever GET is."""
     found: set[str] = set()
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path_regex.match(path):
-            found |= route.methods or set()
-    return sorted(found)
+    for router in _ROUTERS:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.path_regex.match(path):
+                found |= route.methods or set()
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))

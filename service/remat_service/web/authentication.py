@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import structlog
 from fastapi import Request
 
 from ..context import Context
@@ -60,7 +61,7 @@ class Callers:
 
     async def _look_up(self, key: str | None, tenant: str | None) -> Caller:
         bearer = await self._tokens.verify(key) if key is not None and self._tokens.takes(key) else None
-        async with self._context.database.read() as connection:
+        async with self._context.database.read(brief=True) as connection:
             if key is None:
                 return await default_caller(connection)
             if bearer is None:
@@ -89,6 +90,8 @@ def caller_with(scope: str) -> Callable[[Request], Awaitable[Caller]]:
         caller = await callers.of(*credentials(request))
         if scope not in caller.allowed:
             raise Forbidden(f"this API key lacks the scope {scope!r}")
+        named = {"tenant": caller.tenant} | ({"key": caller.key_id} if caller.key_id else {})
+        structlog.contextvars.bind_contextvars(**named)  # every line of this request says so
         admit(request, request.app.state.admission, caller)
         return caller
 

@@ -118,6 +118,17 @@ class Bodies:
         return arriving.finish()
 
 
+async def no_body(request: Request) -> None:
+    """Read a body where none is needed: one that a form in a browser could send is refused.
+
+    Raises:
+        ServiceError: as `Bodies.of`.
+    """
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request):
+        pass
+
+
 class _Arriving:
     """One body on its way in."""
 

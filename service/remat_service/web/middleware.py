@@ -40,26 +40,37 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        head = scope["method"] == "HEAD"
+        if head:  # a GET without its body, for every route
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else SYSTEM.new_id()
-        status = 500
+        status, answered = 500, False
         begun = time.perf_counter()
 
+        async def reading() -> MutableMapping[str, Any]:
+            return {"type": "http.disconnect"} if answered else await receive()
+
         async def noting(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, answered
+            if head and message["type"] == "http.response.body":
+                if message.get("more_body", False):  # a stream: its end is not waited for
+                    return
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, answered = message["status"], True
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        bound = structlog.contextvars.bind_contextvars(request=request_id)
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request=request_id)
         try:
             if self._hosts and host_name(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
                 error = BadRequest("the Host header names another host; see REMAT_ALLOWED_HOSTS")
                 await problem_response(error)(scope, receive, noting)
             else:
-                await self._app(scope, receive, noting)
+                await self._app(scope, reading if head else receive, noting)
         except Exception as error:
             log.exception("request failed", path=scope["path"])
             if status == 500:
@@ -67,16 +78,16 @@ class RequestMiddleware:
         finally:
             for leave in scope.pop(ADMITTED, ()):
                 leave()
-            self._note(scope, status, time.perf_counter() - begun)
-            structlog.contextvars.reset_contextvars(**bound)
+            self._note(scope, "HEAD" if head else scope["method"], status, time.perf_counter() - begun)
+            structlog.contextvars.clear_contextvars()
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        count, durations = self._meter(route, scope["method"], status)
+        count, durations = self._meter(route, method, status)
         count.inc()
         durations.observe(seconds)
         if scope["path"] not in _QUIET:
-            log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+            log.info("request", method=method, path=scope["path"], status=status, seconds=round(seconds, 4))
 
     def _meter(self, route: str, method: str, status: int) -> tuple[Counter, Histogram]:
         """The metrics of a route: looked up by their labels once, which takes longer than counting."""

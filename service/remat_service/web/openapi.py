@@ -15,10 +15,12 @@ from ..requests.batches import BATCH_REQUEST
 from ..requests.groups import SWEEP_REQUEST
 from ..requests.parse import CHECK_REQUEST, SOLVE_REQUEST
 from ..requests.profiles import LOOKUP, UPLOAD
+from .routes.operate import KEY_REQUEST, TENANT_CHANGE, TENANT_REQUEST
 from .schemas import SOLVE_ROW
 
 _DECLARED: tuple[Document | OneOf, ...] = (
-    ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD
+    ANSWER, SOLVE_ROW, SOLVE_REQUEST, SWEEP_REQUEST, BATCH_REQUEST, CHECK_REQUEST, LOOKUP, UPLOAD,
+    TENANT_REQUEST, TENANT_CHANGE, KEY_REQUEST
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from remat_ir import InvalidData, InvalidPlan
 
-from ..errors import Invalid, NotFound, ServiceError, Unauthorized, kind_of
+from ..errors import Invalid, NotFound, ServiceError, Unauthorized, WrongMethod, kind_of
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -58,6 +58,8 @@ def refusal_of(error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     if status == 404:
         return problem_response(NotFound("there is no such route"))
+    if status == 405:
+        return problem_response(WrongMethod("this route takes other methods; see the header Allow"))
     headers = getattr(error, "headers", None) or {}
     detail = str(getattr(error, "detail", error))
     data = {"type": "about:blank", "title": detail, "status": status, "detail": detail}

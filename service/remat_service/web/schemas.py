@@ -192,3 +192,99 @@ class Problem(BaseModel):
     detail: str
     pointer: str | None = None
     issuer: str | None = None
+
+
+class TenantUse(BaseModel):
+    """What a tenant has in the queue, and the seconds of solving that it has had of what is stored."""
+
+    tenant: str
+    queued: int
+    running: int
+    oldest_queued_s: float | None
+    solver_seconds: float
+
+
+class Overview(BaseModel):
+    """The operators' view."""
+
+    version: str
+    ready: bool
+    workers_alive: int
+    workers_busy: int
+    queued: int
+    running: int
+    oldest_queued_s: float | None
+    store_bytes: int
+    tenants: list[TenantUse]
+
+
+class SolveOfAll(BaseModel):
+    """A solve as an operator sees it; `requests` wait for it."""
+
+    id: str
+    tenant: str
+    state: str
+    method: str
+    priority: int
+    attempt: int
+    worker: str | None
+    requests: int
+    spent_s: float
+    queued_at: str
+
+
+class SolvesOfAll(BaseModel):
+    """Solves of all tenants, newest first."""
+
+    solves: list[SolveOfAll]
+
+
+class Ended(BaseModel):
+    """How many requests were ended."""
+
+    requests: int
+
+
+class TenantRow(BaseModel):
+    """A tenant, its weight and its quotas; null is no limit."""
+
+    name: str
+    weight: float
+    disabled: bool
+    most_running: int | None
+    most_queued: int | None
+    most_solver_seconds: float | None
+    most_stored_bytes: int | None
+    most_requests: int | None
+    most_profiles: int | None
+
+
+class TenantList(BaseModel):
+    """Every tenant."""
+
+    tenants: list[TenantRow]
+
+
+class KeyRow(BaseModel):
+    """An API key without its secret."""
+
+    id: str
+    tenant: str
+    label: str
+    prefix: str
+    scopes: list[str]
+    expires_at: str | None
+    revoked: bool
+
+
+class KeyList(BaseModel):
+    """Every API key."""
+
+    keys: list[KeyRow]
+
+
+class KeyMade(BaseModel):
+    """A new key, shown this once."""
+
+    id: str
+    key: str

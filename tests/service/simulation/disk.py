@@ -6,7 +6,10 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from random import Random
-from typing import Any
+
+from sqlalchemy.util import await_only
+
+from remat_service.storage import sqlite
 
 _STATEMENT_S = 0.003  # the most that a statement takes
 _LOCK_S, _AGAIN_S = 10.0, 0.01  # as `busy_timeout`; between two tries
@@ -32,10 +35,11 @@ class Line:
         self.dead = self.over = self.disturbed = False
         self._open: list[Connection] = []
 
-    async def connect(self, path: str, **_: Any) -> Connection:
+    def connect(self, path: str) -> Connection:
         """A connection, as the driver opens one."""
-        await self.point()
-        connection = Connection(self, path)
+        await_only(self.point())
+        connection = Connection(path, isolation_level=None, timeout=0.0, check_same_thread=False)
+        connection.line = self
         self._open.append(connection)
         return connection
 
@@ -48,7 +52,7 @@ class Line:
     async def alive(self) -> None:
         """Go on, unless the process is dead."""
         if self.over:
-            raise sqlite3.OperationalError("connection closed")
+            raise _closed()
         if self.dead:
             await asyncio.get_running_loop().create_future()
 
@@ -60,7 +64,7 @@ class Line:
         """The process dies; the database rolls back what it had open."""
         self.dead = True
         for connection in self._open:
-            connection.raw.close()
+            connection.drop()
         self._open.clear()
 
     def forget(self, connection: Connection) -> None:
@@ -69,123 +73,69 @@ class Line:
             self._open.remove(connection)
 
 
-class Connection:
-    """What SQLAlchemy asks of a connection of aiosqlite, in the thread of the loop."""
+class Connection(sqlite.Connection):
+    """The driver's own connection; each statement, brief or not, runs in the thread of the loop after a fault point."""
 
-    def __init__(self, line: Line, path: str) -> None:
-        self.line = line
-        self.raw = sqlite3.connect(path, isolation_level=None, timeout=0.0, check_same_thread=False)
-        self._conn = self.raw
-        self._tx = _Now()
-        self.changes = 0
+    line: Line
+    changes = 0
 
-    @property
-    def _connection(self) -> sqlite3.Connection | None:
-        return self.raw
-
-    @property
-    def isolation_level(self) -> str | None:
-        """As SQLite's."""
-        return self.raw.isolation_level
-
-    def cursor(self) -> Cursor:
-        """A cursor."""
-        return Cursor(self)
-
-    async def create_function(self, *args: Any, **more: Any) -> None:
-        """A function for SQL."""
-        self.raw.create_function(*args, **more)
-
-    async def commit(self) -> None:
-        """Commit, unless the connection is lost before; it may be lost after."""
-        await self.line.point()
-        changed = self.raw.in_transaction and self.raw.total_changes > self.changes
-        fault = self.line.due("lost before the commit", "lost after the commit") if changed else None
-        if fault == "lost before the commit":
-            self._lose()
-        self.raw.commit()
-        self.changes = self.raw.total_changes
-        if changed:
-            self.line.on_commit()
-        if fault is not None:
-            self._lose()
-
-    async def rollback(self) -> None:
-        """Roll back."""
-        await self.line.alive()
-        self.raw.rollback()
-        self.changes = self.raw.total_changes
-
-    async def close(self) -> None:
-        """Close."""
-        self.line.forget(self)
-        self.raw.close()
-
-    def stop(self) -> None:
-        """Close at once."""
-        self.line.forget(self)
-        self.raw.close()
-
-    def _lose(self) -> None:
-        self.raw.rollback()
-        raise sqlite3.OperationalError("connection closed")
-
-
-class Cursor:
-    """A cursor of such a connection."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._cursor = connection, connection.raw.cursor()
-
-    async def __aenter__(self) -> Cursor:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cursor, name)
-
-    async def execute(self, statement: str, parameters: Any = ()) -> None:
+    async def run(self, statement: str, call: Callable[[], None]) -> None:
         """Run a statement; a writer waits for its turn."""
-        await self._reach(statement)
-        if statement.startswith("PRAGMA busy_timeout"):
-            return  # SQLite would wait in real time; below it is waited in the loop's
+        await self.line.point()
+        if statement.startswith(_WRITES) and self.line.due("disk full"):
+            raise sqlite3.OperationalError("database or disk is full")
         if statement != "BEGIN IMMEDIATE":
-            self._cursor.execute(statement, parameters)
+            call()
             return
         until = asyncio.get_running_loop().time() + _LOCK_S
         while True:
             try:
-                self._cursor.execute(statement)
+                call()
                 return
             except sqlite3.OperationalError:
                 if asyncio.get_running_loop().time() > until:
                     raise
             await asyncio.sleep(_AGAIN_S)
-            await self._connection.line.alive()
+            await self.line.alive()
 
-    async def executemany(self, statement: str, parameters: Any) -> None:
-        """Run a statement for each of these."""
-        await self._reach(statement)
-        self._cursor.executemany(statement, parameters)
+    def at_once(self, statement: str) -> None:
+        """Run a statement; where SQLite would wait in real time, it is waited in the loop's."""
+        if not statement.startswith("PRAGMA busy_timeout"):
+            super().at_once(statement)
 
-    async def fetchall(self) -> list[Any]:
-        """The rows."""
-        return self._cursor.fetchall()
+    def commit(self) -> None:
+        """Commit, unless the connection is lost before; it may be lost after."""
+        await_only(self.line.point())
+        changed = self.in_transaction and self.total_changes > self.changes
+        fault = self.line.due("lost before the commit", "lost after the commit") if changed else None
+        if fault == "lost before the commit":
+            self._lose()
+        sqlite3.Connection.commit(self)
+        self.changes = self.total_changes
+        if changed:
+            self.line.on_commit()
+        if fault is not None:
+            self._lose()
 
-    async def close(self) -> None:
+    def rollback(self) -> None:
+        """Roll back; that of a dead process was the database's."""
+        if not self.line.dead:
+            super().rollback()
+            self.changes = self.total_changes
+
+    def close(self) -> None:
         """Close."""
-        self._cursor.close()
+        self.line.forget(self)
+        super().close()
 
-    async def _reach(self, statement: str) -> None:
-        line = self._connection.line
-        await line.point()
-        if statement.startswith(_WRITES) and line.due("disk full"):
-            raise sqlite3.OperationalError("database or disk is full")
+    def drop(self) -> None:
+        """Close at once: nobody is left who would."""
+        super().close()
+
+    def _lose(self) -> None:
+        super().rollback()
+        raise _closed()
 
 
-class _Now:
-    """In place of the queue of aiosqlite's thread."""
-
-    def put_nowait(self, work: tuple[asyncio.Future[Any], Callable[[], Any]]) -> None:
-        """Do it at once."""
-        future, function = work
-        future.set_result(function())
+def _closed() -> sqlite3.Error:
+    return sqlite3.ProgrammingError("Cannot operate on a closed database.")

@@ -107,10 +107,12 @@ class Eye:
         _hold(new["attempt"] in (old["attempt"], old["attempt"] + 1), f"{name}: attempts skipped")
         if new["attempt"] > old["attempt"]:
             _hold(new["state"] == "running" and new["worker"] == process, f"{name}: claimed for another")
-            silent = self.slowed and self._moment() - self._heard[new["id"]][1] > self._stale_after_s
-            idle = old["state"] == "queued" or not self._healthy(old["worker"])
-            _hold(idle or silent, f"{name}: taken from {old['worker']}, which works on it")
+            _hold(old["state"] == "queued", f"{name}: claimed while it runs")
             return
+        if old["state"] == "running" and new["state"] == "queued" and old["worker"] != process:
+            silent = self.slowed and self._moment() - self._heard[new["id"]][1] > self._stale_after_s
+            idle = not self._healthy(old["worker"])
+            _hold(idle or silent, f"{name}: taken from {old['worker']}, which works on it")
         found = [
             k for k in ("spent_s", "plan_id", "cost_ns", "bound_ns", "heartbeat_at", "outcome") if old[k] != new[k]
         ]

@@ -58,7 +58,11 @@ class Process:
         self.clock = MachineClock(world.loop, world.dice)
         settings = world.settings
         database = Database(
-            settings.database_url.get_secret_value(), self.clock, partial(self.line.connect, world.path)
+            settings.database_url.get_secret_value(),
+            self.clock,
+            partial(self.line.connect, world.path),
+            MachineClock(world.loop, world.dice),
+            most_writers=1,  # the invariants are of what one writer has changed
         )
         database.engine.sync_engine.update_execution_options(compiled_cache=_COMPILED)
         self.children = Children(settings, world.dice)
@@ -90,7 +94,6 @@ class Process:
         self.line.kill()
         self.children.kill()
         self.context.notifier.relay = None
-        self.context.snapshots.close()
 
 
 class World:

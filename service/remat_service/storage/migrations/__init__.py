@@ -31,6 +31,8 @@ def configuration(connection: Connection) -> Config:
 def lock(connection: Connection) -> None:
     """One process at a time from here to the end of the transaction, where several share a database."""
     if connection.dialect.name == "postgresql":
+        for name in ("lock_timeout", "statement_timeout"):  # another one's migration takes as long as it takes
+            connection.execute(text(f"SET LOCAL {name} = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 

@@ -29,9 +29,13 @@ def headers(**described: tuple[dict[str, Any], str]) -> list[dict[str, Any]]:
     ]
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` for the refusals of a route, each with an example."""
-    common = (400, 401, 403, 406, 422, 500, 503)
+def refusals(*statuses: int, keyed: bool = True) -> dict[int | str, dict[str, Any]]:
+    """`responses` for the refusals of a route, each with an example.
+
+    Args:
+        keyed: it asks for an API key, and counts what its tenant asks.
+    """
+    common = (400, 401, 403, 406, 422, *([429] if keyed else []), 500, 503)
     by_status = {kind.status: kind for kind in KINDS.values()}
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*common, *statuses}):

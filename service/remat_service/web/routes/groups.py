@@ -16,7 +16,7 @@ from ...requests import batches, groups
 from ...requests.parse import from_body
 from ...settings import Settings
 from ..authentication import caller_with
-from ..body import Bodies
+from ..body import Bodies, no_body
 from ..schemas import BatchDocument, SweepDocument
 from .describe import body, examples, link, refusals
 from .solves import Wait, come_back, preferred_wait
@@ -61,7 +61,7 @@ async def _of_batch(request: Request, caller: Caller, group_id: str, wait_s: flo
     responses={
         200: link("get_sweep", "group_id"),
         202: {"model": SweepDocument, "description": "Under way.", **link("get_sweep", "group_id")},
-        **refusals(408, 409, 413, 415, 429),
+        **refusals(408, 409, 413, 415),
     },
     openapi_extra=body(groups.SWEEP_REQUEST, examples()["sweep"]),
 )
@@ -75,7 +75,6 @@ async def post_sweep(request: Request, caller: Annotated[Caller, Depends(caller_
 
 @router.get(
     "/v1/sweeps/{group_id}",
-    operation_id="get_sweep",
     summary="Poll a sweep",
     response_model=SweepDocument,
     responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404)},
@@ -89,13 +88,29 @@ async def get_sweep(
 
 
 @router.post(
+    "/v1/sweeps/{group_id}/cancel",
+    summary="Give a sweep up",
+    response_model=SweepDocument,
+    responses={202: {"model": SweepDocument, "description": "Still under way."}, **refusals(404, 408, 413, 415)},
+)
+async def cancel_sweep(
+    request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("solve"))]
+) -> Response:
+    """Each of its solves ends with the best that it has found; shared ones go on for those who still wait."""
+    context: Context = request.app.state.context
+    await no_body(request)
+    await groups.give_up(context, caller, "sweep", group_id)
+    return _response(context, "/v1/sweeps", *await groups.status(context, caller, "sweep", group_id, 0.0))
+
+
+@router.post(
     "/v1/max-batch",
     summary="The largest batch that fits",
     response_model=BatchDocument,
     responses={
         200: link("get_batch", "group_id"),
         202: {"model": BatchDocument, "description": "Under way.", **link("get_batch", "group_id")},
-        **refusals(408, 409, 413, 415, 429),
+        **refusals(408, 409, 413, 415),
     },
     openapi_extra=body(batches.BATCH_REQUEST, examples()["max_batch"]),
 )
@@ -110,7 +125,6 @@ async def post_batch(request: Request, caller: Annotated[Caller, Depends(caller_
 
 @router.get(
     "/v1/max-batch/{group_id}",
-    operation_id="get_batch",
     summary="Poll a search for the largest batch",
     response_model=BatchDocument,
     responses={202: {"model": BatchDocument, "description": "Still under way."}, **refusals(404)},
@@ -132,8 +146,6 @@ async def cancel_batch(
     request: Request, group_id: GroupId, caller: Annotated[Caller, Depends(caller_with("solve"))]
 ) -> Response:
     """The search ends with what it has found and proved."""
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request):  # none is needed; one that a form in a browser could send is refused
-        pass
+    await no_body(request)
     await batches.give_up(request.app.state.context, caller, group_id)
     return await _of_batch(request, caller, group_id, 0.0)

@@ -26,7 +26,6 @@ GUARDS = {
 router = APIRouter(include_in_schema=False)
 
 
-@router.head("/")
 @router.get("/")
 async def page() -> Response:
     """The page; what it shows, it asks of the API like anybody else."""

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from sqlalchemy import func, select
 from starlette.responses import Response
 
 from remat_solver import METHODS
@@ -15,8 +14,8 @@ from remat_solver import METHODS
 from ...context import COME_BACK_S, Context
 from ...errors import Unauthorized, Unavailable
 from ...identity import Caller
+from ...requests.operate import queue_by_tenant, workers
 from ...storage.cache_key import SOLVER
-from ...storage.tables import ACTIVE, solves, tenants
 from ..authentication import caller_with
 from ..schemas import Capabilities, Health
 from .describe import refusals
@@ -24,15 +23,13 @@ from .describe import refusals
 router = APIRouter(tags=["service"])
 
 
-@router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Alive?", response_model=Health)
 async def livez() -> Any:
     """The process answers."""
     return {"status": "alive"}
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals())
+@router.get("/readyz", summary="Ready?", response_model=Health, responses=refusals(keyed=False))
 async def readyz(request: Request) -> Any:
     """The database takes writes, solves can start at once where they run here, and the service is not stopping."""
     context: Context = request.app.state.context
@@ -46,12 +43,11 @@ async def readyz(request: Request) -> Any:
     return {"status": "ready"}
 
 
-@router.head("/metrics", include_in_schema=False)
 @router.get(
     "/metrics",
     summary="Prometheus metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}, **refusals()},
+    responses={200: {"content": {"text/plain": {}}, "description": "The exposition format."}, **refusals(keyed=False)},
 )
 async def metrics(request: Request) -> Response:
     """The exposition format, version 0.0.4. Where `REMAT_METRICS_KEY` is set, it is asked for as a bearer key."""
@@ -59,31 +55,28 @@ async def metrics(request: Request) -> Response:
     key = context.settings.metrics_key
     if key is not None and not _is_key(request.headers.get("authorization", ""), key.get_secret_value()):
         raise Unauthorized("/metrics needs the key in REMAT_METRICS_KEY: Authorization: Bearer …")
-    await _count_queue(context)
+    await _look(context)
     return Response(context.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _count_queue(context: Context) -> None:
-    """Set the gauges of what waits and runs, by tenant; one that has neither is left out."""
-    rows = (
-        select(tenants.c.name, solves.c.state, func.count(), func.min(solves.c.queued_at))
-        .join(tenants, tenants.c.id == solves.c.tenant_id)
-        .where(ACTIVE)
-        .group_by(tenants.c.name, solves.c.state)
-    )
+async def _look(context: Context) -> None:
+    """Set the gauges of what waits and runs, by tenant, and of who works; a tenant that has neither is left out."""
     async with context.database.read() as connection:
-        found = (await connection.execute(rows)).all()
-    metrics, waiting = context.metrics, 0
+        by_tenant = await queue_by_tenant(context, connection)
+        alive, busy = await workers(context, connection)
+    metrics = context.metrics
     for gauge in (metrics.tenant_queued, metrics.tenant_running, metrics.tenant_oldest_seconds):
         gauge.clear()
-    for name, state, count, oldest in found:
-        if state == "running":
-            metrics.tenant_running.labels(name).set(count)
-            continue
-        waiting += count
-        metrics.tenant_queued.labels(name).set(count)
-        metrics.tenant_oldest_seconds.labels(name).set(max(0.0, (context.clock.now() - oldest).total_seconds()))
-    metrics.queued.set(waiting)
+    for each in by_tenant:
+        if each["running"]:
+            metrics.tenant_running.labels(each["tenant"]).set(each["running"])
+        if each["queued"]:
+            metrics.tenant_queued.labels(each["tenant"]).set(each["queued"])
+            metrics.tenant_oldest_seconds.labels(each["tenant"]).set(each["oldest_queued_s"])
+    metrics.queued.set(sum(each["queued"] for each in by_tenant))
+    metrics.in_progress.set(sum(each["running"] for each in by_tenant))
+    metrics.workers_alive.set(alive)
+    metrics.workers_busy.set(busy)
 
 
 def _is_key(authorization: str, key: str) -> bool:

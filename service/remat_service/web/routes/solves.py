@@ -22,7 +22,7 @@ from ...requests.parse import SOLVE_REQUEST
 from ...requests.submit import Submission
 from .. import event_stream
 from ..authentication import admit, caller_with, credentials
-from ..body import Bodies
+from ..body import Bodies, no_body
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, headers, link, refusals
 from .direct import DirectRoute, directly
@@ -78,7 +78,7 @@ async def answered(context: Context, caller: Caller, request_id: str, wait_s: fl
             "description": "Under way; poll `Location`.",
             **link("get_solve", "solve_id"),
         },
-        **refusals(404, 408, 409, 413, 415, 429),
+        **refusals(404, 408, 409, 413, 415),
     },
     openapi_extra={
         **body(SOLVE_REQUEST, examples()["solve"]),
@@ -169,7 +169,6 @@ async def list_solves(
 
 @router.get(
     "/{solve_id}",
-    operation_id="get_solve",
     summary="Poll a solve",
     response_model=AnswerDocument,
     responses={202: {"model": AnswerDocument, "description": "Still under way."}, **refusals(404, 410)},
@@ -201,9 +200,7 @@ async def _get_directly(request: Request) -> Response | None:
 async def cancel_solve(request: Request, solve_id: SolveId, caller: Annotated[Caller, Depends(_solver)]) -> Response:
     """Detach this request; the answer is the best incumbent. A shared solve ends with its last request."""
     context: Context = request.app.state.context
-    bodies: Bodies = request.app.state.bodies
-    async with bodies.of(request):  # none is needed; one that a form in a browser could send is refused
-        pass
+    await no_body(request)
     await cancel(context, caller, solve_id)
     return await answered(context, caller, solve_id, 0.0)
 
@@ -263,7 +260,7 @@ async def get_progress(
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": {"schema": EVENT}}, "description": "Server-sent events."},
-        **refusals(404, 429),
+        **refusals(404),
     },
 )
 async def get_events(

@@ -22,7 +22,9 @@ window.Remat = window.Remat || {};
       show(); done();
     });
     form.row("tenant").hidden = !issuer;
-    main.append(el("h1", {}, "Sign in"), why && why.status !== 401 ? el("p", {}, why.message) : null, el("section", { class: "card narrow" }, form.node,
+    main.append(el("h1", {}, "Sign in"));
+    if (why && why.status !== 401) main.append(el("p", {}, why.message));
+    main.append(el("section", { class: "card narrow" }, form.node,
       el("p", { class: "hint" }, "It is kept in this tab until you sign out or close it, and sent to nobody but this service.")));
     form.input("secret").focus();
   }

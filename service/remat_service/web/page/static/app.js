@@ -57,6 +57,7 @@
     const mine = ++visit, current = () => mine === visit, [path, query] = location.hash.replace(/^#\/?/, "").split("?"), [page, ...rest] = path.split("/").map(decodeURIComponent);
     main.replaceChildren(); tell(null);
     for (const link of document.querySelectorAll("nav a")) { if (link.getAttribute("href").split("/")[1] === page) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current"); }
+    if (page === "solves") { location.replace(rest.length ? `#/solve/${rest.join("/")}` : "#/"); return; } // as the API's own address says it
     if (page === "sign-in") { signIn(null); return; }
     if (!PAGES[page]) { missing(main, `There is no page “${path}”.`); return; }
     const [title, show] = PAGES[page];

@@ -43,6 +43,11 @@ window.Remat = window.Remat || {};
     return { node, show, input: (name) => fields.find((f) => f.spec.name === name).input, row: (name) => fields.find((f) => f.spec.name === name).node };
   }
 
+  // A part that stands open where there is room for it, and is opened by a tap on a phone.
+  function folded(title, part) {
+    return el("details", { class: "folded", open: !window.matchMedia("(max-width: 760px)").matches }, el("summary", {}, title), part);
+  }
+
   // A number within bounds, or the error at its field.
   function number(values, name, what, { least = 0, most = Infinity } = {}) {
     const found = Number(values[name]);
@@ -50,5 +55,5 @@ window.Remat = window.Remat || {};
     return found;
   }
 
-  Remat.fields = { form, number };
+  Remat.fields = { form, folded, number };
 })(window.Remat);

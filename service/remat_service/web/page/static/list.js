@@ -2,7 +2,7 @@
 // The list of solves: filtered, sorted and paged by the service; sweeps folded; two of them picked to compare.
 window.Remat = window.Remat || {};
 (function (Remat) {
-  const { el, bytes, percent, signed, seconds, ago, state, inSearch, ended, SOURCES } = Remat.words, service = Remat.service;
+  const { el, bytes, percent, signed, seconds, ago, state, together, inSearch, ended, SOURCES } = Remat.words, service = Remat.service;
   const COLUMNS = [["", null], ["Name", null], ["Submitted", "created_at"], ["State", "status"], ["Memory of plain", null], ["Budget", "budget_bytes", "n"], ["More time", "overhead", "n"],
     ["From optimal", "gap", "n"], ["Ops", "ops", "n"], ["Solving", "seconds", "n"], ["Source", null]];
   const STATES = [["", "all states"], ["optimal", "optimal"], ["feasible", "plan found"], ["running,queued", "solving or waiting"], ["infeasible,nothing_found", "no plan"], ["cancelled", "cancelled"], ["failed", "failed"]];
@@ -28,7 +28,7 @@ window.Remat = window.Remat || {};
     const cancel = ended(s) ? null : el("button", { class: "quiet", "aria-label": `Cancel ${name}`, onclick: () => service.cancel(s.id).then(tools.again, tools.tell) }, "Cancel");
     const more = folded ? [el("button", { class: "quiet", "aria-expanded": tools.open.has(s.group.id) ? "true" : "false", "aria-label": `Show the ${s.group.requests} solves of this ${s.group.kind}`, onclick: () => tools.toggle(s.group.id) }, `${tools.open.has(s.group.id) ? "▾" : "▸"} ${s.group.kind === "sweep" ? "sweep" : "batch search"} of ${s.group.requests}`), el("a", { href: `#/${s.group.kind}/${s.group.id}` }, s.group.kind === "sweep" ? "curve" : "search"), el("span", { class: "block" }, summary(s.group))] : null;
     const link = el("a", { href: `#/solve/${s.id}` }, name), how = el("span", { class: "soft block" }, s.method);
-    const cells = [picked, more ? [el("div", { class: "group" }, more), el("span", { class: "soft" }, "newest: "), link, s.peak_bytes || !ended(s) ? "" : [": ", state(s)], how].flat() : [link, how], ago(s.created_at), [state(s.group && s.group.kind === "max-batch" ? inSearch(s) : s), cancel], share(s), bytes(s.budget_bytes), signed(s.overhead),
+    const cells = [picked, more ? [el("div", { class: "group" }, more), el("span", { class: "soft" }, "newest: "), link, how].flat() : [link, how], ago(s.created_at), [folded && s.group.kind === "sweep" ? together(s.group) : state(s.group && s.group.kind === "max-batch" ? inSearch(s) : s), cancel], share(s), bytes(s.budget_bytes), signed(s.overhead),
       s.gap === 0 ? "0 %" : percent(s.gap), s.ops ?? "–", seconds(s.seconds), `${(SOURCES[s.cache] || "–").replace("solved for this request", "solved")}${s.joined ? `, shared by ${s.joined + 1}` : ""}`];
     return el("tr", { class: inner ? "inner" : null }, cells.map((c, i) => el("td", { class: COLUMNS[i][2] || (i === 4 ? "share" : null), "data-label": COLUMNS[i][0] || "Compare" }, c)));
   }
@@ -68,6 +68,20 @@ window.Remat = window.Remat || {};
     location.hash = `#/solve/${answer.id}`;
   });
 
+  // The step of a small network, made here: eight layers, and a backward op of each that reads what the layer made.
+  function sampleGraph(layers = 8) {
+    const ops = [...Array(2 * layers).keys()], mib = 2 ** 20;
+    return { format: "remat-graph/1", fixed_bytes: 0, optional: [], once: [], keep: [], backward_from: layers,
+      op_cost_ns: ops.map((op) => (op < layers ? 1000 + 300 * (op % 3) : 2400)), op_inputs: ops.map((op) => (op < layers ? (op ? [op - 1] : []) : [2 * layers - 1 - op, op - 1])).map((read) => [...new Set(read)].sort((a, b) => a - b)),
+      value_op: ops, value_bytes: ops.map((op) => (op < layers ? (1 + op % 4) * mib : mib)) };
+  }
+
+  async function planSample() {
+    const graph = sampleGraph(), about = await service.validate({ kind: "graph", body: { graph } });
+    const answer = await service.post({ problem: { graph, budget_bytes: Remat.drop.budgetBytes(about, "60%", "budget") }, method: "auto", time_limit_s: 10, max_gap: 0.001, name: "sample" });
+    location.hash = `#/solve/${answer.id}`;
+  }
+
   async function page(main, current, { tell, pause }, asked) {
     const fold = !asked.flat, body = el("tbody"), empty = el("p", { class: "empty" }, "Loading…"), picked = new Set(), open = new Map(), before = [];
     let after = null, next = null, shown = [], wake = () => {};
@@ -83,7 +97,8 @@ window.Remat = window.Remat || {};
     } };
     const picks = () => { const two = picked.size === 2; compare.hidden = !two; compare.href = `#/compare/${[...picked].join("/")}`; note.textContent = two ? "" : picked.size ? "Pick one more plan to compare." : "Pick two plans to compare."; };
     const draw = () => body.replaceChildren(...shown.flatMap((s) => [row(s, tools), ...(s.group && open.get(s.group.id) || []).map((m) => row(m, tools, true))]));
-    main.append(el("h1", {}, "Solves"), planForm(), filters(asked, fold), el("div", { class: "row picks" }, compare, note), el("div", { class: "scroll" }, el("table", { class: "cards solves" }, head(asked), body)), empty, el("div", { class: "row pages" }, newer, older));
+    const sample = el("button", { hidden: true, onclick: () => planSample().catch(tell) }, "Plan a sample");
+    main.append(el("h1", {}, "Solves"), Remat.fields.folded("Plan a problem", planForm()), filters(asked, fold), el("div", { class: "row picks" }, compare, note), el("div", { class: "scroll" }, el("table", { class: "cards solves" }, head(asked), body)), empty, sample, el("div", { class: "row pages" }, newer, older));
     picks();
     while (current()) {
       let running = false;
@@ -94,7 +109,8 @@ window.Remat = window.Remat || {};
         shown = list.solves; next = list.next; running = shown.some((s) => !ended(s));
         newer.hidden = !before.length; older.hidden = !next; note.parentNode.hidden = !shown.length;
         if (!body.contains(document.activeElement) || !body.isConnected || body.children.length === 0) draw();
-        empty.textContent = shown.length ? "" : asked.search || asked.state ? "No solve is like that." : "Nothing has been solved here yet. Choose a graph file above, or run a training job with REMAT_BASE_URL set to this address.";
+        sample.hidden = shown.length || asked.search || asked.state;
+        empty.textContent = shown.length ? "" : asked.search || asked.state ? "No solve is like that." : "Nothing has been solved here yet. Choose a graph file above, plan a sample, or run a training job with REMAT_BASE_URL set to this address.";
         tell(null);
       } catch (error) { if (error.status === 401) throw error; if (!shown.length) empty.textContent = ""; tell(error); }
       await Promise.race([pause(running ? 1000 : 5000), new Promise((done) => { wake = () => { document.activeElement?.blur(); done(); }; })]);

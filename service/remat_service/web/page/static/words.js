@@ -34,6 +34,14 @@ window.Remat = window.Remat || {};
   const ended = (answer) => answer.status !== "queued" && answer.status !== "running";
   const state = (answer) => el("span", { class: `state ${answer.status}` }, el("span", { "aria-hidden": "true" }, `${STATES[answer.status][0]} `), STATES[answer.status][1]);
 
+  // What became of a folded group: how many of its solves have a plan, rather than what the newest one came to.
+  function together({ requests, ended, planned }) {
+    if (ended < requests) return state({ status: "running" });
+    if (planned === requests) return state({ status: "feasible" });
+    if (!planned) return state({ status: "nothing_found" });
+    return el("span", { class: "state feasible" }, el("span", { "aria-hidden": "true" }, "◐ "), `${planned} of ${requests} planned`);
+  }
+
   // A search for the largest batch ends a solve as soon as it knows enough: nobody has given it up.
   const inSearch = (answer) => (answer.status === "cancelled" ? { ...answer, status: answer.peak_bytes ? "feasible" : "nothing_found" } : answer);
 
@@ -78,5 +86,5 @@ window.Remat = window.Remat || {};
   // An error that belongs to one field of a form.
   const wrong = (field, text) => Object.assign(new Error(text), { field });
 
-  Remat.words = { bytes, time, percent, signed, seconds, ago, el, save, budget, state, inSearch, ended, headline, wrong, SOURCES, LIMITS };
+  Remat.words = { bytes, time, percent, signed, seconds, ago, el, save, budget, state, together, inSearch, ended, headline, wrong, SOURCES, LIMITS };
 })(window.Remat);

@@ -1,0 +1,131 @@
+"""What an operator sees and ends: solves of all tenants, what waits, who works."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, distinct, func, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir import Status
+
+from ..context import Context
+from ..errors import NotFound
+from ..storage.cache_key import SOLVER
+from ..storage.eviction import store_bytes
+from ..storage.tables import ACTIVE, requests, solves, tenants
+from .completion import end_if_unwanted, end_request
+
+STATES = ("queued", "running", "ended")
+_ALIVE = text("SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat > now() - make_interval(secs => :limit)")
+
+
+async def queue_by_tenant(context: Context, connection: AsyncConnection) -> list[dict[str, Any]]:
+    """Of each tenant that has asked for anything: what waits, what runs, since when, and its seconds of solving."""
+    waits, runs = solves.c.state == "queued", solves.c.state == "running"
+    query = (
+        select(
+            tenants.c.name,
+            func.count().filter(waits).label("queued"),
+            func.count().filter(runs).label("running"),
+            func.min(case((waits, solves.c.queued_at))).label("oldest"),
+            func.sum(solves.c.spent_s).label("solver_seconds"),
+        )
+        .join(solves, solves.c.tenant_id == tenants.c.id)
+        .group_by(tenants.c.name)
+        .order_by(tenants.c.name)
+    )
+    found = []
+    for row in await connection.execute(query):
+        oldest = None if row.oldest is None else max(0.0, (context.clock.now() - row.oldest).total_seconds())
+        found.append(
+            {
+                "tenant": row.name,
+                "queued": row.queued,
+                "running": row.running,
+                "oldest_queued_s": oldest,
+                "solver_seconds": float(row.solver_seconds or 0.0),
+            }
+        )
+    return found
+
+
+async def workers(context: Context, connection: AsyncConnection) -> tuple[int, int]:
+    """How many processes could solve, and how many do: alive by what the engine says, busy by the queue."""
+    busy = int(
+        await connection.scalar(select(func.count(distinct(solves.c.worker))).where(solves.c.state == "running")) or 0
+    )
+    alive = int(context.settings.embedded)
+    if not context.database.is_sqlite:
+        alive += int(await connection.scalar(_ALIVE, {"limit": context.settings.stale_after_s}) or 0)
+    return max(alive, busy), busy
+
+
+async def overview(context: Context) -> dict[str, Any]:
+    """The operators' view: version, workers, the queue by tenant, the store."""
+    async with context.database.read() as connection:
+        by_tenant = await queue_by_tenant(context, connection)
+        alive, busy = await workers(context, connection)
+        stored = await store_bytes(connection)
+    oldest = [each["oldest_queued_s"] for each in by_tenant if each["oldest_queued_s"] is not None]
+    return {
+        "version": SOLVER,
+        "ready": await context.health.wrong() is None and not context.stopping,
+        "workers_alive": alive,
+        "workers_busy": busy,
+        "queued": sum(each["queued"] for each in by_tenant),
+        "running": sum(each["running"] for each in by_tenant),
+        "oldest_queued_s": max(oldest, default=None),
+        "store_bytes": stored,
+        "tenants": by_tenant,
+    }
+
+
+async def list_solves(
+    connection: AsyncConnection, tenant: str | None, state: str | None, limit: int
+) -> list[dict[str, Any]]:
+    """The latest solves, newest first."""
+    waiting = select(func.count()).where(requests.c.solve_id == solves.c.id, requests.c.ended.is_(False))
+    query = select(solves, tenants.c.name.label("tenant"), waiting.scalar_subquery().label("requests")).join(
+        tenants, tenants.c.id == solves.c.tenant_id
+    )
+    if tenant is not None:
+        query = query.where(tenants.c.name == tenant)
+    if state is not None:
+        query = query.where(solves.c.state == state)
+    rows = await connection.execute(query.order_by(solves.c.queued_at.desc(), solves.c.id.desc()).limit(limit))
+    names = ("id", "tenant", "state", "method", "priority", "attempt", "worker", "requests", "spent_s")
+    return [
+        {name: getattr(row, name) for name in names} | {"queued_at": row.queued_at.isoformat()} for row in rows.all()
+    ]
+
+
+async def cancel_solve(context: Context, solve_id: str) -> int:
+    """End every request that waits for a solve with what it has found; how many. A running one then ends by itself.
+
+    Raises:
+        NotFound: there is no such solve.
+    """
+    async with context.database.read() as connection:
+        if await connection.scalar(select(solves.c.id).where(solves.c.id == solve_id)) is None:
+            raise NotFound(f"there is no solve {solve_id!r}")
+    return await _end(context, requests.c.solve_id == solve_id)
+
+
+async def cancel_tenant(context: Context, tenant_id: str) -> int:
+    """End every request of a tenant that is under way; how many. Solves that others wait for go on."""
+    return await _end(context, requests.c.tenant_id == tenant_id)
+
+
+async def _end(context: Context, which: ColumnElement[bool]) -> int:
+    query = select(requests.c.id, requests.c.solve_id).join(solves, solves.c.id == requests.c.solve_id)
+    async with context.database.read() as connection:
+        found: Sequence[Any] = (await connection.execute(query.where(which, requests.c.ended.is_(False), ACTIVE))).all()
+    for row in found:
+        async with context.database.write() as connection:
+            await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
+            await end_request(context, connection, row.id, Status.CANCELLED, "cancel", "An operator ended it.")
+            await end_if_unwanted(context, connection, row.solve_id)
+        context.notifier.notify(row.id, row.solve_id)
+    return len(found)

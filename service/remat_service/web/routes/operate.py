@@ -1,0 +1,223 @@
+"""`/v1/operator`: what an operator sees and changes of all tenants, under a scope of its own; changes are recorded."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from remat_ir.schema import Array, Document, Flag, Integer, Member, Number, Text
+
+from ...clock import SYSTEM
+from ...context import Context
+from ...errors import Invalid, NotFound
+from ...identity import OPERATE, Caller
+from ...requests import operate
+from ...requests.parse import from_body
+from ...storage.tables import api_keys, tenants
+from ...tenants import keys
+from ...tenants.administration import record
+from ..authentication import caller_with
+from ..body import Bodies, no_body
+from ..schemas import Ended, KeyList, KeyMade, Overview, SolvesOfAll, TenantList, TenantRow
+from .describe import body, refusals
+
+_QUOTAS = ("most_running", "most_queued", "most_solver_seconds", "most_stored_bytes", "most_requests", "most_profiles")
+_LIMIT = Member(Integer(), None, "None removes the limit.", nullable=True)
+TENANT_CHANGE = Document(
+    "TenantChange",
+    "request",
+    "What is to change of a tenant; what is not named stays.",
+    {
+        "weight": Member(Number(above=0), None, "Share of the workers, against other tenants.", nullable=True),
+        "disabled": Member(Flag(), None, "Refuse its keys, and end what it has under way.", nullable=True),
+        **dict.fromkeys(_QUOTAS, _LIMIT),
+    },
+)
+TENANT_REQUEST = Document(
+    "TenantRequest",
+    "request",
+    "A tenant to make.",
+    {
+        "name": Member(Text(100)),
+        "group": Member(Text(100), None, "The sharing group that it joins.", nullable=True),
+        "weight": Member(Number(above=0), 1.0, "Share of the workers, against other tenants."),
+    },
+)
+KEY_REQUEST = Document(
+    "KeyRequest",
+    "request",
+    "A key to make.",
+    {
+        "tenant": Member(Text(100)),
+        "label": Member(Text(100), None, "For people.", nullable=True),
+        "scopes": Member(Array(Text(20), 1, 3), ("solve", "read"), "solve, read, operate."),
+        "days": Member(Number(above=0), None, "Days until it expires.", nullable=True),
+    },
+)
+
+router = APIRouter(prefix="/v1/operator", tags=["operator"])
+Operator = Annotated[Caller, Depends(caller_with(OPERATE))]
+Name = Annotated[str, Path(max_length=100, description="Name of a tenant.")]
+
+
+async def _read(request: Request, document: Document) -> dict[str, Any]:
+    bodies: Bodies = request.app.state.bodies
+    async with bodies.of(request) as sent:
+        found: dict[str, Any] = await from_body(sent, lambda data, _: document.read(data), _context(request).settings)
+    return found
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+async def _note(connection: AsyncConnection, caller: Caller, act: str, **about: Any) -> None:
+    who = f"key {caller.key_id} of {caller.tenant}" if caller.key_id else caller.tenant
+    await record(connection, who, act, about)
+
+
+@router.get("/overview", summary="Who works, and what waits", response_model=Overview, responses=refusals())
+async def get_overview(request: Request, caller: Operator) -> Any:
+    """Version, workers alive and busy, the queue by tenant, the store."""
+    return await operate.overview(_context(request))
+
+
+@router.get("/solves", summary="Solves of all tenants", response_model=SolvesOfAll, responses=refusals())
+async def list_all_solves(
+    request: Request,
+    caller: Operator,
+    tenant: Annotated[str | None, Query(max_length=100, description="Only this tenant's.")] = None,
+    state: Annotated[Literal["queued", "running", "ended"] | None, Query(description="Only these.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Any:
+    """Newest first."""
+    async with _context(request).database.read() as connection:
+        return {"solves": await operate.list_solves(connection, tenant, state, limit)}
+
+
+@router.post(
+    "/solves/{solve_id}/cancel", summary="End a solve", response_model=Ended, responses=refusals(404, 408, 413, 415)
+)
+async def end_solve(
+    request: Request, solve_id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], caller: Operator
+) -> Any:
+    """Every request that waits for it is answered with what was found so far."""
+    context = _context(request)
+    await no_body(request)
+    ended = await operate.cancel_solve(context, solve_id)
+    async with context.database.write() as connection:
+        await _note(connection, caller, "solves cancel", solves=[solve_id], requests=ended)
+    return {"requests": ended}
+
+
+@router.get("/tenants", summary="Tenants and their quotas", response_model=TenantList, responses=refusals())
+async def list_tenants(request: Request, caller: Operator) -> Any:
+    """By name."""
+    async with _context(request).database.read() as connection:
+        rows = (await connection.execute(select(tenants).order_by(tenants.c.name))).all()
+    return {"tenants": [_tenant(row) for row in rows]}
+
+
+@router.post(
+    "/tenants",
+    summary="Make a tenant",
+    response_model=TenantRow,
+    responses=refusals(404, 408, 413, 415),
+    openapi_extra=body(TENANT_REQUEST, {"name": "vision", "weight": 2.0}),
+)
+async def add_tenant(request: Request, caller: Operator) -> Any:
+    """With a scope of its own, or in a sharing group."""
+    found = await _read(request, TENANT_REQUEST)
+    async with _context(request).database.write() as connection:
+        await keys.add_tenant(connection, found["name"], found.get("group"), found.get("weight", 1.0))
+        await _note(connection, caller, "tenants add", **found)
+        return _tenant(await _row(connection, found["name"]))
+
+
+@router.patch(
+    "/tenants/{name}",
+    summary="Change a tenant",
+    response_model=TenantRow,
+    responses=refusals(404, 408, 413, 415),
+    openapi_extra=body(TENANT_CHANGE, {"most_running": 4, "most_queued": None}),
+)
+async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
+    """Its weight and quotas, each by itself; `disabled` also ends what it has under way."""
+    context = _context(request)
+    found = await _read(request, TENANT_CHANGE)
+    changes = {key: value for key, value in found.items() if value is not None or key in _QUOTAS}
+    if name == keys.DEFAULT_TENANT and changes.get("disabled"):
+        raise Invalid("the default tenant has no keys to refuse; set REMAT_REQUIRE_KEYS", "/disabled")
+    async with context.database.write() as connection:
+        if changes:
+            await connection.execute(update(tenants).where(tenants.c.name == name).values(changes))
+        row = await _row(connection, name)
+        await _note(connection, caller, "tenants change", name=name, **changes)
+    if changes.get("disabled"):
+        await operate.cancel_tenant(context, row.id)
+    return _tenant(row)
+
+
+@router.get("/keys", summary="API keys", response_model=KeyList, responses=refusals())
+async def list_keys(request: Request, caller: Operator) -> Any:
+    """Never a secret: ids, tenants, first characters, scopes, ends."""
+    query = select(api_keys, tenants.c.name).join(tenants, tenants.c.id == api_keys.c.tenant_id)
+    async with _context(request).database.read() as connection:
+        rows = (await connection.execute(query.order_by(tenants.c.name, api_keys.c.id))).all()
+    return {
+        "keys": [
+            {
+                "id": row.id,
+                "tenant": row.name,
+                "label": row.label,
+                "prefix": row.prefix,
+                "scopes": row.scopes.split(),
+                "expires_at": None if row.expires_at is None else row.expires_at.isoformat(),
+                "revoked": row.revoked_at is not None,
+            }
+            for row in rows
+        ]
+    }
+
+
+@router.post(
+    "/keys",
+    summary="Make an API key",
+    response_model=KeyMade,
+    responses=refusals(404, 408, 413, 415),
+    openapi_extra=body(KEY_REQUEST, {"tenant": "vision", "scopes": ["solve", "read"], "days": 90}),
+)
+async def add_key(request: Request, caller: Operator) -> Any:
+    """The key is shown this once."""
+    found = await _read(request, KEY_REQUEST)
+    scopes = list(found.get("scopes", ("solve", "read")))
+    days = found.get("days")
+    expires_at = None if days is None else SYSTEM.now() + timedelta(days=days)
+    async with _context(request).database.write() as connection:
+        key_id, key = await keys.add_key(connection, found["tenant"], found.get("label") or "", scopes, expires_at)
+        await _note(connection, caller, "keys create", tenant=found["tenant"], scopes=scopes, key=key_id)
+    return {"id": key_id, "key": key}
+
+
+@router.delete("/keys/{key_id}", summary="End an API key", status_code=204, responses=refusals(404))
+async def revoke_key(request: Request, key_id: Annotated[str, Path(max_length=32)], caller: Operator) -> None:
+    """Servers notice within two seconds."""
+    async with _context(request).database.write() as connection:
+        tenant = await keys.revoke_key(connection, key_id)
+        await _note(connection, caller, "keys revoke", key=key_id, tenant=tenant)
+
+
+async def _row(connection: AsyncConnection, name: str) -> Any:
+    row = (await connection.execute(select(tenants).where(tenants.c.name == name))).first()
+    if row is None:
+        raise NotFound(f"there is no tenant {name!r}")
+    return row
+
+
+def _tenant(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("name", "weight", "disabled", *_QUOTAS)}

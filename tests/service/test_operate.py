@@ -1,0 +1,224 @@
+"""What an operator sees and ends: commands, routes under a scope of their own, lines of the log, rows of hits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import func, select, update
+
+from remat_ir import Problem, budget_at, plain_peak
+from remat_service.context import Context, build_context
+from remat_service.settings import Settings
+from remat_service.storage.eviction import HIT_BYTES, evict, store_bytes
+from remat_service.storage.prepare import migrate
+from remat_service.storage.tables import requests
+from remat_service.tenants.keys import default_caller
+from service.serving import Service, eventually, hard_graph, serving, training_graph
+from service.test_tenants import Tenant, cli
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with one slot that wants keys."""
+    with serving(tmp_path_factory.mktemp("operate"), workers=1, require_keys="true") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def chief(locked: Service) -> Tenant:
+    """An operator."""
+    return Tenant(locked, cli(locked, "keys", "create", "operators", "--scope", "operate", "--new-tenant"))
+
+
+def _endless(tenant: Tenant, seed: int) -> str:
+    graph = hard_graph(60, seed)
+    problem = Problem(graph, budget_at(graph, 0.4))
+    reply = tenant.post(problem, 0, method="staged", time_limit_s=90, max_gap=0)
+    assert reply.status_code == 202, reply.text
+    return str(reply.json()["id"])
+
+
+def test_an_operator_lists_and_ends_solves(locked: Service, chief: Tenant) -> None:
+    """By command and by route; who waited is answered, and what was done is written down with who did it."""
+    team = Tenant(locked, cli(locked, "keys", "create", "team", "--new-tenant"))
+    first, second = _endless(team, 1), _endless(team, 2)
+    eventually(lambda: "running" in cli(locked, "solves", "list", "--tenant", "team", "--state", "running"))
+    running = cli(locked, "solves", "list", "--state", "running").split()[0]
+    assert cli(locked, "solves", "cancel", running).strip() == "1 requests ended"
+    assert team.http.get(f"/v1/solves/{first}", params={"wait": 10}).json()["limit"] == "cancel"
+    waiting = chief.http.get("/v1/operator/solves", params={"tenant": "team"}).json()["solves"]
+    (left,) = [row for row in waiting if row["requests"]]
+    assert chief.http.post(f"/v1/operator/solves/{left['id']}/cancel").json() == {"requests": 1}
+    assert team.http.get(f"/v1/solves/{second}").status_code == 200
+    assert chief.http.post(f"/v1/operator/solves/{'0' * 32}/cancel").status_code == 404
+    acts = [json.loads(line) for line in cli(locked, "history").splitlines()]
+    by_route = [act for act in acts if act["act"] == "solves cancel" and act["actor"].startswith("key ")]
+    assert by_route[0]["solves"] == [left["id"]]
+    assert by_route[0]["actor"].endswith(" of operators")
+
+
+def test_disabling_a_tenant_ends_what_it_has_under_way(locked: Service, chief: Tenant) -> None:
+    """Nothing of it waits or runs any longer, by command or by route; others go on."""
+    for seed, how in ((3, "command"), (5, "route")):
+        team = Tenant(locked, cli(locked, "keys", "create", f"by-{how}", "--new-tenant"))
+        for i in range(2):
+            _endless(team, seed + i)
+        if how == "command":
+            cli(locked, "tenants", "disable", f"by-{how}")
+        else:
+            reply = chief.http.patch(f"/v1/operator/tenants/by-{how}", json={"disabled": True})
+            assert reply.json()["disabled"] is True
+
+        def under_way(name: str = f"by-{how}") -> list[dict[str, object]]:
+            rows = chief.http.get("/v1/operator/solves", params={"tenant": name}).json()["solves"]
+            return [row for row in rows if row["state"] != "ended"]
+
+        eventually(lambda under_way=under_way: not under_way(), 20)
+
+
+def test_the_operators_view(locked: Service, chief: Tenant) -> None:
+    """The same by route, in the terminal and in the metrics."""
+    team = Tenant(locked, cli(locked, "keys", "create", "viewed", "--new-tenant"))
+    first = _endless(team, 7)
+    second = _endless(team, 8)
+
+    def mine() -> dict[str, object]:
+        return next(
+            each for each in chief.http.get("/v1/operator/overview").json()["tenants"] if each["tenant"] == "viewed"
+        )
+
+    eventually(lambda: mine()["running"] == 1)
+    found = chief.http.get("/v1/operator/overview").json()
+    assert (found["ready"], found["workers_alive"], found["workers_busy"]) == (True, 1, 1)
+    assert mine()["queued"] == 1
+    assert found["oldest_queued_s"] > 0
+    shown = cli(locked, "top", "--once")
+    assert "1 busy of 1 alive" in shown
+    assert "viewed" in shown
+    text = locked.http.get("/metrics").text
+    for line in ("remat_workers_alive 1.0", "remat_workers_busy 1.0", "remat_solves_in_progress 1.0"):
+        assert line in text
+    assert "process_cpu_seconds_total" in text
+    assert "remat_build_info{" in text
+    for request_id in (first, second):
+        team.http.post(f"/v1/solves/{request_id}/cancel")
+
+
+def test_keys_and_tenants_by_route(locked: Service, chief: Tenant) -> None:
+    """Made, changed one by one, listed without a secret, ended."""
+    assert chief.http.post("/v1/operator/tenants", json={"name": "made", "weight": 2.0}).json()["weight"] == 2.0
+    assert chief.http.post("/v1/operator/tenants", json={"name": "made"}).status_code == 422
+    path = "/v1/operator/tenants/made"
+    assert chief.http.patch(path, json={"most_running": 3, "most_queued": 5}).json()["most_queued"] == 5
+    changed = chief.http.patch(path, json={"most_queued": None}).json()
+    assert (changed["most_running"], changed["most_queued"], changed["weight"]) == (3, None, 2.0)
+    assert chief.http.patch("/v1/operator/tenants/nobody", json={}).status_code == 404
+    made = chief.http.post("/v1/operator/keys", json={"tenant": "made", "days": 1}).json()
+    theirs = Tenant(locked, made["key"])
+    assert theirs.http.get("/v1/capabilities").json()["tenant"] == "made"
+    listed = chief.http.get("/v1/operator/keys").text
+    assert made["id"] in listed
+    assert made["key"] not in listed
+    assert "made" in [row["name"] for row in chief.http.get("/v1/operator/tenants").json()["tenants"]]
+    assert chief.http.delete(f"/v1/operator/keys/{made['id']}").status_code == 204
+
+
+def test_the_scope_is_needed(locked: Service) -> None:
+    """A key without it sees and changes nothing of the kind."""
+    team = Tenant(locked, cli(locked, "keys", "create", "plain", "--new-tenant"))
+    for method, path in (
+        ("GET", "overview"), ("GET", "solves"), ("GET", "tenants"), ("GET", "keys"), ("POST", "keys"),
+        ("POST", "tenants"), ("PATCH", "tenants/plain"), ("DELETE", "keys/x"), ("POST", f"solves/{'0' * 32}/cancel"),
+    ):  # fmt: skip
+        reply = team.http.request(method, f"/v1/operator/{path}", json={} if method != "GET" else None)
+        assert reply.status_code == 403, (method, path)
+
+
+def test_lines_of_the_log_say_whose_they_are(locked: Service) -> None:
+    """Of a request and of its solve alike: tenant, key, request."""
+    key = cli(locked, "keys", "create", "logged", "--new-tenant")
+    team = Tenant(locked, key)
+    graph = training_graph(6, cost=77)
+    data = team.post(Problem(graph, plain_peak(graph)), time_limit_s=5).json()
+
+    def lines(event: str) -> list[dict[str, Any]]:
+        # the last line may be half written
+        whole = (locked.folder / "service.log").read_text().rpartition("\n")[0].splitlines()
+        return [line for line in map(json.loads, whole) if line["event"] == event and line.get("tenant") == "logged"]
+
+    # both are written after the answer has been sent
+    eventually(lambda: lines("request") and lines("solve ended"))
+    posted, ended = lines("request")[0], lines("solve ended")[0]
+    assert posted["key"] in cli(locked, "keys", "list")
+    assert posted["request"]
+    assert data["id"] in ended["requests"]
+    assert key not in (locked.folder / "service.log").read_text()
+
+
+def test_sweeps_are_given_up_like_solves(locked: Service) -> None:
+    """All that is under way ends with what it has."""
+    team = Tenant(locked, cli(locked, "keys", "create", "sweeping", "--new-tenant"))
+    graph = hard_graph(60, 11)
+    body = {"graph": graph.to_json(), "points": 3, "method": "staged", "time_limit_s": 90, "max_gap": 0}
+    sweep = team.http.post("/v1/sweeps", json=body).json()
+    assert not sweep["ended"]
+    assert team.http.post(f"/v1/sweeps/{sweep['id']}/cancel").json()["ended"]
+    assert team.http.post(f"/v1/sweeps/{'0' * 32}/cancel").status_code == 404
+
+
+def test_head_and_wrong_methods(locked: Service, chief: Tenant) -> None:
+    """HEAD is GET without its body, wherever GET is; another method is refused as a problem."""
+    for path in ("/livez", "/", "/v1/solves", "/v1/capabilities", "/static/app.js", "/openapi.json"):
+        reply = chief.http.head(path)
+        assert reply.status_code == chief.http.get(path).status_code, path
+        assert reply.content == b""
+    reply = chief.http.delete("/v1/solves")
+    assert reply.status_code == 405
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json()["type"] == "urn:remat:problem:wrong-method"
+    assert reply.headers["allow"] == "GET, HEAD, POST"
+
+
+async def _hits(context: Context, count: int, days: float) -> None:
+    async with context.database.write() as connection:
+        caller = await default_caller(connection)
+        moment = context.clock.now() - timedelta(days=days)
+        row = {
+            "tenant_id": caller.tenant_id, "graph_key": "", "digest": "", "budget_bytes": 1, "fixed_bytes": 0,
+            "method": "auto", "method_key": "auto", "time_limit_s": 1.0, "max_gap": 0.0, "priority": 0, "cache": "hit",
+            "ended": True, "created_at": moment, "ended_at": moment,
+        }  # fmt: skip
+        rows = [row | {"id": context.clock.new_id()} for _ in range(count)]
+        await connection.execute(requests.insert(), rows)
+
+
+async def test_rows_of_hits_go_after_a_day_and_count(tmp_path: Path) -> None:
+    """Older than their own setting they go; within it they count in the store's bytes, and go before any plan."""
+    url = SecretStr(f"sqlite:///{tmp_path}/s.sqlite")
+    context = build_context(Settings(database_url=url, store_bytes=5 * HIT_BYTES))
+    await migrate(context.database)
+
+    async def left() -> int:
+        async with context.database.read() as connection:
+            return int(await connection.scalar(select(func.count()).select_from(requests)) or 0)
+
+    try:
+        await _hits(context, 3, days=2)
+        await _hits(context, 8, days=0.5)
+        async with context.database.read() as connection:
+            assert await store_bytes(connection) == 11 * HIT_BYTES
+        await evict(context.database, context.settings, context.metrics)
+        assert 4 <= await left() <= 5
+        async with context.database.write() as connection:
+            await connection.execute(update(requests).values(solve_id=None, group_id="a" * 32))
+        await _hits(context, 1, days=2)
+        await evict(context.database, context.settings, context.metrics)
+        assert 4 <= await left() <= 5  # a sweep's own rows stay as long as others do
+    finally:
+        await context.database.close()

@@ -1,0 +1,141 @@
+"""Servers and workers of the version before, next to those of this one, on one database."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from remat_ir import Problem, plain_peak
+from service.before import program_before
+from service.database import postgres
+from service.serving import Service, Worker, checked, eventually, long_solve, training_graph
+
+SHORT = {"dispatcher": "cluster", "stale_after_s": 3, "heartbeat_s": 0.5}
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """An empty PostgreSQL database."""
+    with postgres() as found:
+        yield found
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The version before."""
+    return program_before(tmp_path / "before")
+
+
+class Fleet:
+    """Servers and workers of both versions, ended with the test."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+        self.started: list[Service | Worker] = []
+
+    def server(self, name: str, program: Path | None = None) -> Service:
+        """A server."""
+        self.started.append(Service(self._made(name), self._url, program, **SHORT))
+        return self.started[-1]  # type: ignore[return-value]
+
+    def worker(self, name: str, program: Path | None = None) -> Worker:
+        """A worker with one slot."""
+        self.started.append(Worker(self._made(name), self._url, program=program, **SHORT))
+        return self.started[-1]  # type: ignore[return-value]
+
+    def _made(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir()
+        return folder
+
+    def end(self) -> None:
+        """End all that still run."""
+        for each in self.started:
+            if each.process.poll() is None:
+                each.stop()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, url: str) -> Iterator[Fleet]:
+    """Nothing is started yet."""
+    found = Fleet(tmp_path, url)
+    yield found
+    found.end()
+
+
+def _problem(i: int) -> Problem:
+    graph = training_graph(5, cost=1000 + i)
+    return Problem(graph, plain_peak(graph))
+
+
+def _rows(url: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query).fetchall()  # type: ignore[arg-type]
+
+
+def _load(servers: list[Service], first: int, count: int) -> dict[str, Problem]:
+    """Problems, each POSTed to every server in turn, all at once."""
+    with ThreadPoolExecutor(8) as pool:
+        asked = [
+            (pool.submit(server.post, _problem(i), 0.0, time_limit_s=5, method="checkpoint-all"), _problem(i))
+            for i in range(first, first + count)
+            for server in servers
+        ]
+        return {found.result()[1]["id"]: problem for found, problem in asked}
+
+
+def _answered(server: Service, posted: dict[str, Problem]) -> None:
+    for request_id, problem in posted.items():
+        found = eventually(lambda request_id=request_id: (got := server.get(request_id, 5))[0] == 200 and got, 60)
+        checked(problem, found[1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_version_after_the_other(fleet: Fleet, program: Path, url: str) -> None:
+    """Forwards and back again under load, process by process: everything is answered, and solved at most twice."""
+    old = fleet.server("old-server", program)
+    old_worker = fleet.worker("old-worker", program)
+    posted = _load([old], 0, 6)
+    new = fleet.server("new-server")
+    posted |= _load([old, new], 6, 6)
+    new_worker = fleet.worker("new-worker")
+    posted |= _load([new, old], 12, 6)
+    _answered(new, posted)
+    assert old_worker.stop() == 0
+    posted = _load([old, new], 18, 6)
+    _answered(old, posted)  # read by the old server, solved by the new worker
+    old.stop()
+    old = fleet.server("old-server-again", program)
+    fleet.worker("old-worker-again", program)
+    assert new_worker.stop() == 0
+    posted = _load([new, old], 24, 6)
+    _answered(old, posted)  # and the other way round
+    assert {row[0] for row in _rows(url, "SELECT state FROM solves")} == {"ended"}
+    assert max(int(str(row[0])) for row in _rows(url, "SELECT count(*) FROM solves GROUP BY flight_key")) <= 2
+    assert max(int(str(row[0])) for row in _rows(url, "SELECT attempt FROM solves")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_one_version_takes_over_from_the_other(fleet: Fleet, program: Path, url: str) -> None:
+    """A worker of the version before leaves a living one of this version alone, and each takes a dead one's solve."""
+    new = fleet.server("new-server")
+    worker = fleet.worker("new-worker")
+    problem, posted = long_solve(new, 1, 600)
+    old_worker = fleet.worker("old-worker", program)
+    time.sleep(8.0)  # two rounds of the upkeep of the version before, which looks at the engine's jobs
+    assert new.get(posted["id"], 0)[1]["status"] == "running"
+    assert _rows(url, "SELECT max(attempt) FROM solves") == [(1,)]
+    worker.stop(signal.SIGKILL)
+    eventually(lambda: _rows(url, "SELECT max(attempt) FROM solves") == [(2,)], 30)
+    fleet.worker("new-worker-again")
+    old_worker.stop(signal.SIGKILL)
+    eventually(lambda: _rows(url, "SELECT max(attempt) FROM solves") == [(3,)], 30)
+    checked(problem, new.http.post(f"/v1/solves/{posted['id']}/cancel").json())
