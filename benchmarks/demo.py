@@ -37,7 +37,7 @@ from remat.planning.budget import readable
 from remat.planning.planner import Planner, planner_for
 from remat.profiling.measure import differences, forward_backward, loss_of, outcome
 from remat.settings import settings
-from remat_ir import Progress, plain_peak
+from remat_ir import Answer, Progress, plain_peak
 
 OUT = Path("demo-out")
 STEPS = 3
@@ -59,7 +59,7 @@ class Result:
     plan_seconds: float
     overhead: float
     differing: list[str]
-    answer: remat.Answer
+    answer: Answer
     kernels: int
     shared: int
     profile_seconds: float
@@ -92,7 +92,7 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     module = planned(subject, planner, time_limit_s, line.report)
     waited = time.perf_counter() - start
     line.end()
-    plan = module.plan_for((), subject.inputs)
+    (plan,) = remat.plans_of(module).plans
     graph, answer = plan.step.graph, plan.answer
     profiled = plan.step.profiled
     say(
@@ -102,7 +102,7 @@ def compare(subject: Subject, planner: Planner, time_limit_s: float, say: Callab
     say(f"  {graph.ops} ops; {answer.status.value}, gap {percent(answer.gap or 0.0)}, cache {answer.cache}")
 
     start = time.perf_counter()
-    reference = copy.deepcopy(subject.model)
+    reference = remat.disable(copy.deepcopy(subject.model))
     differing = train_both(module, reference, subject.inputs)
     plain_step = forward_backward(reference, (), subject.inputs, loss_of)
     plan_step = forward_backward(module, (), subject.inputs, loss_of)
@@ -287,7 +287,7 @@ def second_run(url: str, limit_s: float, console: Console) -> bool:
         with tempfile.TemporaryDirectory() as empty:
             planner = planner_for(url, strict=True, given=settings(cache_dir=empty, environ={}))
             start = time.perf_counter()
-            plan = planned(subject, planner, limit_s, lambda _: None).plan_for((), subject.inputs)
+            (plan,) = remat.plans_of(planned(subject, planner, limit_s, lambda _: None)).plans
         profiled = plan.step.profiled.signatures - plan.step.profiled.shared
         served = plan.answer.cache == "hit" and profiled == 0
         fine = fine and served

@@ -16,7 +16,7 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6)))
-    remat.enable(model, budget=remat.Fraction(0.7), planner=remat.RankPlanner())
+    remat.enable(model, budget=remat.Fraction(0.7), ranks=True)
     wrapped = DistributedDataParallel(model)
     torch.manual_seed(1 + rank)
     for step in range(3):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import remat
+from remat.units.units import optimize_units
 
 
 class Block(nn.Module):
@@ -33,12 +34,12 @@ def train(budget: "remat.Fraction | None") -> list[float]:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if budget is not None:
-        found = remat.optimize_units(
+        found = optimize_units(
             model,
             model,
             (torch.randn(256, 64),),
             budget=budget,
-            planner=remat.RankPlanner(),
+            ranks=True,
             optimizer=optimizer,
             loss=lambda y: y.square().mean(),
             time_limit_s=5.0,

@@ -12,9 +12,9 @@ def main() -> None:
     batch, target = torch.randn(512, 256), torch.randint(0, 10, (512,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-    planned = remat.optimize(model, (batch,), budget=remat.Fraction(0.6), optimizer=optimizer)
+    remat.optimize(model, (batch,), budget=remat.Fraction(0.6), optimizer=optimizer)
     for step in range(3):
-        loss = nn.functional.cross_entropy(planned(batch), target)
+        loss = nn.functional.cross_entropy(model(batch), target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

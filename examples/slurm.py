@@ -25,8 +25,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    planner = remat.RankPlanner()
-    remat.enable(model, budget=remat.Fraction(0.7), planner=planner, optimizer=optimizer)
+    remat.enable(model, budget=remat.Fraction(0.7), ranks=True, optimizer=optimizer)
     wrapped = DistributedDataParallel(model)
     torch.manual_seed(1 + rank)
     for step in range(3):

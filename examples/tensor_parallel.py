@@ -43,7 +43,7 @@ def train(budget: "remat.Fraction | None") -> list[float]:
         parallelize_module(block, mesh, SPLIT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if budget is not None:
-        remat.enable(model, budget=budget, planner=remat.RankPlanner(), optimizer=optimizer, time_limit_s=5.0)
+        remat.enable(model, budget=budget, ranks=True, optimizer=optimizer, time_limit_s=5.0)
     losses = []
     for step in range(3):
         torch.manual_seed(step)

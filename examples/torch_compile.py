@@ -10,7 +10,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1)) for _ in range(8)))
     backend = remat.backend(budget=remat.Fraction(0.6))
-    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
+    compiled = torch.compile(model, backend=backend)
     for step in range(3):
         loss = compiled(torch.randn(512, 256)).square().mean()
         loss.backward()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from benchmarks.models.behind import behind
 from remat import CaptureError
-from remat.capture.guards import Call, Holders
 from remat.profiling import measure, timing
-from remat.training.step import TrainingStep, running_peak, training_step
+from remat.training.step import running_peak, training_step
 from remat_ir import Graph, Plan, Problem, plan_of, verify
 from remat_ir.greedy import least_memory
 
@@ -119,7 +119,7 @@ def compared(sample: Sample) -> Finding:
     for plan in plans:
         verify(Problem(step.graph, 2**50), plan)
         planned = copy.deepcopy(module)
-        call = by_plan(planned, step, plan)
+        call = behind(planned, step.compile(plan))
         try:
             found = trained(planned, call, args, kwargs)
             different = differences(expected, found)
@@ -131,18 +131,6 @@ def compared(sample: Sample) -> Finding:
             return Finding(sample.name, "as eager" if alike else "differs", ", ".join(different))
         over = max(over, peak(planned, call, args, kwargs, running_peak(step, plan) - step.graph.fixed_bytes))
     return Finding(sample.name, "bitwise", "", max(0, over))
-
-
-def by_plan(module: nn.Module, step: TrainingStep, plan: Plan) -> Callable[..., torch.Tensor]:
-    """A module's step by a plan."""
-    run, captured = step.compile(plan), step.captured
-    holders = Holders((*captured.params, *captured.buffers), captured.guards)
-
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        loss: torch.Tensor = run(holders.tensors(Call(module, module, args, kwargs)), args, kwargs)
-        return loss
-
-    return call
 
 
 def trained(

@@ -214,12 +214,13 @@ def measured(
                 "ema": job.ema or None,
             }
             probe = remat.optimize(model, (x,), budget=remat.Fraction(share), **options)
-            (plan,) = (p for p in probe.plans.values() if p)
+            (plan,) = (p for p in remat.plans_of(probe).plans if p)
+            remat.disable(probe)
             remat.enable(model, budget=plan.answer.budget_bytes, **options)
         jobs.append(job)
     plans_of(jobs[1].model).plan_for((x,))
     passes_bytes, step_bytes, same = trained(jobs)
-    (plan,) = (p for p in plans_of(jobs[1].model).plans.values() if p)
+    (plan,) = (p for p in plans_of(jobs[1].model).plans if p)
     made = ("gradients", "optimizer step's temporaries", *["optimizer state"] * jobs[1].closing)
     fixed = plan.step.graph.fixed_bytes - sum(plan.step.fixed.get(name, 0) for name in made)
     return Found(

@@ -22,7 +22,7 @@ from remat._compat import FakeTensorMode
 from remat.capture.dataflow import dataflow
 from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
-from remat.capture.trace import capture
+from remat.compile.alone import capture
 from remat.planning.budget import readable
 from remat.planning.greedy import greedy_answer
 from remat.planning.profiles import DiskProfiles
@@ -84,7 +84,7 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     flow = dataflow(captured.joint, captured.forward_outputs)
     step = phase("group", lambda: operations(flow, groups(flow)))
     profiled = phase("profile", lambda: profile_kernels(flow.kernels, table))
-    fixed = sum(resident(model, ((), kwargs), captured.guards.read(model, (), kwargs)).values())
+    fixed = sum(resident(model, ((), kwargs), dict(enumerate(captured.inputs))).values())
     graph, _ = to_graph(step, profiled.kernels, fixed)
     plain, floor = plain_peak(graph), working_set(graph).least_bytes
     rows["model"] |= {"parameters": sum(p.numel() for p in model.parameters()), "fixed": readable(fixed)}

@@ -29,9 +29,8 @@ from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
 from remat.profiling.measure import Outcome, differences, forward_backward, loss_of, outcome, peak_memory
 from remat.settings import settings
-from remat.training.module import Rematerialized
+from remat.training.enable import following
 from remat.training.optimize import carry_out
-from remat.training.planned import Planned
 from remat.training.step import TrainingStep, training_step
 from remat_ir import Plan, Problem, plain_peak
 
@@ -126,7 +125,7 @@ class Bench:
             print(f"  {name}: {answer.status.value} at {budget / 2**20:.1f} MiB", flush=True)
             return
         planned = carry_out(step, problem, answer)
-        made = Rematerialized(self.subject.model, _always(planned))
+        made = following(self.subject.model, planned, self.planner)
         known = {
             "budget_bytes": budget,
             "predicted_bytes": planned.activation_bytes,
@@ -205,7 +204,7 @@ class Bench:
         problem = Problem(step.graph, plain_peak(step.graph))
         answer = self.planner.plan(problem, SolveOptions(time_limit_s=self.limit_s))
         assert isinstance(answer.plan, Plan)
-        plan = Rematerialized(subject.model, _always(carry_out(step, problem, answer)))
+        plan = following(subject.model, carry_out(step, problem, answer), self.planner)
         ways = made | {PLAIN_PLAN: Peer(subject.model, plan)}
         steps = {name: forward_backward(way, (), subject.inputs, loss_of) for name, way in ways.items()}
         seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -225,10 +224,6 @@ def nodes_of(step: TrainingStep, plan: Plan) -> int:
     """How many calls the code of a plan makes, views and tuple items included."""
     lowered = lower(step.operations, plan)
     return sum(n.op == "call_function" for g in (lowered.forward, lowered.backward) for n in g.graph.nodes)
-
-
-def _always(planned: Planned) -> Callable[..., Planned]:
-    return lambda *_: planned
 
 
 def _error(plain: Outcome, other: Outcome) -> float:

@@ -29,10 +29,10 @@ from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.partitioners import default_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from benchmarks.models.behind import behind
 from benchmarks.models.subject import Subject
 from remat import _compat
-from remat.capture.guards import Call, Holders
-from remat.capture.trace import _logging_functions
+from remat.capture.trace import logging_functions
 from remat.training.step import TrainingStep
 
 AMB = (0.8, 0.6, 0.4, 0.2, 0.0)
@@ -108,7 +108,7 @@ def compiled(subject: Subject, setting: float | None) -> Peer:
 
     function = torch.compile(subject.model, backend=backend, fullgraph=True, dynamic=False)
     patches: dict[str, Any] = {} if setting is None else {"activation_memory_budget": setting}
-    ignored = set(_logging_functions(subject.model))  # transformers' logging would split the graph
+    ignored = set(logging_functions(subject.model))  # transformers' logging would split the graph
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if calls:
@@ -123,11 +123,5 @@ def compiled(subject: Subject, setting: float | None) -> Peer:
 
 def each_once(subject: Subject, step: TrainingStep) -> Peer:
     """The joint graph with nothing recomputed."""
-    captured = step.captured
-    function = _compat.compile_joint(captured.descriptor, default_partition, boxed_nop, boxed_nop)
-    holders = Holders((*captured.params, *captured.buffers), captured.guards)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*holders.tensors(Call(subject.model, subject.model, args, kwargs)), *args, **kwargs)
-
-    return Peer(subject.model, call)
+    function = _compat.compile_joint(step.captured.descriptor, default_partition, boxed_nop, boxed_nop)
+    return Peer(subject.model, behind(subject.model, lambda inputs: function(*inputs)))

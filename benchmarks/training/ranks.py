@@ -33,6 +33,7 @@ from benchmarks.training.job import COLUMNS, Cycle, Found, Setting, network, tra
 from remat.profiling.fixed import all_gradients
 from remat.training.enable import plans_of
 from remat.training.job import Job
+from remat.units.units import optimize_units
 
 LAYERS, WIDTH, SAMPLES, LENGTH = 6, 192, 32, 64
 TENSOR = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -86,12 +87,13 @@ def spread(kind: Kind) -> tuple[nn.Sequential, torch.Tensor]:
 def planned_units(job: Cycle, share: float) -> Callable[[int, int, bool], Found]:
     """Plan the blocks of a sharded model inside one budget; what makes a row of what is then measured."""
     blocks = list(job.model.children())[:LAYERS]
-    plans = remat.optimize_units(
+    plans = optimize_units(
         job.model,
         blocks,
         (job.x,),
         budget=remat.Fraction(share),
-        planner=remat.RankPlanner("greedy"),
+        planner="greedy",
+        ranks=True,
         optimizer=job.optimizer,
     )
     left = all_gradients(job.model) + Job(job.optimizer, clip=job.setting.clip).update().temporaries_bytes
@@ -105,7 +107,8 @@ def planned_whole(job: Cycle, share: float, ddp: bool) -> Callable[[int, int, bo
     """Plan a model as one step; what makes a row of what is then measured."""
     setting = job.setting
     options: dict[str, Any] = {
-        "planner": remat.RankPlanner("greedy"),
+        "planner": "greedy",
+        "ranks": True,
         "self_check": False,
         "accumulate": setting.accumulate,
         "clip_grad_norm": setting.clip,
@@ -114,14 +117,15 @@ def planned_whole(job: Cycle, share: float, ddp: bool) -> Callable[[int, int, bo
     }
     model = job.model
     probe = remat.optimize(model, (job.x,), budget=remat.Fraction(share), **options)
-    (plan,) = (p for p in probe.plans.values() if p)
+    (plan,) = (p for p in remat.plans_of(probe).plans if p)
+    remat.disable(probe)
     buckets = all_gradients(model) if ddp else 0
     remat.enable(model, budget=plan.answer.budget_bytes + buckets, **options)
     if ddp:
         job.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def found(passes: int, step: int, same: bool) -> Found:
-        (plan,) = (p for p in plans_of(model).plans.values() if p)
+        (plan,) = (p for p in plans_of(model).plans if p)
         made = ("gradients", "optimizer step's temporaries")
         fixed = plan.step.graph.fixed_bytes - sum(plan.step.fixed.get(name, 0) for name in made)
         whole = plan.answer.budget_bytes, plan.predicted_bytes, passes + fixed, plan.update_peak_bytes

@@ -19,8 +19,8 @@ from benchmarks.training.large import fake_llama
 from remat.capture.dataflow import dataflow
 from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
-from remat.capture.trace import capture
 from remat.capture.updates import with_updates
+from remat.compile.alone import capture
 from remat.profiling.fixed import resident
 from remat.target.devices import target_of
 from remat.target.price import price
@@ -39,9 +39,11 @@ def graphs(given: argparse.Namespace) -> dict[str, Graph]:
     captured = capture(model, (), kwargs)
     flow = dataflow(captured.joint, captured.forward_outputs)
     plain = operations(flow, groups(flow))
-    released = with_updates(plain, dict.fromkeys(flow.primals[: len(captured.params)], 0))
+    trained = {id(parameter) for parameter in model.parameters()}
+    pairs = zip(flow.given, captured.inputs, strict=True)
+    released = with_updates(plain, {primal: 0 for primal, held in pairs if id(held) in trained})
     costs = price(flow.kernels, target_of(given.device)).profiled.kernels
-    fixed = sum(resident(model, ((), kwargs), captured.guards.read(model, (), kwargs)).values())
+    fixed = sum(resident(model, ((), kwargs), dict(enumerate(captured.inputs))).values())
     steps = {"all gradients at the end": plain, "released as they are made": released}
     return {name: to_graph(step, costs, fixed)[0] for name, step in steps.items()}
 

@@ -27,6 +27,7 @@ from benchmarks.harness.machine import machine
 from benchmarks.harness.table import table
 from remat.batch.buckets import Buckets
 from remat.planning.budget import readable
+from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat.training.step import training_step
 from remat_ir import Answer, Problem, budget_at
@@ -105,7 +106,7 @@ def ran(name: str, lengths: Sequence[int], buckets: Buckets | None, budget: int 
     """Train a fresh model on the batches, by plans within a budget or without one."""
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    counting = Counting(remat.LocalPlanner())
+    counting = Counting(LocalPlanner())
     pad: Callable[[dict[str, torch.Tensor]], dict[str, Any]] = (
         (lambda batch: buckets.pad(batch, PAD)) if buckets is not None else (lambda batch: batch)
     )
@@ -119,19 +120,19 @@ def ran(name: str, lengths: Sequence[int], buckets: Buckets | None, budget: int 
         trained = remat.optimize(model, (), example, budget=budget, planner=counting, optimizer=optimizer, **asking)
         if ahead and buckets is not None:
             for size in reversed(buckets.sizes):
-                trained.plan_for((), pad(batch_of(size)))
+                remat.plans_of(trained).plan_for((), pad(batch_of(size)))
     planned_s = time.thread_time() - start
-    stalls, times, hits, seen = [], [], 0, {id(p) for p in getattr(trained, "plans", {}).values()}
+    stalls, times, hits, seen = [], [], 0, {id(p) for p in (() if budget is None else remat.plans_of(trained).plans)}
     taken_over = 0
     begin = time.thread_time()
     for length in lengths:
         batch = pad(batch_of(length))
         at = time.thread_time()
         if budget is not None:
-            known = set(trained.plans)
-            planned = trained.plan_for((), batch)
+            known = set(remat.plans_of(trained).plans)
+            planned = remat.plans_of(trained).plan_for((), batch)
             took = time.thread_time() - at
-            if set(trained.plans) <= known:
+            if set(remat.plans_of(trained).plans) <= known:
                 hits += 1
                 taken_over += id(planned) not in seen
             else:

@@ -36,8 +36,12 @@ class Watch(ABC):
     """The allocator of a device, watched while this thread works; one at a time is open in a thread."""
 
     @abstractmethod
-    def start(self) -> None:
-        """From now on."""
+    def start(self, gives_way: Callable[[], None] | None = None) -> None:
+        """From now on.
+
+        Args:
+            gives_way: called if another watch begins in this thread, which ends this one; None: none may.
+        """
 
     @abstractmethod
     def cut(self, label: str) -> None:
@@ -284,8 +288,8 @@ class Accelerator(Device):
 class _HostWatch(Watch):
     """One recording with marks in it: autograd gives each node of a backward pass the profiler of when it began."""
 
-    def start(self) -> None:
-        _compat.start_recording()
+    def start(self, gives_way: Callable[[], None] | None = None) -> None:
+        _compat.start_recording(gives_way)
 
     def cut(self, label: str) -> None:
         _compat.mark(label)
@@ -309,7 +313,7 @@ class _AcceleratorWatch(Watch):
         self._before = device.memory()
         self._found: list[Interval] = []
 
-    def start(self) -> None:
+    def start(self, gives_way: Callable[[], None] | None = None) -> None:
         self._device.synchronize()
         self._before, self._found = self._device.memory(), []
         self._device.reset_peaks()

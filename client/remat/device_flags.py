@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,24 @@ def choices() -> tuple[object, ...]:
     attention = [getattr(backends.cuda, f"{n}_sdp_enabled")() for n in ("flash", "mem_efficient", "math", "cudnn")]
     there = (torch.cuda.is_available(), torch.cuda.device_count())
     return flags(), backends.cudnn.enabled, str(reduced), attention, there
+
+
+@contextmanager
+def of_generation(capability: tuple[int, int]) -> Iterator[None]:
+    """Inside, CUDA says that its device is of a generation, by which models choose kernels.
+
+    A build of torch without CUDA has no answer.
+    """
+    before = torch.cuda.get_device_capability
+
+    def answered(device: Any = None) -> tuple[int, int]:
+        return capability
+
+    torch.cuda.get_device_capability = answered
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = before
 
 
 BENCHMARK = (

@@ -8,6 +8,7 @@ RematError                    anything that remat refuses (remat_ir)
 ├── PlanningError             no plan: the answer is at hand
 │   ├── BudgetTooSmall        no plan fits the budget, certified or as the message says; the least budget is at hand
 │   └── NothingFound          none was found in the time given
+├── RanksDiffer               the ranks of a job do not train the same step
 └── ServiceError              the service did not give a usable answer; `request_id` is its name for the call
     ├── Unreachable           no connection, or no reply in time
     ├── Refused               4xx: the request is at fault; `pointer` leads to the place
@@ -22,7 +23,14 @@ from __future__ import annotations
 
 from remat_ir import Answer, InvalidData, InvalidPlan, RematError
 
+REMEDIES = {
+    InvalidData: "Mend what the message names; nothing has been done yet.",
+    InvalidPlan: "Plan again: the plan is of another graph or budget, or was changed since it was made.",
+}
+"""What to do about the errors of `remat_ir`; each class here has its own as `remedy`."""
+
 __all__ = [
+    "REMEDIES",
     "BudgetTooSmall",
     "CaptureError",
     "InvalidData",
@@ -33,6 +41,7 @@ __all__ = [
     "NothingFound",
     "PlanMismatch",
     "PlanningError",
+    "RanksDiffer",
     "RateLimited",
     "Refused",
     "RematError",
@@ -47,7 +56,6 @@ class CaptureError(RematError):
 
     Attributes:
         stages_may_do: whether the same modules, run as they are stage by stage, may train by a chain plan.
-        raised_by_the_code: whether the module's own code raises for these inputs.
 
     Example:
         >>> import remat, torch
@@ -57,12 +65,17 @@ class CaptureError(RematError):
         ...         remat.optimize(model, x, budget="1GiB", planner="greedy")
         ... except CaptureError as error:
         ...     print(error)
-        gradients are disabled: capture a training step outside of torch.no_grad()
+        gradients are disabled: plan a training step outside of torch.no_grad()
     """
 
-    def __init__(self, message: str, *, stages_may_do: bool = False, raised_by_the_code: bool = False) -> None:
+    remedy = (
+        "Do what the message says. To train such a model all the same leave `on_failure` at its default: "
+        "the part that cannot be captured runs without a plan."
+    )
+
+    def __init__(self, message: str, *, stages_may_do: bool = False) -> None:
         super().__init__(message)
-        self.stages_may_do, self.raised_by_the_code = stages_may_do, raised_by_the_code
+        self.stages_may_do = stages_may_do
 
 
 class PlanMismatch(RematError):
@@ -81,6 +94,10 @@ class PlanMismatch(RematError):
         planned for another step
     """
 
+    remedy = (
+        "Capture the step that is trained now, `remat plan MODEL -o FILE`, or raise the budget to that of the file."
+    )
+
 
 class PlanningError(RematError):
     """There is no plan to run; `answer` says how the solve ended.
@@ -94,6 +111,8 @@ class PlanningError(RematError):
         ...     print(error.answer.least_budget_bytes)
         120
     """
+
+    remedy = "Give a larger budget, or more time (`time_limit_s`); `error.answer` has all that the solve found out."
 
     def __init__(self, message: str, answer: Answer) -> None:
         super().__init__(message)
@@ -114,6 +133,8 @@ class BudgetTooSmall(PlanningError):
         150
     """
 
+    remedy = "Give the budget that the message says is enough, a smaller batch, or `link=` to move values to the host."
+
 
 class NothingFound(PlanningError):
     """No plan was found in the time given, and none was proved impossible.
@@ -128,6 +149,23 @@ class NothingFound(PlanningError):
         time
     """
 
+    remedy = (
+        "Give more time (`time_limit_s=`) or a larger budget; `remat sweep` shows from which budget on there are plans."
+    )
+
+
+class RanksDiffer(RematError):
+    """The ranks of a job do not train the same step: their graphs or budgets are not equal.
+
+    Example:
+        >>> str(RanksDiffer("rank 1 trains another graph"))
+        'rank 1 trains another graph'
+    """
+
+    remedy = (
+        "Give all ranks the same model, budget and options; ranks that run other stages take a planner of their group."
+    )
+
 
 class ServiceError(RematError):
     """The service did not give a usable answer.
@@ -136,12 +174,15 @@ class ServiceError(RematError):
         >>> from remat_ir import Problem, graph_of
         >>> problem = Problem(graph_of([1, 1], [100, 50], [[], [0]]), 200)
         >>> import remat
+        >>> from remat.planning.sources import ServicePlanner
         >>> try:
-        ...     remat.ServicePlanner("http://127.0.0.1:9").plan(problem, remat.SolveOptions(time_limit_s=0.1))
+        ...     ServicePlanner("http://127.0.0.1:9").plan(problem, remat.SolveOptions(time_limit_s=0.1))
         ... except ServiceError as error:
         ...     print(type(error).__name__)
         Unreachable
     """
+
+    remedy = "Run `remat doctor`: it says what the settings are and whether the service answers."
 
     def __init__(self, message: str, *, request_id: str | None = None) -> None:
         super().__init__(message if request_id is None else f"{message} (request {request_id})")
@@ -151,9 +192,16 @@ class ServiceError(RematError):
 class Unreachable(ServiceError):
     """No connection, or no reply in time."""
 
+    remedy = (
+        "Check `REMAT_BASE_URL` and that the service runs; `remat attach ID` finds the answer of a solve "
+        "that was posted. Without `REMAT_BASE_URL` plans are made on this machine."
+    )
+
 
 class Refused(ServiceError):
     """The service found the request at fault; `status` is the HTTP status, `pointer` the JSON pointer to the place."""
+
+    remedy = "Mend what the message and `pointer` name; `request_id` finds the call in the service's log."
 
     def __init__(self, message: str, *, status: int, pointer: str = "", request_id: str | None = None) -> None:
         super().__init__(message, request_id=request_id)
@@ -164,13 +212,21 @@ class Refused(ServiceError):
 class NotAllowed(Refused):
     """The API key is missing, wrong, or does not allow this."""
 
+    remedy = (
+        "Set `REMAT_API_KEY` to a key of this service; an operator makes one by `remat-service keys create TENANT`."
+    )
+
 
 class NotFound(Refused):
     """There is no such solve or plan."""
 
+    remedy = "`remat ls` lists the solves that this key may see; what was trimmed is solved again when it is asked for."
+
 
 class RateLimited(Refused):
     """Over a quota, also after the retries; `retry_after_s` is the service's advice, or None."""
+
+    remedy = "Call again after `retry_after_s` seconds, or ask an operator for a larger quota."
 
     def __init__(
         self, message: str, *, status: int = 429, request_id: str | None = None, retry_after_s: float | None = None
@@ -182,6 +238,8 @@ class RateLimited(Refused):
 class ServiceFailed(ServiceError):
     """The service is at fault; `status` is the HTTP status, `retry_after_s` its advice, or None."""
 
+    remedy = "Call again later; if it stays so, give the operator the `request_id`."
+
     def __init__(
         self, message: str, *, status: int = 500, request_id: str | None = None, retry_after_s: float | None = None
     ) -> None:
@@ -191,3 +249,8 @@ class ServiceFailed(ServiceError):
 
 class InvalidResponse(ServiceError):
     """A reply that is not what it claims to be."""
+
+    remedy = (
+        "Check that `REMAT_BASE_URL` is a remat service and no proxy changes its answers; update the "
+        "older of client and service."
+    )

@@ -5,20 +5,14 @@ numbers then come twice. So planning draws from generators of its own, and puts 
 single call of Python's `random`, that can be given none.
 
 Besides those of torch's devices these are Python's own and numpy's, from which the code of a module may draw as well.
-To read and to set one of these two takes up to 50 µs, 625 numbers one by one, though mostly nothing has been drawn
-since the last time. Whether anything has is seen in the memory in which a generator keeps its state, in 2 µs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import random
-import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -32,119 +26,17 @@ _DRAWING = ("cpu", *KINDS)
 """Kinds of devices that have generators."""
 
 
-class Watched:
-    """The state of a random generator, which is read and set only where that tells or changes anything.
-
-    Args:
-        things: gives the objects of C in whose structs the state is; none where it is elsewhere.
-        read, write: read and set the state.
-        beside: gives what else the state consists of.
-    """
-
-    def __init__(
-        self,
-        things: Callable[[], tuple[object, ...]],
-        read: Callable[[], Any],
-        write: Callable[[Any], Any],
-        beside: Callable[[], object],
-    ) -> None:
-        self._things, self._read, self._write, self._beside = things, read, write, beside
-        self._holders: tuple[object, ...] = ()
-        self._views: list[memoryview] = []
-        self._seen: list[memoryview] = []
-        self._rest: object = None
-        self._state: Any = None
-
-    def state(self) -> Any:
-        """The state now: the same object as before where it has not changed."""
-        if self.moved():
-            self._note(self._read())
-        return self._state
-
-    def set(self, state: Any) -> None:
-        """Set the state."""
-        if state is not self._state or self.moved():
-            self._write(state)
-            self._note(state)
-
-    def moved(self) -> bool:
-        """Whether the state may differ from the one that was last read or set here."""
-        return not self._same(self._things()) or self._views != self._seen or self._beside() != self._rest
-
-    def _same(self, things: tuple[object, ...]) -> bool:
-        return bool(things) and len(things) == len(self._holders) and all(map(is_, things, self._holders))
-
-    def _note(self, state: Any) -> None:
-        things = self._things()
-        if not self._same(things):
-            self._holders, self._views = things, [_memory(thing) for thing in things]
-        self._seen = [memoryview(view.tobytes()).cast("Q") for view in self._views]
-        self._rest, self._state = self._beside(), state
+def _numpy_state() -> Any:
+    """Numpy's global state, whatever its bit generator; None where numpy has not been imported."""
+    return sys.modules["numpy"].random.get_state(legacy=False) if "numpy" in sys.modules else None
 
 
-def _memory(thing: object) -> memoryview:
-    """The words of the struct of an object of C, which lies where CPython's identities say."""
-    view = ctypes.pythonapi.PyMemoryView_FromMemory
-    view.restype, view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-    head = object.__basicsize__
-    found: memoryview = view(id(thing) + head, type(thing).__basicsize__ - head, 0x100)  # PyBUF_READ
-    return found.cast("Q")
-
-
-def python_watched(generator: random.Random) -> Watched:
-    """A generator of Python's: its struct holds the words and which is next, an attribute half of a pair of normals."""
-    beside = vars(generator)
-    return Watched(lambda: (generator,), generator.getstate, generator.setstate, lambda: beside["gauss_next"])
-
-
-def numpy_watched(generator: Any, bits: Callable[[], Any]) -> Watched:
-    """A `numpy.random.RandomState`, which holds half of a pair of normals, over a bit generator, which holds the words.
-
-    Of bit generators only a Mersenne Twister is known to have them in its own struct.
-    """
-    twister = sys.modules["numpy"].random.MT19937
-
-    def things() -> tuple[object, ...]:
-        now = bits()
-        return (generator, now) if type(now) is twister else ()
-
-    # the older form of a state is one of a Twister only
-    return Watched(things, lambda: generator.get_state(legacy=False), generator.set_state, lambda: None)
-
-
-def _tells(trial: Watched, draws: Sequence[Callable[[], Any]], words: Callable[[], Any], holder: object) -> bool:
-    """Whether memory holds the words of a state, and shows each number that is drawn, be it the second of a pair.
-
-    So it is with CPython 3.11 to 3.14 and numpy 2. Anywhere else states are read and set each time.
-    """
-    if sys.implementation.name != "cpython":
-        return False
-    for draw in draws:
-        trial.state()
-        still = not trial.moved()
-        draw()
-        if not (still and trial.moved()):
-            return False
-    return struct.pack("=624I", *words()) in _memory(holder).tobytes()
-
-
-@cache
-def _python() -> Watched:
-    trial = random.Random(3)
-    draws = (trial.random, trial.random, lambda: trial.gauss(0, 1), lambda: trial.gauss(0, 1))
-    told = _tells(python_watched(trial), draws, lambda: trial.getstate()[1][:-1], trial)
-    own: Any = random.random.__self__  # type: ignore[attr-defined]
-    return python_watched(own) if told else Watched(tuple, random.getstate, random.setstate, lambda: None)
-
-
-@cache
-def _numpy() -> Watched:
-    numpy = sys.modules["numpy"].random
-    bits = numpy.MT19937(3)
-    trial = numpy.RandomState(bits)
-    draws = (trial.random_sample, trial.random_sample, trial.standard_normal, trial.standard_normal)
-    told = _tells(numpy_watched(trial, lambda: bits), draws, lambda: trial.get_state()[1], bits)
-    return numpy_watched(numpy.get_state.__self__, numpy.get_bit_generator if told else lambda: None)
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states of numpy's are one: dictionaries of numbers and of arrays."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    found: Any = one == other
+    return bool(found.all() if hasattr(found, "all") else found)
 
 
 class Generators(NamedTuple):
@@ -162,14 +54,14 @@ class Generators(NamedTuple):
         """Put them back."""
         self.restore_torch()
         if self.python is not None:
-            _python().set(self.python)
+            random.setstate(self.python)
         if self.numpy is not None:
-            _numpy().set(self.numpy)
+            sys.modules["numpy"].random.set_state(self.numpy)
 
     def drawn_from(self) -> Generators:
         """Without Python's and numpy's where nothing has drawn from them since."""
-        python = None if self.python is None or _python().state() is self.python else self.python
-        numpy = None if self.numpy is None or _numpy().state() is self.numpy else self.numpy
+        python = None if self.python == random.getstate() else self.python
+        numpy = None if self.numpy is None or _same(_numpy_state(), self.numpy) else self.numpy
         return self._replace(python=python, numpy=numpy)
 
     def restore_torch(self) -> None:
@@ -182,7 +74,7 @@ def noted(device: torch.device | None = None) -> Generators:
     """The states now: of the host and of one device, or of all devices that this process has used."""
     devices = with_generators() if device is None else [_HOST] if device.type == "cpu" else [_HOST, of(device)]
     states = tuple((found, found.generator_state()) for found in devices)
-    return Generators(states, _python().state(), _numpy().state() if "numpy" in sys.modules else None)
+    return Generators(states, random.getstate(), _numpy_state())
 
 
 @contextlib.contextmanager

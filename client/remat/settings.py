@@ -4,9 +4,8 @@ REMAT_BASE_URL     the service, such as http://127.0.0.1:8765; unset means none
 REMAT_API_KEY      its key, if it asks for one
 REMAT_CACHE_DIR    answers and measured costs kept on this machine; default ~/.cache/remat
 REMAT_OFFLINE      1: never ask a service, whatever REMAT_BASE_URL says
-REMAT_KEEP_CAPTURES 1: captured steps are kept on this machine, for the next process of the same job
 REMAT_CHECK_WRITES 1: each step compares checksums of the parameters from which its backward pass computes again
-REMAT_FRONT_DOOR   1: `remat.enable` plans behind torch.compile, which captures and guards; experimental
+REMAT_STRICT       1: a planner that fails is an error, and no other's plan is taken in its place
 REMAT_SEND_NAMES   1: solves are called by the model's class and the shape of its input in the service's lists
 """
 
@@ -25,10 +24,9 @@ NAMES = (
     "REMAT_API_KEY",
     "REMAT_CACHE_DIR",
     "REMAT_OFFLINE",
-    "REMAT_KEEP_CAPTURES",
     "REMAT_CHECK_WRITES",
     "REMAT_SEND_NAMES",
-    "REMAT_FRONT_DOOR",
+    "REMAT_STRICT",
 )
 
 _YES = frozenset({"1", "true", "yes", "on"})
@@ -49,9 +47,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     offline: bool = False
     send_names: bool = False
-    keep_captures: bool = False
     check_writes: bool = False
-    front_door: bool = False
+    strict: bool = False
 
     @property
     def service_url(self) -> str | None:
@@ -81,9 +78,8 @@ def settings(
         api_key=api_key or env.get("REMAT_API_KEY") or None,
         offline=_flag(env, "REMAT_OFFLINE") if offline is None else offline,
         send_names=_flag(env, "REMAT_SEND_NAMES"),
-        keep_captures=_flag(env, "REMAT_KEEP_CAPTURES"),
         check_writes=_flag(env, "REMAT_CHECK_WRITES"),
-        front_door=_flag(env, "REMAT_FRONT_DOOR"),
+        strict=_flag(env, "REMAT_STRICT"),
     )
 
 

@@ -39,26 +39,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 from remat import _compat
-from remat.distributed.ranks import RankPlanner
+from remat.distributed.ranks import RankPlanner, Ranks, planner_of
+from remat.planning.options import SolveOptions
 from remat.planning.quick import Better
+from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, Problem, RematError
 
 
 def ddp(**options: Any) -> dict[str, Any]:
     plain, planned = blocks(), blocks()
-    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
     outcome = [
         trained(m, DistributedDataParallel(m, **options), steps=4, accumulate=not options.get("static_graph"))
         for m in (plain, planned)
     ]
-    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
     return {"plain": outcome[0], "planned": outcome[1], "overhead": answer.overhead, "digest": answer.digest}
 
 
 def chain_in_ddp() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
-    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner=RankPlanner("greedy"))
+    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner="greedy", ranks=True)
     assert chained.answer is not None
     return {
         "plain": trained(plain, DistributedDataParallel(plain), steps=4, accumulate=True),
@@ -73,7 +75,7 @@ def refused() -> dict[str, Any]:
     model = blocks(2)
     chained = remat.optimize_chain(copy.deepcopy(model), data(0), budget=remat.Fraction(0.8), planner="greedy")
     searching = DistributedDataParallel(chained, find_unused_parameters=True)
-    planned = remat.optimize(model, (data(0),), budget=remat.Fraction(1.0), planner=RankPlanner("greedy"))
+    planned = remat.optimize(copy.deepcopy(model), (data(0),), budget="100%", planner="greedy", ranks=True)
     x = data(0).requires_grad_()
 
     def twice(module: nn.Module) -> None:
@@ -81,15 +83,17 @@ def refused() -> dict[str, Any]:
         gradient.square().sum().backward()
 
     planner = RankPlanner("greedy")
+
+    def optimized(x: torch.Tensor, budget: Any = FRACTION) -> nn.Module:
+        return remat.optimize(copy.deepcopy(model), (x,), budget=budget, planner=planner)
+
     shapes = data(0, rows=8 + rank)
     return {
         "unused": message(lambda: searching(data(0))),
         "double chain": message(lambda: twice(chained)),
-        "double": message(lambda: twice(remat.optimize(model, (x,), budget=FRACTION, planner=RankPlanner("greedy")))),
-        "shapes": message(lambda: remat.optimize(model, (shapes,), budget=FRACTION, planner=planner)),
-        "budgets": message(
-            lambda: remat.optimize(model, (data(0),), budget=10**6 + rank, planner=RankPlanner("greedy"))
-        ),
+        "double": message(lambda: twice(optimized(x))),
+        "shapes": message(lambda: optimized(shapes)),
+        "budgets": message(lambda: optimized(data(0), 10**6 + rank)),
         "chains": message(lambda: remat.optimize_chain(list(model)[: 1 + rank], x, budget=FRACTION, planner=planner)),
         "still": float(planned(data(0)).sum().isfinite()),
     }
@@ -105,7 +109,7 @@ def later() -> dict[str, Any]:
     def ask() -> Answer:
         assert rank == 0
         assert go.wait(60)
-        return remat.GreedyPlanner().plan(problem)
+        return GreedyPlanner().plan(problem)
 
     def make(answer: Answer) -> str:
         return f"made of {answer.cost_ns} in {threading.current_thread().name}"
@@ -146,25 +150,25 @@ def while_tracing() -> dict[str, Any]:
 def at_once() -> dict[str, Any]:
     """Training that starts on a quick plan, while the first rank asks for a better one."""
     plain, planned = blocks(), blocks()
-    remat.enable(planned, budget=FRACTION, planner=RankPlanner("local"), wait=False, time_limit_s=3.0)
+    remat.enable(planned, budget=FRACTION, planner="local", ranks=True, wait=False, time_limit_s=3.0)
     outcome = {
         "plain": trained(plain, DistributedDataParallel(plain), steps=6),
         "planned": trained(planned, DistributedDataParallel(planned), steps=6),
     }
-    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
 def sizes() -> dict[str, Any]:
     """Three sizes, of which the one in between is not timed: the first rank's fitted costs stand for both."""
     plain, planned = blocks(), blocks()
-    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
     found: dict[str, Any] = {"plain": [], "planned": []}
     for name, model in (("plain", plain), ("planned", planned)):
         wrapped = DistributedDataParallel(model)
         for rows in (128, 48, 80):
             found[name] += trained(model, wrapped, steps=1, rows=rows)
-    steps = [p for p in plans_of(planned).plans.values() if p is not None]
+    steps = [p for p in plans_of(planned).plans if p is not None]
     return {
         **found,
         "overhead": max(p.answer.overhead or 0 for p in steps),
@@ -182,7 +186,7 @@ def own_plans() -> dict[str, Any]:
         "plain": trained(plain, DistributedDataParallel(plain), rows=rows),
         "planned": trained(planned, DistributedDataParallel(planned), rows=rows),
     }
-    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
     return {**outcome, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -196,13 +200,13 @@ def sharded_units() -> dict[str, Any]:
             fully_shard(block)
         fully_shard(model)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answers = [next(iter(plans_of(b).plans.values())).answer for b in planned]  # type: ignore[union-attr]
+    answers = [next(iter(plans_of(b).plans)).answer for b in planned]  # type: ignore[union-attr]
     return {**found, "overhead": min(a.overhead or 0 for a in answers), "digest": answers[0].digest}
 
 
 def sharded_stages() -> dict[str, Any]:
     plain, planned = blocks(), blocks()
-    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner=RankPlanner("greedy"))
+    chained = remat.optimize_chain(planned, data(0), budget=remat.Fraction(0.6), planner="greedy", ranks=True)
     assert chained.answer is not None
     for units in (plain, chained.stages):
         for unit in units:
@@ -219,15 +223,15 @@ def sharded_stages() -> dict[str, Any]:
 
 def sharded_refused() -> dict[str, Any]:
     nested, outside, older = blocks(2), blocks(2), blocks(2)
-    remat.enable(nested, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(nested, budget=FRACTION, planner="greedy", ranks=True)
     for block in nested:
         fully_shard(block)
     fully_shard(nested)
     fully_shard(outside)
-    remat.enable(older, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(older, budget=FRACTION, planner="greedy", ranks=True)
     wrapped = FullyShardedDataParallel(older, device_id=torch.device("cpu"))
     views = blocks(2)
-    remat.enable(views, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(views, budget=FRACTION, planner="greedy", ranks=True)
     kept = FullyShardedDataParallel(views, device_id=torch.device("cpu"), use_orig_params=True)
     return {
         "nested": message(lambda: nested(data(0))),
@@ -285,9 +289,12 @@ def on_accelerators_only() -> dict[str, Any]:
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.Backend.register_backend("silent", lambda *_: Silent(rank, size), devices=["cuda"])
     group = dist.new_group(backend="silent")
-    planner = RankPlanner("greedy", group)
+    planner = planner_of("greedy", SolveOptions(ranks=group))
+    assert isinstance(planner.coordinator, Ranks)
     heard = planner.coordinator.share(lambda: {"rank": rank})
-    return {"heard": heard, "least": planner.coordinator.least([rank, 5 - rank]), "sent": sent}
+    again = planner_of("greedy", SolveOptions(ranks=group)).coordinator
+    same = isinstance(again, Ranks) and again.group is planner.coordinator.group
+    return {"heard": heard, "least": planner.coordinator.least([rank, 5 - rank]), "sent": sent, "same": same}
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {

@@ -20,14 +20,16 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import remat
+from remat.capture.operations import held_by_threads
 from remat.device import of
 from remat.distributed.ranks import RankPlanner
 from remat.planning.profiles import Profile
+from remat.planning.sources import GreedyPlanner
 from remat.profiling import timing
 from remat.profiling.collectives import hop_signatures
 from remat.profiling.fixed import here
 from remat.settings import settings
-from remat.training.enable import plans_of
+from remat.training.enable import backend_of, plans_of
 from remat_ir import Answer, Graph, Problem
 from remat_ir.greedy import checkpointed
 
@@ -85,14 +87,14 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
     plain, planned = parallel(), parallel()
     remat.enable(planned, budget=remat.Fraction(0.6), planner=planner, mode="graph", **options)
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    made = next(iter(plans_of(planned).plans.values()))
+    made = next(iter(plans_of(planned).plans))
     assert made is not None
     graph = made.step.graph
     reduced = [op for op in range(graph.ops) if graph.op_label(op).endswith("all_reduce)")]
     plans, peaks = plans_of(planned), []
-    for _ in range(6):  # a thread of the backend that waits for a processor holds a buffer longer, in some of them
+    for _ in range(6):
         peaks.append(plans.peaks[made])
-        plans._expected(made)
+        backend_of(planned).check.expect(made)  # type: ignore[union-attr]
         trained(planned, planned, steps=1)
     return {
         **found,
@@ -101,7 +103,8 @@ def in_parallel(planner: Any = "greedy", **options: Any) -> dict[str, Any]:
         "costs": [graph.op_cost_ns[op] for op in reduced],
         "once": [op in graph.once for op in reduced],
         "kernels": [len(made.step.operations.ops[op].nodes) for op in reduced],
-        "peak": list(min(peaks)),
+        "peaks": [list(peak) for peak in peaks],
+        "held": held_by_threads(made.step.operations),
     }
 
 
@@ -162,7 +165,7 @@ class Coming:
         self.asked += 1
         if self.asked > 1:
             assert self.go.wait(60)
-            return remat.GreedyPlanner().plan(problem)
+            return GreedyPlanner().plan(problem)
         assert isinstance(problem.subject, Graph)
         return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
 
@@ -236,7 +239,7 @@ class Extreme(nn.Module):
 
 def other_collectives() -> dict[str, Any]:
     """Told before a plan is taken up."""
-    model = remat.enable(Extreme(), budget=remat.Fraction(0.9), planner=RankPlanner("greedy"), mode="graph")
+    model = remat.enable(Extreme(), budget=remat.Fraction(0.9), planner="greedy", ranks=True, mode="graph")
     return {"said": message(lambda: model(torch.randn(64, WIDTH)))}
 
 
@@ -273,7 +276,7 @@ def hidden_collective() -> dict[str, Any]:
         shutil.rmtree(Path(settings().cache_dir), ignore_errors=True)
     remat.enable(planned, budget=remat.Fraction(0.75), planner="greedy", mode="graph")
     found = {"plain": trained(plain, plain), "planned": trained(planned, planned)}
-    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
     budget, x = remat.Fraction(0.6), torch.randn(8, WIDTH)
     taken = remat.enable(hiding(), budget=budget, planner="greedy", functional_ops=("remat_ranks::hidden",))
     return {
@@ -307,9 +310,9 @@ def scheduled(module: nn.Module, steps: int = 2) -> list[float]:
 def pipeline() -> dict[str, Any]:
     """Each rank's stage has a plan of its own, though the planner was told of both ranks."""
     plain, planned = blocks(2 + dist.get_rank()), blocks(2 + dist.get_rank())
-    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"))
+    remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True)
     found = {"plain": scheduled(plain), "planned": scheduled(planned)}
-    answer = next(iter(plans_of(planned).plans.values())).answer  # type: ignore[union-attr]
+    answer = next(iter(plans_of(planned).plans)).answer  # type: ignore[union-attr]
     return {**found, "overhead": answer.overhead, "digest": answer.digest}
 
 
@@ -358,7 +361,7 @@ def taught(model: nn.Module, call: Any, rows: int, sequence: int = 0) -> list[fl
 
 def made_by(model: nn.Module) -> dict[str, Any]:
     """Of the only plan of an enabled module."""
-    (plan,) = (p for p in plans_of(model).plans.values() if p)
+    (plan,) = (p for p in plans_of(model).plans if p)
     graph = plan.step.graph
     return {
         "overhead": plan.answer.overhead,
@@ -373,7 +376,7 @@ def tensor_parallel() -> dict[str, Any]:
     """DTensor parameters under `torch.compile`."""
     mesh = init_device_mesh("cpu", (2,))
     plain, planned = (split(mesh, COLUMNS_AND_ROWS) for _ in range(2))
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"))
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True)
     compiled = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
     found = {"plain": taught(plain, plain, 16), "planned": taught(planned, compiled, 16)}
     return {**found, "overhead": backend.answers[0].overhead, "digest": backend.answers[0].digest}
@@ -382,7 +385,7 @@ def tensor_parallel() -> dict[str, Any]:
 def split_and_enabled(layers: Mapping[str, Any], sequence: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (2,))
     plain, planned = split(mesh, layers), split(mesh, layers)
-    remat.enable(planned, budget=FRACTION, planner=RankPlanner("greedy"), mode="graph")
+    remat.enable(planned, budget=FRACTION, planner="greedy", ranks=True, mode="graph")
     found = [taught(m, m, 16, sequence) for m in (plain, planned)]
     return {"plain": found[0], "planned": found[1], **made_by(planned)}
 
@@ -402,7 +405,7 @@ def two_dimensions() -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
     plain, planned = split(mesh["tensor"], COLUMNS_AND_ROWS), split(mesh["tensor"], COLUMNS_AND_ROWS)
     for block in planned:
-        remat.enable(block, budget=remat.Fraction(0.92), planner=RankPlanner("greedy"), mode="graph")
+        remat.enable(block, budget=remat.Fraction(0.92), planner="greedy", ranks=True, mode="graph")
     for model in (plain, planned):
         for block in model:
             fully_shard(block, mesh=mesh["data"])

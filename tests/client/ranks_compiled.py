@@ -10,7 +10,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from remat.distributed.ranks import RankPlanner
 
 
 class Whole(nn.Module):
@@ -31,7 +30,7 @@ def compiled() -> dict[str, Any]:
     """`torch.compile` of DDP, by Inductor and by plans under Inductor."""
     torch._dynamo.config.optimize_ddp = False
     plain, planned = Whole(blocks=1), Whole(blocks=1)
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
     wrapped = torch.compile(DistributedDataParallel(planned), backend=backend, dynamic=False)
     outcome = [
         trained(plain, torch.compile(DistributedDataParallel(plain), dynamic=False), rows=512),
@@ -44,7 +43,7 @@ def compiled() -> dict[str, Any]:
 def sharded_compiled() -> dict[str, Any]:
     """FSDP2 around blocks that are compiled each, by Inductor and by plans under Inductor."""
     plain, planned = blocks(2), blocks(2)
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
     for model, compiler in ((plain, "inductor"), (planned, backend)):
         for block in model:
             block.compile(backend=compiler, dynamic=False)
@@ -61,10 +60,10 @@ def compiled_refused() -> dict[str, Any]:
     torch._dynamo.config.optimize_ddp = True
     found = {}
     for inner in ("eager", "inductor"):
-        backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner=inner)
+        backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner=inner)
         wrapped = torch.compile(DistributedDataParallel(Whole(WIDE)), backend=backend, dynamic=False)
         found[f"buckets, {inner}"] = message(lambda wrapped=wrapped: wrapped(data(0, width=WIDE)))
-    backend = remat.backend(FRACTION, planner=RankPlanner("greedy"), inner="inductor")
+    backend = remat.backend(FRACTION, planner="greedy", ranks=True, inner="inductor")
     alone = torch.compile(Whole(), backend=backend, dynamic=False)
     found["shapes"] = message(lambda: alone(data(0, rows=8 + 8 * rank)))
     return found

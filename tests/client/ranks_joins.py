@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from remat.distributed.ranks import RankPlanner
 
 
 class Distance(nn.Module):
@@ -53,12 +52,13 @@ def join_in_ddp() -> dict[str, Any]:
     """One graph on both ranks, though each measures its own times; the losses of plain training."""
     plain, planned = Plain(), Plain()
     inputs = [data(0, 256), data(1, 256)]
-    joined = remat.optimize_join(
+    joined = remat.optimize_chain(
         [list(b) for b in planned.branches],  # type: ignore[call-overload]
-        planned.head,
         inputs,
+        head=planned.head,
         budget=remat.Fraction(0.7),
-        planner=RankPlanner("local"),
+        planner="local",
+        ranks=True,
         time_limit_s=3.0,
     )
     assert joined.answer is not None
@@ -78,9 +78,10 @@ def join_refused() -> dict[str, Any]:
 
     def joined(count: int = 3, rows: int = 64, budget: Any = FRACTION, method: str = "join") -> Any:
         inputs = [data(0, rows), data(1, rows)]
-        planner = RankPlanner("local")
         branches = [stages(count), stages(count)]
-        return remat.optimize_join(branches, Distance(), inputs, budget=budget, planner=planner, method=method)
+        return remat.optimize_chain(
+            branches, inputs, head=Distance(), budget=budget, planner="local", ranks=True, method=method
+        )
 
     return {
         "stages": message(lambda: joined(count=3 + rank)),

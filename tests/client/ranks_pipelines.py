@@ -16,10 +16,11 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import remat
-from remat.distributed.ranks import RankPlanner
+from remat.pipelines.pipeline import PipelinePlans
 from remat.pipelines.schedule import actions_of, named
 from remat.planning.budget import Budget
 from remat.profiling import measure
+from remat.target.fit import predict
 from remat.training.enable import plans_of
 
 WIDTH, ROWS, MICROS = 32, 512, 4
@@ -122,7 +123,7 @@ def pipelined(name: str) -> dict[str, Any]:
     }
 
 
-def trained_by(name: str, budget: Budget, rows: int = 512) -> remat.PipelinePlans:
+def trained_by(name: str, budget: Budget, rows: int = 512) -> PipelinePlans:
     """The plans of a schedule's stages for a real step, of what `test_pipeline_fit` captures."""
     sys.path.append(str(Path(__file__).parents[1]))
     from client.test_pipeline_fit import part
@@ -148,14 +149,14 @@ def fitted(name: str) -> dict[str, Any]:
 
 
 def largest(name: str) -> dict[str, Any]:
-    """What a rank needs at the largest micro-batches that `remat.fit` finds, and at one that is a little larger."""
+    """What a rank needs at the largest micro-batches that `predict` finds, and at one that is a little larger."""
     sys.path.append(str(Path(__file__).parents[1]))
     from client.test_pipeline_fit import TABLE, part
 
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "small.toml"
         table.write_text(TABLE.replace("MEMORY", "48MiB"))
-        found = remat.fit(part, str(table), parallel=f"pp=2,micros={MICROS},schedule={name}", **FIT)
+        found = predict(part, str(table), parallel=f"pp=2,micros={MICROS},schedule={name}", **FIT)
     told = [found.memory_bytes, found.largest_plain, found.largest_planned.size, found.largest_planned.overhead]
     dist.broadcast_object_list(told)  # greedy plans have a limit of time
     memory, plain, planned, overhead = told
@@ -175,7 +176,7 @@ def earlier() -> dict[str, Any]:
     schedule, stages = made("1f1b")
     budget = remat.ActivationBytes(int(1.05 * needs[1]))
     plans = remat.optimize_pipeline(stages, schedule, args, kwargs, budget=budget, planner="greedy")
-    (planned,) = plans_of(stages[0].submod).plans.values()
+    (planned,) = plans_of(stages[0].submod).plans
     assert planned is not None
     return {"needs": needs, "overhead": planned.answer.overhead, "makespan": plans.overhead}
 
@@ -193,7 +194,7 @@ def refused() -> dict[str, Any]:
 
     found = {
         "small": ask(budget=remat.ActivationBytes(1000 if dist.get_rank() else "1GiB")),
-        "planner": ask(planner=RankPlanner("greedy")),
+        "planner": ask(ranks=True),
         "budget": ask(budget=remat.UnitBytes(1, 1)),
         "stages": ask(stages=[stage.submod for stage in stages]),
         "others": ask(stages=stages[:1]),

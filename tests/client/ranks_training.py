@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transferring import Mover, traced_peak
 
 import remat
-from remat.distributed.ranks import RankPlanner
 from remat.profiling import measure
 from remat.training.enable import plans_of
+from remat.units.units import optimize_units
 from remat_ir import Link, RematError, host_peak
 
 FRACTION = remat.Fraction(0.85)
@@ -79,14 +79,14 @@ def unreduced() -> dict[str, Any]:
     """Two micro-steps of sharded blocks without a reduction: the bytes of gradients that their plans count."""
     model = blocks()
     for block in model:
-        remat.enable(block, budget="1MiB", planner=RankPlanner("greedy"), self_check=False)
+        remat.enable(block, budget="1MiB", planner="greedy", ranks=True, self_check=False)
         fully_shard(block)
     fully_shard(model)
     whole = [sum(p.numel() * p.element_size() for p in block.parameters()) for block in model]
     model.set_requires_gradient_sync(False)  # type: ignore[operator]
     for step in range(2):
         model(data(step)).square().mean().backward()
-    plans = [[p.step.fixed["gradients"] for p in plans_of(block).plans.values() if p] for block in model]
+    plans = [[p.step.fixed["gradients"] for p in plans_of(block).plans if p] for block in model]
     return {"whole": whole, "counted": plans}
 
 
@@ -95,11 +95,11 @@ def buckets() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for views in (False, True):
         model = blocks()
-        remat.enable(model, budget="2MiB", planner=RankPlanner("greedy"), self_check=False)
+        remat.enable(model, budget="2MiB", planner="greedy", ranks=True, self_check=False)
         call = DistributedDataParallel(model, gradient_as_bucket_view=views)
         for step in range(3):
             call(data(step)).square().mean().backward()
-        found[str(views)] = [dict(p.step.fixed) for p in plans_of(model).plans.values() if p]
+        found[str(views)] = [dict(p.step.fixed) for p in plans_of(model).plans if p]
         found["size"] = sum(p.numel() * p.element_size() for p in model.parameters())
     return found
 
@@ -119,12 +119,13 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
     step = measure.forward_backward(plain, (data(0, 512),), loss=lambda y: y.square().mean())
     needs = [measure.peak_memory(step).peak_bytes for _ in range(2)][-1]
     plain.zero_grad()
-    whole = remat.optimize_units(
+    whole = optimize_units(
         planned,
         planned,
         (data(0, 512),),
         budget=remat.Fraction(share),
-        planner=RankPlanner(planner),
+        planner=planner,
+        ranks=True,
         loss=lambda y: y.square().mean(),
         **fields,
     )
@@ -132,7 +133,7 @@ def sharded_budget(planner: Any = "greedy", share: float = 0.7, **fields: Any) -
     peak = measure.peak_memory(step).peak_bytes
     host = traced_peak(step)
     planned.zero_grad()
-    chosen = [next(iter(plans_of(unit).plans.values())) for unit in planned]
+    chosen = [next(iter(plans_of(unit).plans)) for unit in planned]
     answers = [p.answer for p in chosen]  # type: ignore[union-attr]
     return {
         "plain": trained(plain, plain, rows=512),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 import remat
 from remat.planning.options import SolveOptions
+from remat.planning.sources import LocalPlanner
 from remat.training.enable import plans_of
 from remat_ir import Answer, Graph, Problem
 from remat_ir.greedy import checkpointed
@@ -139,20 +139,21 @@ def test_another_shape_starts_at_once_and_is_compiled_for_a_better_plan() -> Non
     assert same(256)
     assert same(512), "while the planner is at work"
     assert [answer.method for answer in backend.answers] == ["greedy", "greedy"]
+    _, quick = backend.answers
     planner.go.set()
     while not planner.answered.is_set():
         assert same(512), "while the planner is at work"
     for _ in range(3000):  # the answer is there, and its thread may still wait for a processor
         assert same(512)
-        if len(backend.answers) > 2:
+        if all(each.better is None for each in backend.planned):
             break
         time.sleep(0.01)
     assert same(512)
-    _, quick, better = backend.answers
+    _, better = backend.answers
     assert better.digest == quick.digest
     assert (better.cost_ns or 0) < (quick.cost_ns or 0)
     assert same(256)
-    assert len(backend.answers) == 3
+    assert len(backend.answers) == 2
 
 
 class Stalled:
@@ -171,29 +172,9 @@ class Stalled:
             return Answer.of_plan(problem, checkpointed(problem.subject), method="greedy")
         self.go.wait()
         try:
-            return remat.LocalPlanner().plan(problem, replace(options, time_limit_s=5.0))
+            return LocalPlanner().plan(problem, replace(options, time_limit_s=5.0))
         finally:
             self.answered.set()
-
-
-def test_a_split_model_is_told(models: tuple[nn.Module, nn.Module], caplog: pytest.LogCaptureFixture) -> None:
-    """A graph break gives each part the whole budget: that is said, once for each part after the first."""
-
-    class Split(nn.Module):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__()
-            self.net = net
-            self.last = nn.Linear(1, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            loss = self.net(x)
-            torch._dynamo.graph_break()
-            return self.last(loss.reshape(1, 1)).sum()
-
-    backend = remat.backend(remat.Fraction(1.0), planner="greedy")
-    with caplog.at_level(logging.WARNING, logger="remat"):
-        torch.compile(Split(models[1]), backend=backend, dynamic=False)(torch.randn(2, 3, 8, 8)).backward()
-    assert "has split the model" in caplog.text
 
 
 def test_a_copy_of_a_backend_is_the_backend() -> None:
@@ -247,7 +228,7 @@ def test_torch_compile_around_a_planned_module(models: tuple[nn.Module, nn.Modul
     assert equal(trained(planned, torch.compile(planned, backend="aot_eager")), trained(model, model))
     if part != "a chain":
         plans = plans_of(planned if part == "the whole" else planned.blocks).plans
-        assert [step.answer.overhead > 0 for step in plans.values()] == [True]
+        assert [step.answer.overhead > 0 for step in plans] == [True]
 
 
 def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None:
@@ -256,23 +237,12 @@ def test_enable_sees_the_train_mode(models: tuple[nn.Module, nn.Module]) -> None
     remat.enable(planned, budget=remat.Fraction(0.8), planner="greedy")
     x = torch.randn(2, 3, 8, 8)
     planned(x).backward()
-    planned.eval()(x)
+    with torch.no_grad():
+        planned.eval()(x)
     planned.train()(x).backward()
     from remat.training.enable import plans_of
 
     assert len(plans_of(planned).plans) == 1
-
-
-def test_a_cache_in_the_output_says_what_to_do() -> None:
-    """The commonest reason why a transformers model cannot be captured comes with its remedy."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8, bos_token_id=1, eos_token_id=2)
-    tokens = torch.zeros(1, 8, dtype=torch.long)
-    with pytest.raises(remat.CaptureError, match=r"config\.use_cache = False"):
-        remat.optimize(
-            GPT2LMHeadModel(config), (tokens,), {"labels": tokens, "use_cache": True}, budget="1GiB", planner="greedy"
-        )
 
 
 def test_a_graph_may_be_kept_for_a_second_backward_pass(models: tuple[nn.Module, nn.Module]) -> None:
@@ -284,13 +254,3 @@ def test_a_graph_may_be_kept_for_a_second_backward_pass(models: tuple[nn.Module,
     planned.zero_grad()
     loss.backward()
     assert equal(first, [p.grad for p in planned.parameters() if p.grad is not None])
-
-
-def test_two_ways_of_recomputing_are_one_too_many() -> None:
-    """The callback for transformers refuses to work together with gradient_checkpointing=True."""
-    from types import SimpleNamespace
-
-    from remat.trainers.transformers import RematCallback
-
-    with pytest.raises(ValueError, match="leave the callback out"):
-        RematCallback("1GiB").on_train_begin(SimpleNamespace(gradient_checkpointing=True), None, None, model=Net())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import remat
 from client.liar import Said, in_turn, lying
 from remat.errors import InvalidResponse, NotAllowed, ServiceError, Unreachable
+from remat.planning.async_client import AsyncRemat
 from remat.planning.call import Timeouts
-from remat_ir import InvalidData, Problem, Status, budget_at, plain_peak, verify
+from remat_ir import Answer, InvalidData, Problem, Status, budget_at, plain_peak, verify
 from service.serving import Service, eventually, hard_graph, serving, training_graph
 
 
@@ -33,7 +33,7 @@ def problems(count: int) -> list[Problem]:
 async def test_many_problems_in_their_order(service: Service) -> None:
     """Each answer is its problem's, verified; equal ones are one solve."""
     asked = problems(12)
-    async with remat.AsyncRemat(service.url, at_once=5) as client:
+    async with AsyncRemat(service.url, at_once=5) as client:
         answers = await client.solve_many(asked, time_limit_s=10.0)
     assert [answer.budget_bytes for answer in answers] == [problem.budget_bytes for problem in asked]
     for problem, answer in zip(asked, answers, strict=True):
@@ -47,10 +47,10 @@ async def test_answers_come_as_they_are_ready(service: Service) -> None:
     hard = hard_graph(60, 3)
     quick = Problem(training_graph(7), plain_peak(training_graph(7)))
     asked = [Problem(hard, budget_at(hard, 0.4)), quick]
-    async with remat.AsyncRemat(service.url) as client:
+    async with AsyncRemat(service.url) as client:
         async for i, answer in client.solve_each(asked, method="staged", time_limit_s=40.0, max_gap=0.0):
             assert i == 1
-            assert isinstance(answer, remat.Answer)
+            assert isinstance(answer, Answer)
             break
     listed = service.http.get("/v1/solves", params={"limit": 2}).json()["solves"]
     under_way = [row for row in listed if row["status"] in ("queued", "running")]
@@ -61,7 +61,7 @@ async def test_answers_come_as_they_are_ready(service: Service) -> None:
 
 async def test_infeasible_is_an_answer(service: Service) -> None:
     """As it is for the blocking client."""
-    async with remat.AsyncRemat(service.url) as client:
+    async with AsyncRemat(service.url) as client:
         answer = await client.solve(Problem(training_graph(6), 1))
     assert answer.status is Status.INFEASIBLE
 
@@ -71,10 +71,10 @@ async def test_a_refused_problem_does_not_take_the_others_along(tmp_path: Path) 
     graphs = (training_graph(4), hard_graph(80, 1), training_graph(5))
     asked = [Problem(graph, plain_peak(graph)) for graph in graphs]
     with serving(tmp_path, workers=1, most_ops=40) as small:
-        async with remat.AsyncRemat(small.url) as client:
+        async with AsyncRemat(small.url) as client:
             found = dict([pair async for pair in client.solve_each(asked)])
             assert isinstance(found[1], ServiceError)
-            assert all(isinstance(found[i], remat.Answer) for i in (0, 2))
+            assert all(isinstance(found[i], Answer) for i in (0, 2))
             with pytest.raises(ServiceError, match="ops"):
                 await client.solve_many(asked)
 
@@ -83,34 +83,34 @@ async def test_deadlines_retries_and_checks_are_those_of_the_blocking_client() -
     """A server that hangs is left in time, one that fails is asked again with the same key, a liar is not believed."""
     problem = Problem(training_graph(4), plain_peak(training_graph(4)))
     with lying(in_turn(Said(hang=True))) as hanging:
-        async with remat.AsyncRemat(hanging.url, timeouts=Timeouts(read=0.3, write=0.3), patience_s=0.5) as client:
+        async with AsyncRemat(hanging.url, timeouts=Timeouts(read=0.3, write=0.3), patience_s=0.5) as client:
             with pytest.raises(Unreachable):
                 await client.solve(problem, time_limit_s=0.5)
     with lying(in_turn(Said(503), Said(401))) as failing:
-        async with remat.AsyncRemat(failing.url) as client:
+        async with AsyncRemat(failing.url) as client:
             with pytest.raises(NotAllowed):
                 await client.solve(problem)
         keys = {request.headers["idempotency-key"] for request in failing.asked}
         assert (len(failing.asked), len(keys)) == (2, 1)
     with lying(in_turn(Said(200, {"status": "optimal"}))) as liar:
-        async with remat.AsyncRemat(liar.url) as client:
+        async with AsyncRemat(liar.url) as client:
             with pytest.raises(InvalidResponse):
                 await client.solve(problem)
 
 
 async def test_options_are_checked_at_the_call() -> None:
     """A misspelt one is named with what was meant; so is a URL that is none."""
-    async with remat.AsyncRemat("http://127.0.0.1:9") as client:
+    async with AsyncRemat("http://127.0.0.1:9") as client:
         with pytest.raises(InvalidData, match="time_limit_s"):
             await client.solve(Problem(training_graph(4), 1), time_limit=5.0)  # type: ignore[call-arg]
     with pytest.raises(InvalidData):
-        remat.AsyncRemat("not a url")
+        AsyncRemat("not a url")
 
 
 async def test_a_cancelled_wait_leaves_at_once(service: Service) -> None:
     """The task ends; the solve can be found again by its id."""
     graph = hard_graph(60, 4)
-    async with remat.AsyncRemat(service.url) as client:
+    async with AsyncRemat(service.url) as client:
         task = asyncio.create_task(
             client.solve(Problem(graph, budget_at(graph, 0.4)), method="staged", time_limit_s=30.0, max_gap=0.0)
         )

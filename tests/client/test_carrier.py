@@ -1,4 +1,4 @@
-"""`remat.enable` behind torch.compile, REMAT_FRONT_DOOR=1: what it captures, keeps, and leaves as it is."""
+"""`remat.enable` behind torch.compile: what it captures, keeps, and leaves as it is."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from remat.compile.carrier import Carrier
 from remat.profiling import measure
 from remat_ir import InvalidData, RematError
 
-AGAIN: dict[str, Any] = {"budget": "1GiB", "planner": Again()}
+AGAIN: dict[str, Any] = {"budget": remat.ActivationBytes("1GiB"), "planner": Again()}
 GREEDY: dict[str, Any] = {"budget": "100%", "planner": "greedy"}
 
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMAT_FRONT_DOOR", "1")
     torch.set_num_threads(1)
     torch._dynamo.reset()
 
@@ -196,13 +195,13 @@ def test_a_better_plan_takes_over_under_autocast() -> None:
 
     same(4)
     same(8)
-    (pending,) = [each for each in model.forward.backend.planned if each.better is not None]
+    (pending,) = [each for each in model.forward.backend.trained if each.looked_for is not None]
     assert pending.answer.method == "again"
     planner.go.set()
-    assert pending.better.wait(60) is not None  # type: ignore[union-attr]
+    assert pending.looked_for.wait(60) is not None  # type: ignore[union-attr]
     same(8)
     assert pending.answer.method == "plain"
-    assert pending.better is None, "the traced graph is let go"
+    assert pending.looked_for is None
     same(8)
     same(4)
 
@@ -371,15 +370,15 @@ def test_what_cannot_be_planned_is_refused_or_runs_as_it_is(caplog: pytest.LogCa
 
     x = torch.tensor([1, 2])
     with pytest.raises(RematError, match="sparse"):
-        remat.enable(Sparse(), **GREEDY)(x)
-    model = remat.enable(Sparse(), on_failure="plain", **GREEDY)
+        remat.enable(Sparse(), on_failure="raise", **GREEDY)(x)
+    model = remat.enable(Sparse(), **GREEDY)
     with caplog.at_level(logging.WARNING, "remat"):
         model(x).backward()
         model(x).backward()
     assert caplog.text.count("runs without a plan") == 1
     assert plans(model) == 0
     with pytest.raises(remat.BudgetTooSmall, match="are enough"):
-        remat.enable(Printing(), budget="1%", planner="greedy")(torch.randn(64, 16))
+        remat.enable(Counter(), budget="1%", planner="greedy")(torch.randn(64, 16))
     with pytest.raises(InvalidData, match="did you mean budget"):
         remat.enable(Printing(), **{**GREEDY, "bugdet": "50%"})
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from remat.chains.chained import ChainedModule
 from remat.chains.profile import chain_of
 from remat.chains.stage_profile import stage_cost
 from remat.chains.training import carry_out_chain, segments_plan
-from remat.errors import CaptureError
+from remat.errors import CaptureError, InvalidData
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
@@ -284,7 +285,7 @@ def test_a_module_that_comes_several_times(plan) -> None:  # type: ignore[no-unt
     assert found[1] == plain[1]
 
 
-def test_checkpoint_sequential_takes_a_budget_or_segments() -> None:
+def test_a_chain_takes_a_budget_or_segments() -> None:
     stages, x = nn.Sequential(*convolutions(6)), numbers(4, 3, 12, 12)
     reference = copy.deepcopy(stages)
     torch.manual_seed(1)
@@ -292,16 +293,20 @@ def test_checkpoint_sequential_takes_a_budget_or_segments() -> None:
     expected.sum().backward()
     for segments, budget in ((3, None), (None, remat.Fraction(0.6))):
         fresh = copy.deepcopy(stages)
+        planner = None if budget is None else "greedy"
+        chain = remat.optimize_chain(fresh, x, segments=segments, budget=budget, planner=planner)
         torch.manual_seed(1)
-        found = remat.checkpoint_sequential(fresh, segments, x, budget=budget, planner="greedy")
+        found = chain(x)
         found.sum().backward()
         assert torch.equal(found, expected)
         for mine, theirs in zip(fresh.parameters(), reference.parameters(), strict=True):
             assert torch.equal(mine.grad, theirs.grad)
         for mine, theirs in zip(fresh.buffers(), reference.buffers(), strict=True):
             assert torch.equal(mine, theirs)
-    with pytest.raises(ValueError, match="budget"):
-        remat.checkpoint_sequential(stages, None, x)
+    asked: list[dict[str, Any]] = [{}, {"segments": 2, "budget": "1GiB"}]
+    for both in asked:
+        with pytest.raises(InvalidData, match="takes a budget, or a number of segments"):
+            remat.optimize_chain(stages, x, **both)
 
 
 def test_a_chain_offloads_where_it_is_allowed_to() -> None:

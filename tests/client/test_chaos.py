@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from benchmarks.graphs.instances import instance
 from starlette.testclient import TestClient
@@ -167,12 +169,23 @@ def test_progress_cancel_and_attach_on_a_real_solve(served: Service, tmp_path: P
     assert answer.id in [row["id"] for row in json.loads(ran.stdout)]
 
 
+class InProcess(httpx2.AsyncBaseTransport):
+    """The application as its test client runs it, in an event loop of its own."""
+
+    def __init__(self, carrier: Any) -> None:
+        self._carrier = carrier
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        reply = await asyncio.to_thread(self._carrier.handle_request, request)
+        return httpx2.Response(reply.status_code, headers=reply.headers, content=reply.read(), request=request)
+
+
 def test_the_real_application_can_be_plugged_in_without_a_network(tmp_path: Path) -> None:
     app = create_app(Settings(database_url=f"sqlite:///{tmp_path / 'store.sqlite'}"))
     asked = problem()
     with TestClient(app, base_url="http://127.0.0.1") as client:
         here = settings(cache_dir=tmp_path, environ={})
-        planner = planner_for("http://127.0.0.1", strict=True, given=here, transport=client._transport)
+        planner = planner_for("http://127.0.0.1", strict=True, given=here, transport=InProcess(client._transport))
         answer = planner.plan(asked, SolveOptions(time_limit_s=10))
         graph: Graph = asked.graph
         tight = Problem(graph, graph.fixed_bytes + 1)

@@ -357,3 +357,10 @@ def test_kernels_are_compiled_ahead() -> None:
         assert ran.returncode == 0, ran.stderr
         assert re.match(r"(\d+) of \1 kernels are compiled in ", ran.stdout)
     assert "compiling" not in ran.stderr
+
+
+def test_the_bare_command_prints_its_help_and_succeeds() -> None:
+    done = subprocess.run([sys.executable, "-m", "remat"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Commands" in done.stdout
+    assert subprocess.run([sys.executable, "-m", "remat", "nonsense"], capture_output=True).returncode == 2

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 from client.small_models import Mlp, numbers
 from client.test_takeover import Coming, Mixed, amp
-from remat.training.enable import plans_of
+from remat.training.enable import backend_of
 from remat_ir import InvalidData
 
 
@@ -57,16 +57,16 @@ def test_what_differs_most_is_named() -> None:
     model, x = Mlp(), numbers(16, 32)
     remat.enable(model, budget="100%", planner="greedy")
     assert remat.check(model, x).equal
-    ((kind, made),) = plans_of(model).plans.items()
-    assert made is not None
+    (trained,) = backend_of(model).trained
+    made = trained.planned
     run = made.run
 
-    def faulty(*given: Any) -> Any:
-        output = run(*given)
-        output.register_hook(lambda g: g * 1.01)
+    def faulty(*given: Any, **around: Any) -> Any:
+        output = run(*given, **around)
+        output[0].register_hook(lambda g: g * 1.01)
         return output
 
-    plans_of(model).put(kind, replace(made, run=faulty))
+    trained.use(replace(made, run=faulty))
     found = remat.check(model, x)
     assert set(found.differences) == {f"gradient of {name}" for name, _ in model.named_parameters()}
     assert found.largest is not None
@@ -75,10 +75,8 @@ def test_what_differs_most_is_named() -> None:
 
 
 def test_a_step_without_a_plan_is_told() -> None:
-    """Of a model that is not planned, and of one that is where it does not train."""
     model, x = Mlp(), numbers(16, 32)
-    planned = remat.enable(Mlp(), budget="100%", planner="greedy").eval()
-    for run in (model, planned, torch.compile(model, backend="aot_eager")):
+    for run in (model, torch.compile(model, backend="aot_eager")):
         found = remat.check(run, x)
         assert found.planned_calls == 0
         assert str(found).endswith("are equal (planned calls: none, no plan was compared)")
@@ -121,26 +119,42 @@ def in_a_thread(make: Any) -> Any:
     return found[0]
 
 
-@pytest.mark.parametrize("way", ["optimize", "backend"])
-def test_a_forward_pass_under_another_autocast_than_its_compilation_is_refused(way: str) -> None:
+def test_a_forward_pass_under_another_autocast_than_its_compilation_is_refused() -> None:
     """As a plan was that was compiled in the planner's thread: before anything is computed from what it saves."""
+    torch.manual_seed(0)
+    model, x = Mixed(attends=True), numbers(256, 32)
+    with amp():
+        run: Any = remat.optimize(model, (x,), budget="100%", planner=Coming(), on_failure="raise")
+    (trained,) = backend_of(run).trained
+    made = trained.planned
+    trained.use(replace(made, run=in_a_thread(lambda: made.step.compile(made.answer.plan, now=True))))
+    with amp(), pytest.raises(remat.CaptureError, match=r"of the planned step is torch\.\w+, and the trace says"):
+        run(x)
+
+
+def test_behind_torch_compile_a_plan_is_compiled_under_the_state_of_its_call() -> None:
+    """Wherever the graph was handed over: here in a thread, which has no autocast."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model, x = Mixed(attends=True), numbers(256, 32)
-    if way == "optimize":
+    plain, backend = copy.deepcopy(model), remat.backend("100%", "greedy")
+
+    def elsewhere(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return in_a_thread(lambda: backend(graph, inputs))
+
+    run, usual = torch.compile(model, backend=elsewhere, dynamic=False), torch.compile(plain, backend="aot_eager")
+    losses = []
+    for call in (usual, run):
+        torch.manual_seed(1)
         with amp():
-            run: Any = remat.optimize(model, (x,), budget="100%", planner=Coming())
-        ((kind, made),) = run.plans.items()
-        run.put(kind, replace(made, run=in_a_thread(lambda: made.step.compile(made.answer.plan, now=True))))
-    else:
-        backend = remat.backend("100%", "greedy")
-
-        def elsewhere(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            return in_a_thread(lambda: backend(graph, inputs))
-
-        run = torch.compile(model, backend=elsewhere, dynamic=False)
-    with amp(), pytest.raises(remat.CaptureError, match=r"of the planned step is torch\.\w+, and the trace says"):
-        run(x)
+            losses.append(call(x).sum())
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    assert len(backend.answers) == 1
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
 
 
 def test_strides_that_are_not_as_traced_are_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def same(jobs: tuple[Job, Job], loss: Any = simple, steps: int = 3) -> bool:
 
 def delivered(model: nn.Module) -> list[int]:
     """Of each plan, the latest last: how many gradients are given away as they are made."""
-    return [len(plan.step.operations.updates) for plan in plans_of(model).plans.values() if plan]
+    return [len(plan.step.operations.updates) for plan in plans_of(model).plans if plan]
 
 
 @pytest.mark.parametrize(("name", "tied"), [*((name, False) for name in MADE), ("AdamW", True)])
@@ -91,7 +91,7 @@ def test_it_takes_no_more_than_plain_training_and_what_was_predicted(share: floa
     for job in jobs:
         job.model(x).backward()
         peaks.append(peak_memory(lambda job=job: job.model(x).backward()).peak_bytes)  # type: ignore[misc]
-    (plan,) = plans_of(jobs[1].model).plans.values()
+    (plan,) = plans_of(jobs[1].model).plans
     assert plan is not None
     assert peaks[1] <= peaks[0]
     assert peaks[1] == pytest.approx(plan.activation_bytes, rel=0.03)
@@ -100,7 +100,7 @@ def test_it_takes_no_more_than_plain_training_and_what_was_predicted(share: floa
 def test_gradients_that_hooks_leave_there_are_counted_from_the_next_step_on() -> None:
     jobs = pair(lambda: Net(layers=2), 1.0, frees=False)
     assert same(jobs)
-    first, then = plans_of(jobs[1].model).plans.values()
+    first, then = plans_of(jobs[1].model).plans
     assert first is not None
     assert then is not None
     assert first.step.operations.updates

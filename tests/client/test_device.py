@@ -86,7 +86,6 @@ DRAWS: tuple[Callable[[], object], ...] = (
 
 
 def test_states_are_those_that_are_read_in_full_whatever_was_drawn_or_put_back() -> None:
-    """Where nothing has been drawn they are not read again."""
     choice = random.Random(1)
     seen: list[tuple[generators.Generators, tuple[object, ...]]] = []
     with generators.kept():
@@ -100,9 +99,12 @@ def test_states_are_those_that_are_read_in_full_whatever_was_drawn_or_put_back()
             noted = states.numpy
             words = (noted["state"]["key"].tobytes(), noted["state"]["pos"], noted["has_gauss"], noted["gauss"])
             assert (states.python, noted["bit_generator"], *words) == full
-            again = generators.noted(torch.device("cpu"))
-            assert again.python is states.python
-            assert again.numpy is states.numpy
+            again = states.drawn_from()
+            assert (again.python, again.numpy) == (None, None), "nothing has been drawn since"
+            random.random()
+            again = states.drawn_from()
+            assert (again.python, again.numpy) == (states.python, None)
+            states.restore()
             seen = [*seen[-9:], (states, full)]
 
 

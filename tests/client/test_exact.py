@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.behind import behind
 from torch import nn
 
 from client.small_models import CASES, Case
-from remat.capture.guards import Call, Holders
 from remat.planning.profiles import DiskProfiles
 from remat.profiling import measure
 from remat.training.step import TrainingStep, running_peak, training_step
@@ -21,15 +23,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def callable_of(case: Case, step: TrainingStep, plan: Plan):  # type: ignore[no-untyped-def]
+def callable_of(case: Case, step: TrainingStep, plan: Plan) -> Callable[..., Any]:
     """The case's step by a plan."""
-    run, captured = step.compile(plan), step.captured
-    holders = Holders((*captured.params, *captured.buffers), captured.guards)
-
-    def call(*args, **kwargs):  # type: ignore[no-untyped-def]
-        return run(holders.tensors(Call(case.module, case.module, args, kwargs)), args, kwargs)
-
-    return call
+    return behind(case.module, step.compile(plan))
 
 
 def outcome(case: Case, function):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
@@ -21,6 +22,7 @@ import remat
 from remat.capture.call import example_call
 from remat.cli.solve import budget_of
 from remat.planning.headline import headline
+from remat.planning.sources import GreedyPlanner
 from remat_ir import (
     Answer,
     Compute,
@@ -46,10 +48,13 @@ def test_the_readmes_first_snippet_runs_as_it_stands() -> None:
     """In a process of its own, from top to bottom, nothing added before it."""
     code = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)[0]
     assert "remat.optimize" in code
-    more = "\nassert all(p.grad is not None for p in model.parameters())\nprint(float(loss.detach()))"
+    assert len(code.splitlines()) <= 10
+    more = "\nassert all(p.grad is not None for p in model.parameters())"
     done = subprocess.run([sys.executable, "-c", code + more], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert 7 < float(done.stdout) < 8.5, "the cross entropy of random weights over 2048 words"
+    assert re.fullmatch(
+        r"[\d.]+ → [\d.]+ MiB \(−4\d %\), \+[\d.]+ % time.*; first step: peak .* % measured\n", done.stdout
+    )
 
 
 @pytest.mark.slow
@@ -64,12 +69,13 @@ def test_a_key_value_cache_is_left_out_of_the_planned_step_alone(caplog: pytest.
     loss.backward()
     assert caplog.text.count("use_cache=False") == 1
     assert model.config.use_cache
-    assert len(trained.plans) == 1
+    assert len(remat.plans_of(trained).plans) == 1
     with torch.no_grad():
         assert trained(**subject.inputs).past_key_values is not None
     model.zero_grad()
+    plain = remat.disable(copy.deepcopy(model))
     torch.manual_seed(0)
-    expected = [p.grad for p in _stepped(model, subject.inputs | {"use_cache": False})]
+    expected = [p.grad for p in _stepped(plain, subject.inputs | {"use_cache": False})]
     torch.manual_seed(0)
     found = [p.grad for p in _stepped(trained, subject.inputs)]
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -165,7 +171,7 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("an unknown planner", trains(planner="lokal"), "'local' or 'greedy'"),
     ("another protocol", trains(planner="ftp://host"), "http://"),
     ("no planner", trains(planner=object()), "method `plan`"),
-    ("a class in place of a planner", trains(planner=remat.GreedyPlanner), "method `plan`"),
+    ("a class in place of a planner", trains(planner=GreedyPlanner), "method `plan`"),
     ("a planner without plan", trains(planner=Planless()), "method `plan`"),
     ("an optimizer by its name", trains(optimizer="adam"), "optimizer"),
     ("a number as the example", lambda: remat.optimize(nn.Linear(4, 4), 3, budget="1GiB"), "optimize(model, (x,)"),
@@ -298,5 +304,5 @@ def test_each_phase_of_the_way_to_the_first_step_has_its_line_with_seconds(caplo
     with caplog.at_level(logging.INFO, "remat"):
         remat.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.ones(4, 8), budget="100%", planner="greedy")
     lines = [record.getMessage() for record in caplog.records if " took " in record.getMessage()]
-    assert [line.split()[0] for line in lines] == ["capturing", "profiling", "planning", "compiling"]
+    assert [line.split()[0] for line in lines] == ["profiling", "planning", "compiling"]
     assert all(re.fullmatch(r"\w+ took \d+\.\d s", line) for line in lines)

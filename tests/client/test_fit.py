@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,25 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-import remat
 from remat.batch.affine import between
 from remat.cli import app
+from remat.cli.plot import MARKERS, _colors, curve_chart, curve_picture, ways_picture
 from remat.planning.checkpoints import per_block, selective
+from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit
 from remat.target.step import target_step
-from remat_ir import InvalidData, Problem, graph_of, overhead_of, plain_peak, plain_plan, recomputed, verify
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidData,
+    Problem,
+    graph_of,
+    overhead_of,
+    plain_peak,
+    plain_plan,
+    recomputed,
+    verify,
+)
 
 TABLE = """
 name = "a small one"
@@ -45,6 +58,49 @@ class Net(nn.Module):
             x = x + layer(x)
         return x.sum()
 """
+
+
+class Merging(nn.Module):
+    """Cheap kernels that are merged at a small batch, whose merged need is below that of a parameter's kernel, and not
+    all of them at twice that batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.linear = nn.Parameter(torch.rand(1250, 1000)), nn.Linear(96, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2 + 1).neg() + 3
+        return self.linear(y).sum() + (self.wide * 2).sin().sum()
+
+
+def merging(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
+    return Merging(), torch.zeros(batch * 1000, 96)
+
+
+def test_a_larger_batch_is_grouped_as_the_first_one() -> None:
+    """By itself each batch has other ops; the largest batch is found all the same."""
+    ops = {batch: target_step(merging, "h100", batch=batch).graph.ops for batch in (4, 8)}
+    assert ops[4] != ops[8]
+    like = target_step(merging, "h100", batch=4)
+    assert target_step(merging, "h100", batch=8, like=like).graph.ops == ops[4]
+    found = predict(merging, "rtx4090", planner="greedy", time_limit_s=2.0)
+    assert found.largest_plain is not None
+    assert found.largest_plain > 100
+    assert not found.no_batch
+
+
+def branching(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
+    """A step that is another program at another batch."""
+    return (Net() if batch < 8 else nn.Sequential(Net(), nn.Tanh())), torch.ones(batch, 32)
+
+
+def test_what_is_known_is_said_where_no_largest_batch_can_be_found() -> None:
+    found = predict(branching, "h100", planner="greedy", time_limit_s=2.0)
+    assert found.largest_plain is None
+    assert found.answer.plan is not None
+    assert "largest batch" in str(found)
+    assert found.no_batch in str(found)
+    assert found.no_batch.startswith("the step is another program at a batch of 8 than at one of 4; give batch=")
 
 
 @pytest.fixture
@@ -80,7 +136,7 @@ def make_model(batch: int = 64) -> tuple[nn.Module, torch.Tensor]:
 
 
 def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
-    found = remat.fit(make_model, str(table), optimizer="adamw", planner="greedy", time_limit_s=2)
+    found = predict(make_model, str(table), optimizer="adamw", planner="greedy", time_limit_s=2)
     assert found.memory_bytes == 2 * 2**20
     assert found.least_bound_bytes <= found.least_bytes <= found.plain_bytes
     plain, planned = found.largest_plain, found.largest_planned
@@ -91,7 +147,7 @@ def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
     assert "the optimizer's step" in str(found)
     assert found.step.update_peak_bytes >= 4 * found.step.step.fixed["parameters"] - 512 * 100
 
-    def graph(size: int) -> remat.Graph:
+    def graph(size: int) -> Graph:
         return target_step(make_model, str(table), batch=size, optimizer="adamw").graph
 
     assert plain_peak(graph(plain)) <= found.memory_bytes
@@ -101,7 +157,7 @@ def test_the_largest_batches_fit_and_the_next_ones_do_not(table: Path) -> None:
 
 
 def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> None:
-    found = remat.fit(make_model, str(table), batch=512, planner="greedy", time_limit_s=2)
+    found = predict(make_model, str(table), batch=512, planner="greedy", time_limit_s=2)
     budgets = [answer.budget_bytes for answer in found.curve]
     assert budgets[0] == found.least_bytes
     assert budgets[-1] == found.plain_bytes
@@ -113,7 +169,7 @@ def test_a_curve_falls_from_the_least_budget_to_plain_training(table: Path) -> N
 
 def test_gradients_that_are_released_need_less(table: Path) -> None:
     options: dict[str, Any] = {"release_gradients": True, "planner": "greedy", "time_limit_s": 1}
-    found = remat.fit(make_model, str(table), optimizer="adamw", batch=4, **options)  # gradients are the peak
+    found = predict(make_model, str(table), optimizer="adamw", batch=4, **options)  # gradients are the peak
     released = found.released
     assert released is not None
     assert released.plain_bytes < found.plain_bytes
@@ -125,28 +181,26 @@ def test_gradients_that_are_released_need_less(table: Path) -> None:
     assert all(row[1] in str(found) for row in released.rows)
     assert "with gradients released as they are made" in str(found)
     with pytest.raises(InvalidData, match="needs optimizer="):
-        remat.fit(make_model, str(table), **options)
+        predict(make_model, str(table), **options)
 
 
 def test_what_cannot_fit_says_so(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     table = {"name": "tiny", "memory": "64KiB", "context": "1B", "bandwidth": 1e9, "peak": {"float32": 1e9}}
     path.write_text(json.dumps(table))
-    found = remat.fit(make_model, str(path), planner="greedy", time_limit_s=1)
+    found = predict(make_model, str(path), planner="greedy", time_limit_s=1)
     assert found.answer.plan is None
     assert (found.largest_plain, found.largest_planned and found.largest_planned.size) == (0, 0)
     assert "does not fit" in str(found)
     assert "none can" in str(found)
-    steps = remat.fit(
-        lambda: (Net(), torch.ones(1, 32)), str(path), optimizer="adamw", planner="greedy", time_limit_s=1
-    )
+    steps = predict(lambda: (Net(), torch.ones(1, 32)), str(path), optimizer="adamw", planner="greedy", time_limit_s=1)
     assert "no plan of activations helps there" in str(steps)
     with pytest.raises(InvalidData, match="max_overhead"):
-        remat.fit(make_model, str(path), max_overhead=-1)
+        predict(make_model, str(path), max_overhead=-1)
 
 
 def test_a_function_without_a_batch_has_no_largest_one(table: Path) -> None:
-    found = remat.fit(lambda: make_model(), str(table), planner="greedy", time_limit_s=1)
+    found = predict(lambda: make_model(), str(table), planner="greedy", time_limit_s=1)
     assert found.largest_plain is found.largest_planned is None
     assert "largest" not in str(found)
 
@@ -219,7 +273,7 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
     """State and gradients are shared; a block and the next one are gathered; buckets hold all gradients."""
     options: dict[str, Any] = {"batch": 4, "optimizer": "adamw", "planner": "greedy", "time_limit_s": 0.5}
     alone, shared, replica, part = (
-        remat.fit(whole, str(table), parallel=parallel, **options) for parallel in (None, "fsdp=8", "dp=8", "tp=4")
+        predict(whole, str(table), parallel=parallel, **options) for parallel in (None, "fsdp=8", "dp=8", "tp=4")
     )
     size = sum(4 * p.numel() for p in Whole(1).parameters())
     block = size // 6
@@ -253,10 +307,28 @@ def test_what_one_rank_of_many_needs(table: Path) -> None:
 )
 def test_ranks_that_are_not_known_are_refused(table: Path, parallel: str, said: str) -> None:
     with pytest.raises(InvalidData, match=said):
-        remat.fit(make_model, str(table), parallel=parallel)
+        predict(make_model, str(table), parallel=parallel)
 
 
 @pytest.mark.parametrize("parallel", ["dp=2", "fsdp=2"])
 def test_released_gradients_are_those_of_one_rank(table: Path, parallel: str) -> None:
     with pytest.raises(InvalidData, match="release_gradients does not go with dp or fsdp"):
-        remat.fit(make_model, str(table), parallel=parallel, optimizer="adamw", release_gradients=True)
+        predict(make_model, str(table), parallel=parallel, optimizer="adamw", release_gradients=True)
+
+
+def test_ways_that_are_compared_have_looks_of_their_own(tmp_path: Path) -> None:
+    looks = {(MARKERS[at % len(MARKERS)], tuple(color)) for at, color in enumerate(_colors(14))}
+    assert len(looks) == 14
+    assert len({color for _, color in looks}) == 14
+    ways_picture(tmp_path / "ways.png", [(f"way {n}", 2**20 * n, n / 10) for n in range(1, 15)], 2**22)
+    assert (tmp_path / "ways.png").stat().st_size > 10_000
+
+
+def test_a_bar_beyond_twice_the_time_ends_in_an_arrow(tmp_path: Path) -> None:
+    graph = target_step(make_model, "h100").graph
+    slow = Answer.of_plan(Problem(graph, plain_peak(graph)), plain_plan(graph), method="greedy")
+    answers = [replace(slow, overhead=9.0), replace(slow, overhead=0.1)]
+    lines = curve_chart(answers, plain_peak(graph), width=44).split("\n")
+    assert "▶ 900 %" in lines[0]
+    assert lines[0].count("█") == 10 * lines[1].count("█") == 20
+    curve_picture(tmp_path / "curve.png", answers, plain_peak(graph))

@@ -14,7 +14,6 @@ import remat
 from remat._compat import tracing
 
 
-@pytest.mark.xfail(strict=True, reason="One front door: torch.compile")
 def test_hooks_of_all_modules_are_those_that_other_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other thread works while AOTAutograd's export runs, which is otherwise a matter of luck."""
     removed = modules.register_module_forward_hook(lambda *_: None)

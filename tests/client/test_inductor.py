@@ -152,7 +152,7 @@ def test_keys_tell_plans_apart() -> None:
 
 def test_a_copied_configuration_holds_the_same_partitioner() -> None:
     """Pitfall: Inductor copies its configuration deeply, and what the partitioner holds cannot be copied."""
-    from remat._compat.inductor import Partitioner
+    from remat._compat.tags import Partitioner
 
     def partition(*_: Any, **__: Any) -> Any:
         raise AssertionError("not called")

@@ -19,7 +19,7 @@ from remat.errors import CaptureError
 from remat.planning.options import SolveOptions
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
-from remat_ir import Problem, budget_at, plain_plan, verify
+from remat_ir import Problem, plain_plan, verify
 from remat_ir.branches import branches_of
 
 Branches = list[list[nn.Module]]
@@ -123,8 +123,8 @@ def test_branches_train_exactly_within_the_budget(name: str, method: str) -> Non
     whole, xs = Plain(*make(branches)), inputs(branches)
     reference = copy.deepcopy(whole)
     lists = [list(branch) for branch in whole.branches]  # type: ignore[arg-type]
-    planned = remat.optimize_join(
-        lists, whole.head, xs, budget=remat.Fraction(0.6), planner="local", method=method, time_limit_s=1
+    planned = remat.optimize_chain(
+        lists, xs, head=whole.head, budget=remat.Fraction(0.6), planner="local", method=method, time_limit_s=1
     )
     assert planned.answer is not None
     assert planned.answer.cost_ns is not None
@@ -174,24 +174,12 @@ def test_the_graph_of_branches_is_seen_as_one() -> None:
         assert found is not None
         assert found.lengths == (4, 6)
         verify(Problem(graph, 2**50), plain_plan(graph))
-    assert not found.homogeneous
-
-
-def test_heterogeneous_branches_are_solved_by_auto_and_it_says_so() -> None:
-    branches, head = heterogeneous(2)
-    graph = join_of(branches, head, inputs(2)).graph([1] * 4 + [0] * 3)
-    seen: list[str] = []
-    problem = Problem(graph, budget_at(graph, 0.7))
-    answer = LocalPlanner().plan(
-        problem, SolveOptions(time_limit_s=5), on_progress=lambda progress: seen.append(progress.source)
-    )
-    assert answer.plan is not None
-    assert "Branches of 3, 4 heterogeneous stages meet here: the join plan of the homogenized" in answer.message
 
 
 def test_what_is_no_join_is_refused() -> None:
     for branches in ([], [[nn.Identity()]], [[nn.Identity()], []]):
         with pytest.raises(CaptureError, match="two or more branches"):
-            remat.optimize_join(branches, Distance(), inputs(len(branches)), budget=remat.Fraction(0.5))
+            remat.optimize_chain(branches, inputs(len(branches)), head=Distance(), budget=remat.Fraction(0.5))
+    branches, head = siamese(2)
     with pytest.raises(remat.BudgetTooSmall):
-        remat.optimize_join(*siamese(2), inputs(2), budget=remat.Fraction(0.01), planner="local")
+        remat.optimize_chain(branches, inputs(2), head=head, budget=remat.Fraction(0.01), planner="local")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.compile.inductor.knapsack import MemoryBudgetSolver
 
 
 def block(dropout: float = 0.0) -> nn.Module:
@@ -60,19 +61,27 @@ def test_torchs_memory_budget_is_solved_by_remat() -> None:
     module = block()
     plain, _ = stepped(module, module, X)
     _, all_held = stepped(compiled(module, 1.0, "dp"), module, X)
-    solver = remat.MemoryBudgetSolver("greedy")
+    solver = MemoryBudgetSolver("greedy")
     found, held = stepped(compiled(module, 0.4, solver), module, X)
     assert len(solver.answers) == 1
     assert held < all_held
     for a, b in zip(plain, found, strict=True):
         torch.testing.assert_close(a, b)
-    assert solver.uuid() != remat.MemoryBudgetSolver("greedy", max_gap=0.1).uuid()
+    assert solver.uuid() != MemoryBudgetSolver("greedy", max_gap=0.1).uuid()
+
+
+def test_two_solvers_of_the_same_settings_are_one_to_a_cache() -> None:
+    """Within a process and between processes: no address of an object is in the key."""
+    for planner in (None, "greedy", "http://127.0.0.1:9"):
+        one, other = (MemoryBudgetSolver(planner).uuid() for _ in range(2))
+        assert one == other
+        assert b" at 0x" not in one
 
 
 @pytest.mark.slow
 def test_torchs_inductor_takes_remat_as_its_solver() -> None:
     """The same under Inductor's kernels: the step trains."""
-    module, solver = block(), remat.MemoryBudgetSolver("greedy")
+    module, solver = block(), MemoryBudgetSolver("greedy")
     torch._dynamo.reset()
     optimizer = torch.optim.SGD(module.parameters(), 0.05)
     losses = []
@@ -92,7 +101,7 @@ def test_torchs_inductor_takes_remat_as_its_solver() -> None:
 def test_dropout_under_torchs_budget_is_refused() -> None:
     """Torch would draw its masks anew in the backward pass."""
     torch._dynamo.reset()
-    solver = remat.MemoryBudgetSolver("greedy")
+    solver = MemoryBudgetSolver("greedy")
     with (
         functorch.patch(activation_memory_budget=0.4, activation_memory_budget_solver=solver),
         pytest.raises(Exception, match="gradients would be wrong"),

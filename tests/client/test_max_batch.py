@@ -9,9 +9,10 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from remat.batch.affine import between
-from remat.batch.largest import Try
+from remat.batch.largest import LargestBatch, Try
 from remat.errors import NothingFound, PlanningError
 from remat.planning.sizes import same_structure
+from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.training.step import training_step
 from remat_ir import Graph, InvalidData, Problem, plain_peak, verify
@@ -64,7 +65,7 @@ def test_it_trains_more_than_plain_training_inside_the_budget() -> None:
     # a fifth more does not fit at that overhead, says a plan asked for there by itself
     more = -(-found.batch * 6 // 5)
     step = training_step(net(), (numbers(more, 128),), {})
-    answer = remat.GreedyPlanner().plan(Problem(step.graph, budget))
+    answer = GreedyPlanner().plan(Problem(step.graph, budget))
     assert answer.plan is None or (answer.overhead or 0) > 0.5
 
 
@@ -82,7 +83,7 @@ def test_an_optimizer_takes_room() -> None:
     budget = plain_bytes(64) + MIB
     moments = 2 * sum(p.numel() * 4 for p in net().parameters())
 
-    def largest(make_optimizer) -> remat.LargestBatch:  # type: ignore[no-untyped-def]
+    def largest(make_optimizer) -> LargestBatch:  # type: ignore[no-untyped-def]
         return remat.max_batch(
             net,
             lambda b: {"input": numbers(b, 128)},
@@ -154,7 +155,7 @@ def test_the_fit_of_two_sizes_is_the_graph_of_a_third() -> None:
     assert same_structure(fitted, graphs[512])
     assert fitted.value_bytes == graphs[512].value_bytes
     assert fitted.fixed_bytes == graphs[512].fixed_bytes
-    answer = remat.GreedyPlanner().plan(Problem(fitted, (8 * plain_peak(fitted) + 2 * fitted.fixed_bytes) // 10))
+    answer = GreedyPlanner().plan(Problem(fitted, (8 * plain_peak(fitted) + 2 * fitted.fixed_bytes) // 10))
     assert answer.plan is not None
     assert (answer.overhead or 0) > 0
     verify(Problem(graphs[512], 2**50), answer.plan)

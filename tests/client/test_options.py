@@ -16,10 +16,13 @@ from torch import nn
 
 import remat
 from client.small_models import numbers
+from remat.planning.coordinator import Coordinator, OneProcess
 from remat.planning.options import DEFAULT, SolveOptions, TrainingFields
 from remat.planning.planner import planner_for
+from remat.planning.sources import GreedyPlanner
 from remat.training.enable import plans_of
-from remat_ir import Answer, InvalidData, Problem, Status
+from remat.units.units import optimize_units
+from remat_ir import Answer, Graph, InvalidData, Problem, Status
 
 
 class Untouched(nn.Module):
@@ -62,13 +65,17 @@ TRAINING: dict[str, Callable[..., Any]] = {
 PLANNING: dict[str, Callable[..., Any]] = {
     "backend (eager)": lambda **given: remat.backend(**given),
     "backend (inductor)": lambda **given: remat.backend(inner="inductor", **given),
-    "optimize_units": lambda **given: remat.optimize_units(_stages(), [], (X,), **given),
+    "optimize_units": lambda **given: optimize_units(_stages(), [], (X,), **given),
     "optimize_chain": lambda **given: remat.optimize_chain(_stages(), X, **given),
-    "optimize_join": lambda **given: remat.optimize_join([_stages(), _stages()], Head(), [X, X], **given),
-    "checkpoint_sequential": lambda **given: remat.checkpoint_sequential(_stages(), None, X, **given),
+    "optimize_chain (branches)": lambda **given: remat.optimize_chain(
+        [_stages(), _stages()], [X, X], head=Head(), **given
+    ),
     "max_batch": lambda **given: remat.max_batch(_never, _never, **given),
 }
 ALL = TRAINING | PLANNING
+BEHIND = {(name, "backend (eager)") for name in ("wait", "on_failure", "most_plans")}
+"""Options of training that a backend has."""
+
 BUDGET = "1GiB"
 
 
@@ -117,7 +124,7 @@ def test_a_wrong_value_fails_at_the_call(entry: str, name: str, value: object) -
     """With the option's name and the value; where it means nothing, whatever its value."""
     with pytest.raises(InvalidData) as caught:
         ALL[entry](budget=BUDGET, **{name: value})
-    if (name, value) in WRONG or entry in TRAINING:
+    if (name, value) in WRONG or entry in TRAINING or (name, entry) in BEHIND:
         assert re.match(rf"{name} (must be|is one of) ", str(caught.value))
         assert repr(value) in str(caught.value)
         assert caught.value.pointer == f"/{name}"
@@ -130,10 +137,13 @@ def test_a_wrong_value_fails_at_the_call(entry: str, name: str, value: object) -
 @pytest.mark.parametrize("entry", PLANNING)
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("wait", False), ("self_check", False), ("on_failure", "plain"), ("mode", "chain"), ("most_plans", 2)],
+    [("wait", False), ("self_check", False), ("on_failure", "raise"), ("mode", "chain"), ("most_plans", 2)],
 )
 def test_what_has_no_effect_is_refused_in_an_object_as_in_a_keyword(entry: str, name: str, value: object) -> None:
     fields: Any = {name: value}
+    if (name, entry) in BEHIND:
+        assert getattr(PLANNING[entry](budget=BUDGET, **fields).asking, name) == value
+        return
     for given in (fields, {"options": SolveOptions(**fields)}):
         with pytest.raises(InvalidData, match=f"has no option {name}"):
             PLANNING[entry](budget=BUDGET, **given)
@@ -152,7 +162,7 @@ def test_what_has_no_effect_is_refused_in_an_object_as_in_a_keyword(entry: str, 
         {"planner": "magic"},
         {"planner": 7},
         {"planner": object()},
-        {"planner": remat.GreedyPlanner},
+        {"planner": GreedyPlanner},
     ],
     ids=lambda given: ", ".join(f"{name}={type(value).__name__}" for name, value in given.items()),
 )
@@ -174,7 +184,7 @@ def test_a_chain_has_no_budget_of_units(entry: str) -> None:
         TRAINING[entry](budget=remat.UnitBytes("1GiB", "1MiB"), mode="chain")
 
 
-@pytest.mark.parametrize("entry", ["optimize_chain", "optimize_join", "checkpoint_sequential", "optimize_units"])
+@pytest.mark.parametrize("entry", ["optimize_chain", "optimize_chain (branches)", "optimize_units"])
 def test_a_budget_of_a_unit_is_none_of_a_whole(entry: str) -> None:
     with pytest.raises(InvalidData, match="bytes"):
         ALL[entry](budget=remat.UnitBytes("1GiB", "1MiB"))
@@ -182,13 +192,13 @@ def test_a_budget_of_a_unit_is_none_of_a_whole(entry: str) -> None:
 
 def test_segments_and_plans_that_exist_take_no_options() -> None:
     with pytest.raises(InvalidData, match="options go with a budget"):
-        remat.checkpoint_sequential(_stages(), 2, X, time_limit_s=5)
+        remat.optimize_chain(_stages(), X, segments=2, time_limit_s=5)
     trained = remat.optimize(nn.Linear(4, 4), (X,), budget=BUDGET, planner="greedy")
     with pytest.raises(InvalidData, match="leave them out of explain"):
         remat.explain(trained, time_limit_s=5)
 
 
-class Noting(remat.GreedyPlanner):
+class Noting(GreedyPlanner):
     """With which options it was asked."""
 
     def __init__(self) -> None:
@@ -228,10 +238,7 @@ ASKING: dict[str, Callable[..., Any]] = {
     "optimize_chain": lambda planner, **given: remat.optimize_chain(
         _small(), numbers(16, 8), budget=remat.Fraction(1), planner=planner, **given
     ),
-    "checkpoint_sequential": lambda planner, **given: remat.checkpoint_sequential(
-        _small(), None, numbers(16, 8), budget=remat.Fraction(1), planner=planner, **given
-    ),
-    "optimize_units": lambda planner, **given: remat.optimize_units(
+    "optimize_units": lambda planner, **given: optimize_units(
         *(2 * (_small(),)),
         (numbers(16, 8),),
         budget=remat.Fraction(0.9),
@@ -269,7 +276,7 @@ def test_an_object_and_its_fields_are_the_same(entry: str) -> None:
 def test_a_chain_hears_of_progress_and_takes_the_slack() -> None:
     seen: list[object] = []
 
-    class Telling(remat.GreedyPlanner):
+    class Telling(GreedyPlanner):
         def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
             on_progress("asked")
             return super().plan(problem, options)
@@ -284,7 +291,7 @@ def test_a_chain_hears_of_progress_and_takes_the_slack() -> None:
             on_progress=seen.append,
             slack=slack,
         )
-        (chain,) = trained.chains.values()
+        (chain,) = remat.plans_of(trained).chains
         assert chain.answer is not None
         return chain.answer.budget_bytes
 
@@ -300,18 +307,11 @@ def test_chains_are_kept_as_plans_are() -> None:
         trained(numbers(rows, 8)).sum().backward()
 
     def rows_kept() -> set[int]:
-        return {chain.chain.activation_bytes[0] // 32 for chain in trained.chains.values()}
+        return {chain.chain.activation_bytes[0] // 32 for chain in remat.plans_of(trained).chains}
 
     assert rows_kept() == {4, 16}, "the one used least lately is dropped"
     trained(numbers(8, 8))
     assert rows_kept() == {8, 16}
-
-
-def test_stages_are_planned_anew_for_another_planner() -> None:
-    stages, asked = _small(), [Noting(), Noting()]
-    for planner in (*asked, asked[0]):
-        remat.checkpoint_sequential(stages, None, numbers(16, 8), budget=remat.Fraction(1), planner=planner)
-    assert [len(planner.heard) for planner in asked] == [1, 1]
 
 
 def test_every_field_is_a_keyword_and_is_documented() -> None:
@@ -332,10 +332,10 @@ def test_a_plan_method_that_cannot_be_asked_is_refused() -> None:
 
 def test_alone_nothing_is_said_between_processes() -> None:
     """The coordinator of one process: each call is its own."""
-    alone, graph = remat.OneProcess(), remat.Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
+    alone, graph = OneProcess(), Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
     problem = Problem(graph, 10)
     answer = Answer(Status.NOTHING_FOUND, "none", 10)
-    coordinator: remat.Coordinator = alone
+    coordinator: Coordinator = alone
     assert not coordinator.in_step
     assert coordinator.costs({"a": (1, 2)}) == {"a": [1, 2]}
     assert coordinator.answer(problem, lambda: answer) is answer
@@ -356,7 +356,7 @@ def test_alone_nothing_is_said_between_processes() -> None:
     ],
 )
 def test_the_command_line_names_its_own_options(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    graph = remat.Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
+    graph = Graph(op_cost_ns=(1,), op_inputs=((),), value_op=(0,), value_bytes=(1,))
     file = tmp_path / "graph.json"
     file.write_text(json.dumps(graph.to_json()))
     ran = subprocess.run(

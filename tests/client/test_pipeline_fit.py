@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
-import remat
 from client.test_ranks import ran
 from remat.cli import app
 from remat.pipelines.ledger import Passed, buffers_bytes, places_by_actions
 from remat.pipelines.schedule import Held, Moment, Run, actions_of, in_halves, named
+from remat.target.fit import predict
 from remat.target.pipeline import PipelineFit
 from remat_ir import InvalidData
 
@@ -71,7 +71,7 @@ def fitted(script: Path, memory: str, parallel: str, **options: Any) -> Pipeline
     table.write_text(TABLE.replace("MEMORY", memory))
     exec(script.read_text(), names)
     options = {"planner": "greedy", "time_limit_s": 0.5, **options}
-    found = remat.fit(names["make_model"], str(table), parallel=parallel, **options)
+    found = predict(names["make_model"], str(table), parallel=parallel, **options)
     assert isinstance(found, PipelineFit)
     return found
 
@@ -333,7 +333,7 @@ def test_real_schedules_need_what_is_said_without_them(tmp_path: Path) -> None:
     real = ran(tmp_path, *(f"fitted {name}" for name in SCHEDULES), seconds=380)
     for name in SCHEDULES:
         parallel = f"pp=2,micros=4,schedule={name}"
-        found = remat.fit(of_one_size, "h100", parallel=parallel, optimizer="adamw", planner="greedy")
+        found = predict(of_one_size, "h100", parallel=parallel, optimizer="adamw", planner="greedy")
         assert isinstance(found, PipelineFit)
         for rank, said in zip(real, found.ranks, strict=True):
             measured = rank[f"fitted {name}"]

@@ -20,13 +20,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import remat
 from client.test_ranks import ran
 from remat.capture.operations import Kind
+from remat.compile.curve import point_of, unit_problem
 from remat.pipelines.choice import Place, choose, combinations, least_budget, peak_of, places_of, times_of
 from remat.pipelines.schedule import Held, Run, Timeline, Times, actions_of, in_halves, residency
+from remat.planning.allot import Option
 from remat.planning.options import SolveOptions
 from remat.planning.planner import planner_for
 from remat.training.halves import Halves
-from remat.units.allot import Option
-from remat.units.curve import point_of, unit_problem
 from remat.units.trial import Trace
 from remat.units.unit import Unit
 from remat_ir import InvalidData, plain_plan, verify
@@ -342,7 +342,7 @@ def test_the_earlier_stage_computes_more_again(more: list[dict[str, Any]]) -> No
     ("name", "said"),
     [
         ("small", "BudgetTooSmall: no choice of plans fits the budget of rank 1; "),
-        ("planner", "InvalidData: the ranks of a pipeline run stages of their own: "),
+        ("planner", "InvalidData: each rank of a pipeline runs stages of its own, and plans them by itself: "),
         ("budget", "InvalidData: the budget of a rank is bytes or a share"),
         ("stages", "InvalidData: stages are torch.distributed.pipelining.PipelineStage, not Sequential"),
         ("others", "InvalidData: this rank runs the stages "),

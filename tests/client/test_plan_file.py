@@ -14,7 +14,7 @@ import remat
 from client.transferring import Mover
 from remat.planning.plan_file import PlanFile, difference
 from remat.profiling.measure import differences, forward_backward, outcome
-from remat_ir import InvalidData, graph_of
+from remat_ir import Answer, InvalidData, graph_of
 
 
 class Net(nn.Module):
@@ -49,7 +49,7 @@ def saved(tmp_path: Path) -> Path:
 class Deaf:
     """A planner that must not be asked."""
 
-    def plan(self, problem: object, options: object = None, *, on_progress: object = None) -> remat.Answer:
+    def plan(self, problem: object, options: object = None, *, on_progress: object = None) -> Answer:
         raise AssertionError("asked")
 
 
@@ -57,7 +57,7 @@ class Deaf:
 def test_a_restarted_job_runs_the_same_plan_and_asks_nobody(saved: Path, budget: str | None) -> None:
     model = net()
     trained = remat.optimize(model, X, budget=budget, plan=saved, planner=Deaf())
-    (planned,) = trained.plans.values()
+    (planned,) = remat.plans_of(trained).plans
     assert planned is not None
     assert planned.answer.plan == PlanFile(saved).steps[0].answer.plan
     plain, mine = outcome(model, forward_backward(model, (X,))), outcome(trained, forward_backward(trained, (X,)))
@@ -74,7 +74,7 @@ def test_enable_takes_a_plan_file_too(saved: Path) -> None:
 
 def test_another_size_of_the_step_takes_the_plan_if_it_fits(saved: Path) -> None:
     trained = remat.optimize(net(), X[:128], plan=saved, planner=Deaf())
-    (planned,) = trained.plans.values()
+    (planned,) = remat.plans_of(trained).plans
     assert planned is not None
     assert planned.answer.cache == "file"
     with pytest.raises(remat.PlanMismatch, match=r"needs .* here, and the budget is"):
@@ -84,7 +84,8 @@ def test_another_size_of_the_step_takes_the_plan_if_it_fits(saved: Path) -> None
 def test_a_plan_that_keeps_more_on_the_host_than_it_may_is_refused_by_that(tmp_path: Path) -> None:
     path, link = tmp_path / "plan.json", "pcie4"
     remat.save_plans(remat.optimize(net(), X, budget="100%", link=link, planner=Mover(None)), path)
-    assert remat.optimize(net(), X, plan=path, link=link, host_bytes="1GiB", planner=Deaf()).plans
+    pinned = remat.optimize(net(), X, plan=path, link=link, host_bytes="1GiB", planner=Deaf())
+    assert remat.plans_of(pinned).plans
     with pytest.raises(remat.PlanMismatch, match=r"on the host, and host_bytes is 16\.0 KiB"):
         remat.optimize(net(), X, plan=path, link=link, host_bytes="16KiB", planner=Deaf())
 

@@ -16,7 +16,7 @@ from client.small_models import Mlp, numbers
 from remat import _compat
 from remat.capture.dataflow import dataflow, tensors
 from remat.capture.operations import Measured
-from remat.capture.trace import capture
+from remat.compile.alone import capture
 from remat.planning.profiles import DiskProfiles, Profile
 from remat.profiling import profile
 from remat.training.step import training_step

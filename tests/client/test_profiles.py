@@ -79,9 +79,13 @@ def test_numbers_out_of_range_are_a_miss(tmp_path: Path) -> None:
     assert disk.get("cpu", ["a"]) == {}
 
 
+async def _at_once(_: float) -> None:
+    pass
+
+
 def shared(url: str, folder: Path) -> SharedProfiles:
     quick = Timeouts(connect=0.5, read=0.5, write=0.5)
-    return SharedProfiles(Http(url, timeouts=quick, sleep=lambda _: None), DiskProfiles(folder))
+    return SharedProfiles(Http(url, timeouts=quick, sleep=_at_once), DiskProfiles(folder))
 
 
 def test_what_the_service_has_stands_over_this_machine(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from torch import fx, nn
 
 from client.small_models import numbers
 from remat import _compat
-from remat.capture import expand, repeats, trace
+from remat.capture import expand, joint, repeats
 from remat.capture.dataflow import tensors
-from remat.capture.kept import Captures
+from remat.compile.alone import capture
 
 BLOCKS = 8
 NOTES = (
@@ -50,14 +49,13 @@ class Both:
     """The joint graphs of a call: as it is captured, and traced whole."""
 
     def __init__(self, module: nn.Module, args: Sequence[Any] = (), **kwargs: Any) -> None:
-        graph: Any = _compat.strict_graph(module, args, kwargs, trace.logging_functions(module))
-        _compat.CallGuards.of_graph(graph, module, args, kwargs)
+        traced = capture(module, args, kwargs)
+        self.descriptor, self.captured = traced.descriptor, described(traced.joint)
         with contextlib.ExitStack() as stack:
-            self.descriptor = trace._joint(stack, graph, args, kwargs)
-            self.captured = described(_compat.joint_graph(self.descriptor))
-        with contextlib.ExitStack() as stack:
-            self.whole = described(_compat.joint_graph(_compat.export_joint(stack, graph, args, kwargs)))
-        self.runs = [len(run.blocks) for run in repeats.runs(graph.graph)]
+            stack.enter_context(_compat.traced_alone())
+            whole = _compat.export_joint(stack, traced.module, traced.inputs, {})
+            self.whole = described(_compat.joint_graph(whole))
+        self.runs = [len(run.blocks) for run in repeats.runs(traced.module.graph)]
 
     @property
     def same(self) -> bool:
@@ -246,50 +244,6 @@ def test_a_search_for_blocks_that_fails_leaves_the_capture_as_it_was(
     def fails(graph: Any) -> Any:
         raise TypeError("unhashable type")
 
-    monkeypatch.setattr(trace, "runs", fails)
+    monkeypatch.setattr(joint, "runs", fails)
     assert Both(Stack(), example()).same
     assert "traced one by one: TypeError: unhashable type" in said()
-
-
-def test_every_block_is_guarded() -> None:
-    module, args = Stack(), example()
-    guards = trace.capture(module, args, {}).guards
-    for block in module.blocks:
-        for change in (_other_number, _other_dropout, _in_eval_mode):
-            assert guards.hold(module, args, {})
-            scale, p = block.scale, block.dropout.p
-            change(block)
-            assert not guards.hold(module, args, {})
-            block.train()
-            block.scale, block.dropout.p = scale, p
-    handle = module.blocks[4].register_forward_hook(lambda *_: None)
-    assert not guards.hold(module, args, {})
-    handle.remove()
-    assert guards.hold(module, args, {})
-
-
-def test_nothing_is_left_on_the_graph_that_was_shortened() -> None:
-    module, args = Stack(), example()
-    graph: Any = _compat.strict_graph(module, args, {}, frozenset())
-    _compat.CallGuards.of_graph(graph, module, args, {})
-    before = graph.graph
-    short = repeats.shortened(before, repeats.runs(before))
-    with pytest.raises(ZeroDivisionError), _compat.replaced_graph(graph, short):
-        1 / 0
-    assert graph.graph is before
-    short.lint()
-    before.lint()
-
-
-def test_a_capture_with_copies_is_kept_and_found(tmp_path: Path) -> None:
-    module, args = Stack(), example()
-    captures = Captures(tmp_path / "captures", 0.0)
-    graph, guards, descriptor, _ = trace._traced(module, args, {}, module)
-    assert captures.keep(graph, guards, descriptor, module, module, args, {})
-    found = captures.find(module, module, args, {})
-    assert found is not None
-    node_words = [
-        [(n.name, str(n.target), str(n.args)) for n in _compat.joint_graph(d).graph.nodes]
-        for d in (descriptor, found[0])
-    ]
-    assert node_words[0] == node_words[1]

@@ -23,6 +23,7 @@ import pytest
 import remat
 from client.liar import Said, in_turn, lying
 from remat.errors import Unreachable
+from remat.planning.async_client import AsyncRemat
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Answer, Problem, budget_at, plain_peak, verify
@@ -65,7 +66,7 @@ def by_sdk(url: str, problem: Problem) -> Answer:
 
 def by_event_loop(url: str, problem: Problem) -> Answer:
     async def main() -> Answer:
-        async with remat.AsyncRemat(url) as client:
+        async with AsyncRemat(url) as client:
             return await client.solve(problem, time_limit_s=ASKED.time_limit_s, max_gap=ASKED.max_gap)
 
     return asyncio.run(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,48 +17,46 @@ from client.small_models import numbers
 from client.test_training import Net
 from remat.profiling.lifetimes import Lifetimes
 from remat.profiling.measure import Window
-from remat.training.module import Rematerialized
+from remat.training.enable import backend_of
 from remat.training.planned import Planned
 
 ARGS = (numbers(512, 64),)
 
 
-@pytest.fixture(scope="module")
-def planned() -> Planned:
+def trained_by(change: Callable[[Planned], Planned] = lambda made: made, **options: bool) -> nn.Module:
+    """A module that runs by a plan, or by what is made of it."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy").plan_for(ARGS)
-    assert made is not None
+    made = remat.optimize(Net(), ARGS, budget=remat.Fraction(0.7), planner="greedy", **options)  # type: ignore[arg-type]
+    (found,) = backend_of(made).trained
+    found.use(change(found.planned))
     return made
 
 
-def trained_by(planned: Planned, module: nn.Module | None = None, **options: bool) -> Rematerialized:
-    return Rematerialized(module or Net(), lambda call, known: planned, **options)
-
-
-def test_the_first_step_is_measured_and_the_second_is_not(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:
-    trained = trained_by(planned)
+def test_the_first_step_is_measured_and_the_second_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    trained = trained_by()
+    (planned,) = remat.plans_of(trained).plans
     with caplog.at_level(logging.INFO, "remat"):
         for _ in range(3):
             trained(*ARGS).backward()
-    peak = trained.peaks[planned]
+    peak = remat.plans_of(trained).peaks[planned]
     assert peak.predicted_bytes == planned.activation_bytes
     assert peak.measured_bytes == pytest.approx(peak.predicted_bytes, rel=0.01)
     assert caplog.text.count("the first step peaked at") == 1
-    assert not trained._check.due
+    assert not backend_of(trained).check.due  # type: ignore[union-attr]
     assert "first step: peak" in remat.explain(trained)
 
 
-def test_a_peak_that_is_off_is_told_after_a_second_look(planned: Planned, caplog: pytest.LogCaptureFixture) -> None:
-    wrong = replace(planned, predicted_bytes=planned.predicted_bytes - planned.activation_bytes // 10)
-    trained = trained_by(wrong)
+def test_a_peak_that_is_off_is_told_after_a_second_look(caplog: pytest.LogCaptureFixture) -> None:
+    trained = trained_by(lambda made: replace(made, predicted_bytes=made.predicted_bytes - made.activation_bytes // 10))
+    (wrong,) = remat.plans_of(trained).plans
     with caplog.at_level(logging.INFO, "remat"):
         trained(*ARGS).backward()
         assert "the budget may not hold" not in caplog.text
         trained(*ARGS).backward()
         trained(*ARGS).backward()
     assert caplog.text.count("the budget may not hold") == 1
-    assert trained.peaks[wrong].off == pytest.approx(1 / 9, abs=0.02)
+    assert remat.plans_of(trained).peaks[wrong].off == pytest.approx(1 / 9, abs=0.02)
 
 
 def test_the_loss_of_the_caller_is_no_part_of_the_peak(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,30 +65,31 @@ def test_the_loss_of_the_caller_is_no_part_of_the_peak(caplog: pytest.LogCapture
     with caplog.at_level(logging.INFO, "remat"):
         output = trained(*ARGS)
         (output.exp() * output.sin()).logsumexp(0).square().mean().backward()
-    (peak,) = trained.peaks.values()
+    (peak,) = remat.plans_of(trained).peaks.values()
     assert peak.measured_bytes == pytest.approx(peak.predicted_bytes, rel=0.01)
     assert "was predicted" in caplog.text
 
 
-def test_it_can_be_switched_off_and_leaves_the_profiler_of_the_caller_alone(planned: Planned) -> None:
-    silent = trained_by(planned, self_check=False)
+def test_it_can_be_switched_off_and_leaves_the_profiler_of_the_caller_alone() -> None:
+    silent = trained_by(self_check=False)
     silent(*ARGS).backward()
-    assert silent.peaks == {}
-    trained = trained_by(planned)
+    assert remat.plans_of(silent).peaks == {}
+    trained = trained_by()
+    (planned,) = remat.plans_of(trained).plans
     with profile(activities=[ProfilerActivity.CPU]) as theirs:
         trained(*ARGS).backward()
-    assert trained.peaks == {}
+    assert remat.plans_of(trained).peaks == {}
     assert len(theirs.events()) > 10
     trained(*ARGS)  # never runs backward, and says nothing
-    assert trained.peaks == {}
+    assert remat.plans_of(trained).peaks == {}
     trained(*ARGS).backward()
-    assert planned in trained.peaks
+    assert planned in remat.plans_of(trained).peaks
 
 
 def test_planning_goes_on_under_the_profiler_of_the_caller() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True):
         made = remat.optimize(Net(), (numbers(96, 64),), budget=remat.Fraction(0.8), planner="greedy")
-    assert len(made.plans) == 1
+    assert len(remat.plans_of(made).plans) == 1
 
 
 def test_what_another_thread_frees_is_gone_by_the_lifetimes_of_storages() -> None:

@@ -31,14 +31,14 @@ X = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
 
 
 def test_a_module_that_checkpoints_is_told_what_a_share_comes_to(caplog: pytest.LogCaptureFixture) -> None:
-    model = Net(True)
+    model, plain = Net(True), Net(True)
     remat.optimize(model, X, budget="60%", planner="greedy")
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "checkpoints" in r.message]
     assert said.startswith("the module has 6 checkpoints of its own, which a plan takes out")
     found = re.search(r"about ([\d.]+) MiB above the fixed bytes, a share of ([\d.]+)%; 60% come to ([\d.]+) MiB", said)
     assert found is not None
     needed, share, come_to = map(float, found.groups())
-    measured = peak_memory(lambda: model(X).backward()).peak_bytes / 2**20  # with its gradients, as it was planned
+    measured = peak_memory(lambda: plain(X).backward()).peak_bytes / 2**20  # with its gradients, as it was planned
     assert needed == pytest.approx(measured, rel=0.1)
     assert needed / share == pytest.approx(come_to / 60, rel=0.05)
 
@@ -54,4 +54,4 @@ def test_a_share_that_is_too_small_names_the_one_that_is_enough() -> None:
     with pytest.raises(BudgetTooSmall, match="are enough, a share of ") as raised:
         remat.optimize(model, X, budget="1%", planner="greedy")
     share = str(raised.value).rpartition(" ")[2]
-    assert remat.optimize(model, X, budget=share, planner="greedy").plans
+    assert remat.plans_of(remat.optimize(model, X, budget=share, planner="greedy")).plans

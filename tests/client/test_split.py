@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import remat
 from remat.errors import CaptureError
 from remat.training.enable import plans_of
+from remat.units.units import optimize_units
 
 BUDGET = remat.Fraction(0.8)
 WIDTH = 16
@@ -64,7 +65,7 @@ def test_gradients_are_those_without_a_plan(mesh: Any, local: bool) -> None:
     remat.enable(planned, budget=BUDGET, planner="greedy", optimizer=optimizer)
     for one, other in zip(gradients(plain, x), gradients(planned, x), strict=True):
         assert torch.equal(one, other)
-    (plan,) = (p for p in plans_of(planned).plans.values() if p)
+    (plan,) = (p for p in plans_of(planned).plans if p)
     assert (plan.answer.overhead or 0) > 0
     assert plan.step.split
     fixed = plan.step.fixed
@@ -74,7 +75,7 @@ def test_gradients_are_those_without_a_plan(mesh: Any, local: bool) -> None:
 def test_a_better_plan_takes_over(mesh: Any) -> None:
     """One capture is compiled for two plans: torch empties what it knows of a DTensor when it compiles."""
     model = split(mesh)
-    found = remat.optimize_units(
+    found = optimize_units(
         model,
         list(model),
         (torch.randn(64, WIDTH),),

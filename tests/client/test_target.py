@@ -18,7 +18,8 @@ from torch import nn
 import remat
 from client.commands import remat as command
 from remat.capture.dataflow import dataflow
-from remat.capture.trace import capture
+from remat.cli.model import DEVICES
+from remat.compile.alone import capture
 from remat.errors import PlanMismatch
 from remat.planning.links import OF_TARGET, named_link
 from remat.planning.plan_file import PlanFile
@@ -27,7 +28,7 @@ from remat.target.build import build, load, tracing_for
 from remat.target.devices import CLASSES, TARGETS, target_of
 from remat.target.price import class_of, operations_of, price, spread
 from remat.target.step import target_step
-from remat_ir import InvalidData, Plan, plain_plan
+from remat_ir import Graph, InvalidData, Plan, plain_plan
 
 __all__ = ["command"]  # a fixture
 
@@ -316,7 +317,7 @@ def test_a_plan_made_by_the_command_is_one_of_the_job(script: Path, tmp_path: Pa
     assert "costs: measured on cpu" in ran.stdout
     model, args = load(str(script))()
     trained = remat.optimize(model, args, plan=tmp_path / "plan.json")
-    (planned,) = trained.plans.values()
+    (planned,) = remat.plans_of(trained).plans
     assert planned is not None
     assert planned.answer.plan == PlanFile(tmp_path / "plan.json").steps[0].answer.plan
     trained(*args).backward()
@@ -335,7 +336,7 @@ def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link
     with pytest.raises(PlanMismatch, match="moves values to the host: give the link that it was made for"):
         remat.optimize(model, args, plan=tmp_path / "plan.json")
     trained = remat.optimize(model, args, plan=tmp_path / "plan.json", link="1000GB")
-    (planned,) = trained.plans.values()
+    (planned,) = remat.plans_of(trained).plans
     assert planned is not None
     assert planned.answer.plan == step.answer.plan
     trained(*args).backward()
@@ -345,7 +346,7 @@ def test_a_plan_made_by_the_command_with_a_link_is_one_of_the_job_with_that_link
 def test_capture_writes_a_graph_that_the_other_commands_read(script: Path, command: Any, tmp_path: Path) -> None:
     ran = command("capture", script.name, "--device", "a100", "-o", "graph.json", "-q")
     assert ran.code == 0, ran.err
-    graph = remat.Graph.from_json((tmp_path / "graph.json").read_bytes())
+    graph = Graph.from_json((tmp_path / "graph.json").read_bytes())
     assert any(name.startswith("blocks.1.up:") for name in graph.op_names or ())
     wrong = command("plan", f"{script.name}:broken", "--device", "a100")
     assert wrong.code == 2
@@ -368,8 +369,33 @@ def test_a_link_by_its_name(text: str, both: int) -> None:
     assert (link.to_host_bytes_per_s, link.to_device_bytes_per_s) == (both, both)
 
 
+class AskingCuda(nn.Module):
+    """A layer that chooses a kernel by the device's generation, as experts of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        return y.sin() if torch.cuda.get_device_capability(x.device) >= (9, 0) else y.cos()
+
+
+@pytest.mark.parametrize(("device", "kernel"), [("h100", "sin"), ("t4", "cos"), ("rtx4090", "cos")])
+def test_a_model_is_told_the_generation_of_the_device(device: str, kernel: str) -> None:
+    step = target_step(lambda: (AskingCuda(), torch.ones(4, 8)), device)
+    assert any(f"{kernel}.default" in str(node.target) for node in step.step.operations.flow.kernels)
+
+
+def test_the_help_names_every_device() -> None:
+    for name, device in TARGETS.items():
+        assert f" {name}" in DEVICES
+        assert device.source
+        assert 0 < device.usable_bytes < device.memory_bytes
+
+
 def test_a_link_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidData, match="'fast' is no link: write one of pcie4, pcie5"):
+    with pytest.raises(InvalidData, match="'fast' is no link: write one of pcie3, pcie4, pcie5"):
         named_link("fast")
     file = tmp_path / "link.json"
     file.write_text('{"to_host_bytes_per_s": 5, "to_device_bytes_per_s": 0}')

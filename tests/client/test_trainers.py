@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from functools import wraps
 from pathlib import Path
 from types import MethodType
@@ -21,7 +23,6 @@ from transformers import (
 )
 
 import remat
-from remat.errors import CaptureError
 from remat.trainers.transformers import RematCallback
 from remat.training.enable import plans_of
 
@@ -63,6 +64,31 @@ def test_transformers_trains_again_after_an_exception(tmp_path: Path, again: str
         run = trainer(tmp_path, model, planning())
     run.train()
     assert "forward" not in vars(model)
+
+
+def test_checkpointing_is_off_while_a_model_is_planned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As by TRL's defaults; the weights are those of a planned run without it, and it is back after the run."""
+    weights = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(CONFIG)
+        with caplog.at_level(logging.INFO, "remat"):
+            run = trainer(tmp_path, model, planning(), gradient_checkpointing=checkpointing)
+            run.train()
+        assert ("gradient_checkpointing is off" in caplog.text) == checkpointing
+        assert model.is_gradient_checkpointing == checkpointing
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+
+def test_checkpointing_is_off_again_in_the_run_after_an_exception(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(CONFIG)
+    run = trainer(tmp_path, model, planning(), Stops(KeyboardInterrupt()), gradient_checkpointing=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.train()
+    assert "forward" not in vars(model)
+    assert model.is_gradient_checkpointing
 
 
 def test_a_cache_is_switched_on_again_by_disable_after_an_exception(tmp_path: Path) -> None:
@@ -226,8 +252,6 @@ def test_a_head_that_cannot_be_traced_is_refused_with_what_to_do() -> None:
             return -Tiled.apply(self.trunk(x).tanh(), self.weight, labels).mean()  # type: ignore[no-untyped-call]
 
     model, x, labels = Whole(), torch.ones(4, 8), torch.arange(4)
-    with pytest.raises(CaptureError, match=r"plan the parts before it, .* by remat\.enable\(model\.PART\)"):
-        remat.optimize(model, (x, labels), budget="100%", planner="greedy")
     remat.enable(model.trunk, budget="100%", planner="greedy")
     model(x, labels).backward()
     assert len(plans_of(model.trunk).plans) == 1
@@ -241,7 +265,7 @@ def test_a_forward_may_change_the_dictionary_of_its_own_keywords() -> None:
             return super().forward(*given) * kwargs["scale"] + kwargs["bias"]
 
     model, x = Defaults(8, 8), torch.ones(4, 8)
-    planned = remat.optimize(model, x, budget="100%", planner="greedy")
+    planned = remat.optimize(copy.deepcopy(model), x, budget="100%", planner="greedy")
     for kwargs in ({}, {"scale": 3.0}, {"scale": 3.0, "bias": 5.0}, {}):
         given = dict(kwargs)
         assert torch.equal(planned(x, **given), model(x, **kwargs))

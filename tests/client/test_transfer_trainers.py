@@ -49,7 +49,7 @@ def trained(model: nn.Module, call: Callable[..., Any], optimizer: torch.optim.O
 
 def as_predicted(module: nn.Module, *args: Any, **kwargs: Any) -> int:
     """The bytes on the host at most of a module whose only plan moves values; both peaks are those of the plan."""
-    (planned,) = plans_of(module).plans.values()
+    (planned,) = plans_of(module).plans
     assert planned is not None
     module.zero_grad()
     run = measure.forward_backward(module, args, kwargs)
@@ -68,7 +68,7 @@ def test_gradients_that_are_released() -> None:
         self_check=False,
     )  # fmt: skip
     assert all(map(torch.equal, trained(plain, plain, optimizers[0]), trained(planned, planned, optimizers[1])))
-    (plan,) = plans_of(planned).plans.values()
+    (plan,) = plans_of(planned).plans
     assert plan is not None
     assert plan.step.operations.updates
     assert as_predicted(planned, ROWS) > 2**20
@@ -80,7 +80,7 @@ def test_a_backend_of_torch_compile() -> None:
     compiled = torch.compile(planned, backend=backend, fullgraph=True, dynamic=False)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, planned)]
     assert all(map(torch.equal, trained(plain, plain, optimizers[0]), trained(planned, compiled, optimizers[1])))
-    (answer,), (graph,) = backend.answers, backend.graphs
+    ((answer, graph),) = ((each.answer, each.graph) for each in backend.planned)
     run = measure.forward_backward(compiled, (ROWS,))
     device, host = measure.peak_memory(run).peak_bytes, traced_peak(run)
     assert answer.peak_bytes is not None

@@ -15,13 +15,15 @@ from torch import nn
 import remat
 from client.small_models import numbers
 from remat.errors import CaptureError
+from remat.planning.allot import Option, Place, allot, least_budget, peak_of
 from remat.planning.budget import UnitBytes, bounded, bytes_of
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.sources import GreedyPlanner
 from remat.profiling import measure
 from remat.training.enable import plans_of
 from remat.training.step import training_step
-from remat.units.allot import Option, Place, allot, least_budget, peak_of
+from remat.units.units import optimize_units
 from remat_ir import Answer, InvalidData, Plan, Problem, budget_at, plain_plan, replay, verify
 from remat_ir.greedy import checkpointed
 
@@ -85,7 +87,7 @@ class Model(nn.Module):
         return self.last(x).square().mean()
 
 
-class Counting(remat.GreedyPlanner):
+class Counting(GreedyPlanner):
     """How often it was asked."""
 
     def __init__(self) -> None:
@@ -126,7 +128,7 @@ def test_a_bound_on_what_is_held_is_kept() -> None:
         assert held(plan) <= bound
         verify(Problem(graph, problem.budget_bytes), plan)
     trained = remat.optimize(Block(32), (numbers(256, 32),), budget=UnitBytes(peak, least), planner="greedy")
-    planned = trained.plan_for((numbers(256, 32),))
+    planned = remat.plans_of(trained).plan_for((numbers(256, 32),))
     assert planned is not None
     assert isinstance(planned.answer.plan, Plan)
     assert held(planned.answer.plan) <= least
@@ -139,7 +141,7 @@ def test_a_real_step_keeps_to_the_budget_of_the_whole(share: float) -> None:
     budget = int(share * peak_bytes(plain, x))
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
-    found = remat.optimize_units(model, model.blocks, (x,), budget=remat.ActivationBytes(budget), planner=planner)
+    found = optimize_units(model, model.blocks, (x,), budget=remat.ActivationBytes(budget), planner=planner)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
@@ -160,7 +162,7 @@ def test_more_memory_never_costs_more_and_all_of_it_costs_nothing() -> None:
     overheads = []
     for share in (0.5, 0.75, 1.0):
         model = Model()
-        found = remat.optimize_units(model, model.blocks, (x,), budget=remat.Fraction(share), planner="greedy")
+        found = optimize_units(model, model.blocks, (x,), budget=remat.Fraction(share), planner="greedy")
         overheads.append(found.overhead)
     assert overheads[0] > overheads[1] > overheads[2] == 0
 
@@ -168,20 +170,20 @@ def test_more_memory_never_costs_more_and_all_of_it_costs_nothing() -> None:
 def test_a_budget_that_no_choice_fits_names_one_that_does() -> None:
     x, model = numbers(256, 32), Model(2)
     with pytest.raises(remat.BudgetTooSmall, match="bytes are enough") as caught:
-        remat.optimize_units(model, model.blocks, (x,), budget=remat.ActivationBytes(1000), planner="greedy")
+        optimize_units(model, model.blocks, (x,), budget=remat.ActivationBytes(1000), planner="greedy")
     least = int(str(caught.value).split(";")[1].split()[0])
     with pytest.raises(RuntimeError, match="not enabled"):
         plans_of(model.blocks[0])
-    found = remat.optimize_units(model, model.blocks, (x,), budget=least, planner="greedy")
+    found = optimize_units(model, model.blocks, (x,), budget=least, planner="greedy")
     assert found.measured_bytes <= least
 
 
 def test_another_size_is_planned_within_what_its_unit_has() -> None:
     model = Model(2)
-    found = remat.optimize_units(model, model.blocks, (numbers(256, 32),), budget=remat.Fraction(0.6), planner="greedy")
+    found = optimize_units(model, model.blocks, (numbers(256, 32),), budget=remat.Fraction(0.6), planner="greedy")
     peak_bytes(model, numbers(128, 32))
     for name, block in model.blocks.named_children():
-        plans = list(plans_of(block).plans.values())
+        plans = list(plans_of(block).plans)
         assert len(plans) == 2
         small = plans[1]
         assert small is not None
@@ -195,7 +197,7 @@ def test_what_cannot_be_units_is_said() -> None:
     x, model = numbers(8, 32), Model(2)
 
     def optimize(*units: nn.Module, of: nn.Module = model) -> None:
-        remat.optimize_units(of, units, (x,), budget=remat.Fraction(1), planner="greedy")
+        optimize_units(of, units, (x,), budget=remat.Fraction(1), planner="greedy")
 
     with pytest.raises(InvalidData, match="unit 0, a Linear, is no part of this Model"):
         optimize(nn.Linear(2, 2))
@@ -215,7 +217,7 @@ def test_what_cannot_be_units_is_said() -> None:
         with pytest.raises(RuntimeError, match="not enabled"):
             plans_of(module)
     with pytest.raises(InvalidData, match="the budget of a whole model is bytes"):
-        remat.optimize_units(model, model.blocks, (x,), budget=UnitBytes(1, 1), planner="greedy")
+        optimize_units(model, model.blocks, (x,), budget=UnitBytes(1, 1), planner="greedy")
 
 
 class Summed(nn.Module):
@@ -248,7 +250,7 @@ def test_blocks_of_a_transformer_share_one_budget() -> None:
 
     budget = peak(plain) // 2
     blocks = planned.transformer.h  # type: ignore[union-attr]
-    found = remat.optimize_units(
+    found = optimize_units(
         planned,
         blocks,  # type: ignore[arg-type]
         (),

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.models.behind import behind
 from benchmarks.models.zoo import build, named
 from functorch.compile import default_partition, make_boxed_func
 
 from client.small_models import Case
 from client.test_exact import callable_of, everything_again, outcome, peak, random_plan
 from remat import _compat
-from remat.capture.guards import Call, Holders
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import SolveOptions
 from remat.planning.profiles import DiskProfiles
@@ -28,11 +28,9 @@ QUICK = ("gpt2",)
 
 def stock_of(case: Case, step: TrainingStep) -> Callable[..., Any]:
     """The step as torch's own aot_eager runs it: its default partition, its kernels as they come."""
-    captured = step.captured
     boxed = lambda graph, _: make_boxed_func(graph.forward)  # noqa: E731
-    run = _compat.compile_joint(captured.descriptor, default_partition, boxed, boxed)
-    holders = Holders((*captured.params, *captured.buffers), captured.guards)
-    return lambda *args, **kwargs: run(*holders.tensors(Call(case.module, case.module, args, kwargs)), *args, **kwargs)
+    run = _compat.compile_joint(step.captured.descriptor, default_partition, boxed, boxed)
+    return behind(case.module, lambda inputs: run(*inputs))
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in named("tiny")])

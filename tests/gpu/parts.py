@@ -40,13 +40,13 @@ class Everything:
 
 def planned(model: nn.Module, args: tuple[Any, ...], **options: Any) -> Any:
     """The model by a plan that computes everything again, unless options say otherwise."""
-    return remat.optimize(model, args, **{"budget": 2**50, "planner": Everything(), **options})
+    return remat.optimize(remat.disable(model), args, **{"budget": 2**50, "planner": Everything(), **options})
 
 
 def compiled(model: nn.Module) -> Any:
     """The same step as torch's own machinery runs it."""
     torch._dynamo.reset()
-    return torch.compile(model, backend="aot_eager")
+    return torch.compile(remat.disable(model), backend="aot_eager")
 
 
 def digests(outcome: measure.Outcome) -> dict[str, str]:
@@ -116,7 +116,7 @@ def memory(subject: Subject) -> Samples:
     model, args = subject
     device: Any = of(args[0].device)
     trained = planned(model, args, budget="50%", planner="greedy")
-    (plan,) = trained.plans.values()
+    (plan,) = remat.plans_of(trained).plans
     run = measure.forward_backward(trained, args)
     for _ in range(2):  # libraries take their workspaces
         run()
@@ -136,7 +136,7 @@ def limit(subject: Subject) -> Samples:
     """Steps with an optimizer and a gradient scaler on a device that has no more than the budget; plain has to fail."""
     model, args = subject
     device: Any = of(args[0].device)
-    plain = copy.deepcopy(model)
+    plain = remat.disable(copy.deepcopy(model))
 
     def steps(trained: Any, parameters: Any, count: int) -> int:
         optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
@@ -166,7 +166,7 @@ def limit(subject: Subject) -> Samples:
 
     def by(budget: Any) -> Any:
         trained = planned(model, args, budget=budget, planner="greedy", optimizer=optimizer)
-        return trained, next(iter(trained.plans.values())).memory.reserved
+        return trained, next(iter(remat.plans_of(trained).plans)).memory.reserved
 
     aim = by("50%")[1]
     emptied()
@@ -193,7 +193,7 @@ def seconds(subject: Subject) -> Samples:
     """Interleaved rounds of plain and planned steps, and what was predicted."""
     model, args = subject
     trained = planned(model, args, budget="50%", planner="greedy")
-    (plan,) = trained.plans.values()
+    (plan,) = remat.plans_of(trained).plans
     runs = {
         "plain": measure.forward_backward(compiled(copy.deepcopy(model)), args),
         "plan": measure.forward_backward(trained, args),

@@ -45,7 +45,6 @@ def rank(case: str, kind: str) -> dict[str, str]:
     import remat
     from gpu.parts import digest
     from gpu.subjects import SMALL, Block
-    from remat.distributed.ranks import RankPlanner
 
     number = int(os.environ["RANK"])
     device = torch.device(kind if kind == "cpu" else f"{kind}:{number}")
@@ -58,11 +57,11 @@ def rank(case: str, kind: str) -> dict[str, str]:
         torch.manual_seed(1)
         model = torch.nn.Sequential(*(Block(SMALL.width) for _ in range(3))).to(device)
         if plan and case == "ddp":
-            remat.enable(model, budget="40%", planner=RankPlanner("greedy"))
+            remat.enable(model, budget="40%", planner="greedy", ranks=True)
         if case == "fsdp2":
             for block in model:
                 if plan:
-                    remat.enable(block, budget="80%", planner=RankPlanner("greedy"))
+                    remat.enable(block, budget="80%", planner="greedy", ranks=True)
                 fully_shard(block)
             fully_shard(model)
         wrapped: Any = DistributedDataParallel(model) if case == "ddp" else model

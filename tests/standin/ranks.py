@@ -27,6 +27,7 @@ from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
 
 import remat  # noqa: E402
+from remat.pipelines.pipeline import PipelinePlans  # noqa: E402
 from remat.pipelines.search import Search  # noqa: E402
 from remat.planning.budget import Budget  # noqa: E402
 from standin.module import CONTEXT_BYTES  # noqa: E402
@@ -67,7 +68,7 @@ class Rank:
         """Of the schedule; what it returns is not held."""
         self.schedule.step(*self.args, **self.kwargs)
 
-    def plans(self, budget: Budget) -> remat.PipelinePlans:
+    def plans(self, budget: Budget) -> PipelinePlans:
         """Of its stages."""
         return remat.optimize_pipeline(
             self.stages,

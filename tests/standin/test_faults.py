@@ -62,11 +62,11 @@ def test_a_plan_on_the_second_device_is_measured_there() -> None:
     model, x = Wide().to(there), torch.randn(512, 256).to(there)
     device.forget_peaks(0)
     first = device.figures(0)
-    planned = remat.optimize(model, (x,), budget=remat.Fraction(0.7), planner="greedy")
+    planned = remat.optimize(copy.deepcopy(model), (x,), budget=remat.Fraction(0.7), planner="greedy")
     plain = measure.outcome(model, measure.forward_backward(model, (x,)))
     found = measure.outcome(planned, measure.forward_backward(planned, (x,)))
     assert measure.differences(plain, found) == []
-    (peak,) = planned.peaks.values()
+    (peak,) = remat.plans_of(planned).peaks.values()
     assert peak.as_predicted
     assert device.figures(0) == first, "nothing was allocated on the current device"
 
@@ -124,10 +124,10 @@ def test_sums_of_atomic_additions_differ_from_run_to_run(patched_kernels: torch.
     patched_kernels.impl("embedding_dense_backward", backward, "CUDA")
     torch.manual_seed(0)
     model, x = Words().to(DEVICE), torch.randint(4, (4096,)).to(DEVICE)
-    planned = remat.optimize(model, (x,), budget=remat.Fraction(0.7), planner="greedy")
+    planned = remat.optimize(copy.deepcopy(model), (x,), budget=remat.Fraction(0.7), planner="greedy")
 
     def table(run: Any) -> torch.Tensor:
-        found = measure.outcome(model, measure.forward_backward(run, (x,))).gradients["table.weight"]
+        found = measure.outcome(run, measure.forward_backward(run, (x,))).gradients["table.weight"]
         assert found is not None
         return found
 
@@ -177,7 +177,7 @@ def test_each_thread_tries_convolutions_out_by_itself(
     with caplog.at_level(logging.WARNING, "remat"):
         planned = remat.optimize(model, (x,), budget=remat.Fraction(0.9), planner="greedy", self_check=False)
     assert "cudnn.benchmark is on" in caplog.text
-    (made,) = planned.plans.values()
+    (made,) = remat.plans_of(planned).plans
     assert made is not None
     step = measure.forward_backward(planned, (x,), loss=lambda y: y.square().mean())
     first, second = (measure.peak_memory(step, DEVICE).peak_bytes for _ in range(2))

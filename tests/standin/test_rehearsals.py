@@ -23,6 +23,7 @@ from remat.training.enable import plans_of
 from remat.training.job import Job
 from remat.training.reserved import Whole
 from remat.units.unit import UNBOUNDED, Unit
+from remat.units.units import optimize_units
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.test_faults import Wide
@@ -138,8 +139,8 @@ def test_a_join_reserves_what_its_rehearsal_did() -> None:
     optimizer = torch.optim.AdamW([p for module in tower for p in module.parameters()])
 
     def joined(budget: int) -> Any:
-        return remat.optimize_join(
-            (tower, tower), Meeting(), (x, x.neg()), budget=budget, planner="greedy", optimizer=optimizer
+        return remat.optimize_chain(
+            (tower, tower), (x, x.neg()), head=Meeting(), budget=budget, planner="greedy", optimizer=optimizer
         )
 
     budget = CONTEXT_BYTES + joined(2**40).reserved_bytes - 20 * MIB
@@ -154,7 +155,7 @@ def test_units_reserve_what_their_rehearsal_did() -> None:
     plain = trained(measure.forward_backward(model, (x,)), torch.optim.SGD(model.parameters(), 0.0))
     optimizer = torch.optim.AdamW(model.parameters())
     budget = CONTEXT_BYTES + plain - 20 * MIB
-    found = remat.optimize_units(model, model.blocks, (x,), budget=budget, planner="greedy", optimizer=optimizer)
+    found = optimize_units(model, model.blocks, (x,), budget=budget, planner="greedy", optimizer=optimizer)
     assert found.reserved_bytes is not None
     assert found.reserved_bytes + CONTEXT_BYTES <= budget
     assert found.overhead > 0
@@ -185,8 +186,7 @@ def test_the_largest_batch_is_one_of_what_the_driver_gives() -> None:
         if tried.measured_bytes is None:
             continue
         assert tried.predicted_bytes is not None
-        # after other tests of the lane one prediction is 12 MiB above what is measured, and not below: cause not found
-        assert 0.99 * tried.measured_bytes <= tried.predicted_bytes <= 1.04 * tried.measured_bytes
+        assert tried.predicted_bytes == pytest.approx(tried.measured_bytes, rel=0.01)
     x, optimizer = numbers(found.batch, 64).to(DEVICE), torch.optim.AdamW(model.parameters())
     with device.limited(budget - CONTEXT_BYTES):
         planned = remat.optimize(model, (x,), budget=budget, planner="greedy", optimizer=optimizer)
@@ -213,7 +213,7 @@ def test_units_that_are_planned_later_keep_to_the_budget_of_the_model() -> None:
         device.empty_cache()
         with contextlib.nullcontext() if bold else device.limited(budget):
             found[bold] = trained(measure.forward_backward(model, (x,)), optimizer)
-        plans = [plan for block in model.blocks for plan in plans_of(block).plans.values()]
+        plans = [plan for block in model.blocks for plan in plans_of(block).plans]
         foreseen = [plan.memory.reserved for plan in plans if plan is not None and plan.memory is not None]
         assert len(foreseen) == (0 if bold else 3)
         assert bold or max(foreseen) == pytest.approx(found[bold], rel=0.01)

@@ -150,13 +150,13 @@ def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
     assert isinstance(there, Accelerator)
     assert there.outside_bytes() == CONTEXT_BYTES
     plain = remat.optimize(copy.deepcopy(model), (x,), budget=2**40, planner="greedy", optimizer=optimizer)
-    (unbounded,) = plain.plans.values()
+    (unbounded,) = remat.plans_of(plain).plans
     assert unbounded is not None
     assert unbounded.memory is not None
     del plain
     budget = CONTEXT_BYTES + unbounded.memory.reserved - 60 * MIB
     trained = remat.optimize(model, (x,), budget=budget, planner="greedy", optimizer=optimizer)
-    (planned,) = trained.plans.values()
+    (planned,) = remat.plans_of(trained).plans
     assert planned is not None
     assert planned.memory is not None
     assert planned.answer.overhead

@@ -27,6 +27,7 @@ __all__ = [
     "backward_task",
     "boxed",
     "boxed_gradients",
+    "compiled_node",
     "gives_all_gradients",
     "has_gradient_hooks",
     "has_hooks_after_accumulation_alone",
@@ -90,6 +91,28 @@ def backward_node(outputs: Iterable[torch.Tensor], function: Callable[..., Any])
         if runs is function:
             return node
         if runs is None:  # a view of an output; behind another planned step there is nothing of this one
+            stack += [following for following, _ in node.next_functions]
+    return None
+
+
+def compiled_node(outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], unless: Any) -> Any:
+    """The node that AOTAutograd has made for a call with these outputs; None: nothing of them has a gradient.
+
+    Args:
+        inputs: of the call, which may be among its outputs, with nodes of earlier calls.
+        unless: a key that the nodes of calls have in their metadata which are known already.
+    """
+    earlier = {t.grad_fn for t in inputs}
+    stack, seen = [t.grad_fn for t in outputs if t.grad_fn not in earlier], set()
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(getattr(node, "_forward_cls", None), "compiled_bw"):
+            if unless not in node.metadata:
+                return node
+        else:  # a view of an output
             stack += [following for following, _ in node.next_functions]
     return None
 

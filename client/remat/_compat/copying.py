@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +11,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
     "MODULE_STACKS",
+    "copy_sources",
     "description",
     "empty_like",
     "example_of",
     "fake_like",
     "fake_tensor",
-    "input_names",
+    "input_place",
     "is_backward",
     "is_wrapper",
     "of_torch_or_python",
-    "replaced_graph",
     "sequence_number",
     "traced_from",
 ]
@@ -57,6 +55,20 @@ def description(node: fx.Node) -> Any:
     return node.meta.get("desc")
 
 
+def input_place(node: fx.Node) -> int | None:
+    """Which input of Dynamo's graph an input of a joint graph is; None for a tensor that the graph itself holds."""
+    return getattr(node.meta.get("desc"), "idx", None)
+
+
+def copy_sources(like: Any, to: Any) -> None:
+    """Say of a graph of torch.compile's where its inputs come from, which copying its nodes does not."""
+    for its, mine in zip(*(each.graph.find_nodes(op="placeholder") for each in (like, to)), strict=True):
+        if hasattr(its, "_dynamo_source"):
+            mine._dynamo_source = its._dynamo_source
+    if hasattr(like, "_param_name_to_source"):
+        to._param_name_to_source = like._param_name_to_source
+
+
 def is_backward(node: fx.Node) -> bool:
     """Whether AOTAutograd says that the backward pass made a node."""
     return node.meta.get("partitioner_tag") == "is_backward"
@@ -72,25 +84,6 @@ def traced_from(node: fx.Node) -> str:
     """The name of Dynamo's node for which AOTAutograd's forward pass made this one; empty where it does not say."""
     sources = node.meta.get("from_node")
     return str(sources[0].name) if sources else ""
-
-
-@contextlib.contextmanager
-def replaced_graph(module: Any, graph: fx.Graph) -> Iterator[None]:
-    """Inside, what runs a module of Dynamo's node by node finds another graph."""
-    before = module._graph
-    module._graph, graph.owning_module = graph, module
-    try:
-        yield
-    finally:
-        module._graph = before
-
-
-def input_names(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[fx.Node, str]:
-    """The names of the parameters and buffers, by the placeholders of Dynamo's graph."""
-    names = {id(t): name for name, t in (*module.named_buffers(), *module.named_parameters())}
-    given = module._dynamo_bytecode_flatten(*args, *kwargs.values())
-    placeholders = module.graph.find_nodes(op="placeholder")
-    return {p: names[id(t)] for p, t in zip(placeholders, given, strict=True) if id(t) in names}
 
 
 def fake_tensor(

@@ -7,13 +7,9 @@ with required():
         autograd,
         copying,
         fake_cuda,
-        guards,
-        keeping,
         memory,
         module_state,
         operators,
         optimizers,
-        plain,
-        surroundings,
         tracing,
     )

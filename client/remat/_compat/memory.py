@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable
 
 import torch
 import torch._C._autograd as _autograd
@@ -18,7 +19,6 @@ __all__ = [
     "stop_marked_recording",
     "stop_recording",
     "storage_key",
-    "storage_keys",
 ]
 
 MARK = "remat: "
@@ -31,11 +31,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The `storage_key` of each, without a call for each: it is asked before every step."""
-    return [t.untyped_storage()._cdata for t in tensors]
-
-
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether it stands for several tensors at once, as `is_grads_batched` makes them: such a one has no storage."""
     try:
@@ -46,12 +41,30 @@ def is_batched(tensor: torch.Tensor) -> bool:
 
 
 def recording() -> bool:
-    """Whether a profiler, the caller's own perhaps, is at work in this thread."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+    """Whether a profiler, the caller's own perhaps, is at work in this thread that does not give way."""
+    return _HERE.gives_way is None and bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
-def start_recording() -> None:
-    """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto."""
+class _Here(threading.local):
+    """Of this thread: what is called when its recording has to give way to another one; None: it does not give way."""
+
+    gives_way: Callable[[], None] | None = None
+
+
+_HERE = _Here()
+
+
+def start_recording(gives_way: Callable[[], None] | None = None) -> None:
+    """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto.
+
+    Args:
+        gives_way: called if another recording begins in this thread, which ends this one; None: none may.
+    """
+    before = _HERE.gives_way
+    if before is not None:
+        stop_marked_recording()
+        before()
+    _HERE.gives_way = gives_way
     off = _profiler._ExperimentalConfig()
     config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
     _autograd._enable_profiler_legacy(config)
@@ -64,6 +77,7 @@ def stop_recording() -> list[int]:
 
 def stop_marked_recording() -> list[int | str]:
     """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
+    _HERE.gives_way = None
     threads = _autograd._disable_profiler_legacy()
     start = next(record for records in threads for record in records)
     found: list[tuple[float, int | str]] = []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,24 +17,14 @@ __all__ = [
     "FORWARD_HOOKS",
     "FORWARD_PRE_HOOKS",
     "GLOBAL_HOOKS",
-    "HANDLED",
     "MODULES",
     "MODULES_OWN",
     "PARAMETERS",
-    "SHARED",
     "active_ddp",
-    "backward_hooks_of_all",
     "buffers_of",
     "called_module",
     "flattened_by_fsdp",
-    "forward_pre_hooks",
     "global_hooks",
-    "has_backward_hooks",
-    "has_hooks",
-    "has_tensor_hooks",
-    "hooks_put_back",
-    "hooks_set_aside",
-    "modules_of",
     "parameters_of",
     "sharded_by_fsdp",
     "unreduced_by_fsdp",
@@ -53,18 +41,6 @@ _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 CALL_HOOKS = (FORWARD_HOOKS, FORWARD_PRE_HOOKS, *_BACKWARD_HOOKS)
 """The hooks that run around a module's call."""
 
-SHARED = (
-    PARAMETERS,
-    BUFFERS,
-    MODULES,
-    "_non_persistent_buffers_set",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-"""What two modules have in common that are one to whoever reads, loads or replaces their state."""
-
 MODULES_OWN = frozenset(nn.Module().__dict__) - {"training"}
 """What nn.Module itself keeps on each module, but for its train mode."""
 
@@ -76,16 +52,8 @@ GLOBAL_HOOKS = (
 )
 """The hooks that run around every module's call."""
 
-HANDLED = frozenset(
-    name
-    for held in (nn.Module().__dict__, vars(_module))
-    for name, value in held.items()
-    if isinstance(value, dict) and name.startswith("_") and "hooks" in name
-)
-"""The dictionaries of hooks, a module's and those of all modules. Their keys are the numbers of handles, which torch
-counts through the whole process, and mean nothing but which entries are of one handle."""
-
-require([f"nn.Module.{name}" for name in sorted({*CALL_HOOKS, *SHARED}) if name not in nn.Module().__dict__])
+_OWN = {PARAMETERS, BUFFERS, MODULES, *CALL_HOOKS}
+require([f"nn.Module.{name}" for name in sorted(_OWN) if name not in nn.Module().__dict__])
 require([name for name in GLOBAL_HOOKS if not hasattr(_module, name)])
 
 
@@ -99,66 +67,9 @@ def buffers_of(module: nn.Module) -> dict[str, Any]:
     return module._buffers
 
 
-def modules_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """A module's own submodules by name."""
-    return module._modules
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks of a module's own run around its call."""
-    return any(module.__dict__[name] for name in CALL_HOOKS)
-
-
-def has_tensor_hooks(tensor: torch.Tensor) -> bool:
-    """Whether hooks see a tensor's gradient."""
-    return bool(tensor._backward_hooks)
-
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether hooks of a module's own run in its backward pass."""
-    return any(module.__dict__[name] for name in _BACKWARD_HOOKS)
-
-
-def forward_pre_hooks(module: nn.Module) -> list[Any]:
-    """What runs before a module's forward."""
-    return list(module._forward_pre_hooks.values())
-
-
-def backward_hooks_of_all() -> bool:
-    """Whether hooks run in every module's backward pass."""
-    return any(getattr(_module, f"_global{name}") for name in _BACKWARD_HOOKS)
-
-
 def global_hooks() -> tuple[Any, ...]:
     """The hooks that run around every module's call, in order."""
     return tuple(hook for name in GLOBAL_HOOKS for hook in getattr(_module, name).values())
-
-
-HooksAside: TypeAlias = list[dict[Any, Any]]
-"""The hooks that run around every module's call, set aside."""
-
-
-@contextlib.contextmanager
-def hooks_set_aside() -> Iterator[HooksAside]:
-    """Inside, no hooks run around every module's call; gives them for `hooks_put_back`."""
-    before: HooksAside = [dict(getattr(_module, name)) for name in GLOBAL_HOOKS]
-    with hooks_put_back([{} for _ in before]):
-        yield before
-
-
-@contextlib.contextmanager
-def hooks_put_back(aside: HooksAside) -> Iterator[None]:
-    """Inside, these hooks run around every module's call, and no others."""
-    found = [(getattr(_module, name), dict(getattr(_module, name))) for name in GLOBAL_HOOKS]
-    for (hooks, _), wanted in zip(found, aside, strict=True):
-        hooks.clear()
-        hooks.update(wanted)
-    try:
-        yield
-    finally:
-        for hooks, before in found:
-            hooks.clear()
-            hooks.update(before)
 
 
 _CALL = nn.Module._call_impl.__code__

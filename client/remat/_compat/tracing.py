@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
-import inspect
-import random
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch._dynamo.config as _dynamo_config
-import torch._dynamo.output_graph as _output_graph
-import torch._dynamo.variables.user_defined as _user_defined
 import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.convert_frame import get_traced_fn
-from torch._dynamo.exc import unimplemented
-from torch._dynamo.functional_export import (
-    DynamoBytecodeFlatten,
-    DynamoBytecodeUnflatten,
-    dynamo_graph_capture_for_export,
-)
-from torch._dynamo.source import TempLocalSource
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import (
     SubclassGetAttrAOTInput,
     SubclassSizeAOTInput,
     SubclassStrideAOTInput,
-    SyntheticBaseAOTInput,
-    ViewBaseAOTInput,
 )
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._guards import CompileContext, TracingContext, detect_fake_mode, tracing
@@ -44,39 +28,34 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .module_state import CALL_HOOKS, hooks_set_aside
 from .versions import lacking, require
 
 __all__ = [
     "CHECKS",
     "FakeTensor",
     "FakeTensorMode",
-    "SideEffects",
-    "aot_backend",
     "compile_joint",
-    "description_of",
     "descriptors",
     "detect_fake_mode",
+    "draws_numbers",
     "dynamo_settings",
     "export_joint",
     "forward_outputs",
     "frame_number",
-    "has_merged_inputs",
     "has_tangents",
+    "inside_transform",
+    "is_no_graph",
     "is_tangent",
     "joint_graph",
     "module_path",
     "no_function_modes",
-    "numbers_kept",
     "only_real_tensors",
     "own_checkpoint",
     "own_checkpoints",
-    "raised_by_the_code",
+    "raised_by_backend",
     "saved_unchecked",
     "set_descriptors",
     "split_by_ddp",
-    "state_names",
-    "strict_graph",
     "traced_alone",
     "updated_inputs",
 ]
@@ -86,15 +65,10 @@ require(
         (
             (aot_export_joint_with_descriptors, ("stack", "mod", "args", "kwargs")),
             (aot_compile_joint_with_descriptors, ("jd", "partition_fn", "fw_compiler", "bw_compiler")),
-            (unimplemented, ("gb_type", "context")),
         ),
         (
             (_dynamo_config, "ignore_logging_functions"),
-            (_dynamo_config, "automatic_dynamic_shapes"),
             (_functorch_config, "donated_buffer"),
-            (_output_graph, "warnings"),
-            (_output_graph, "unimplemented"),
-            (_user_defined, "call_random_fn"),
             (InstructionTranslator, "current_tx"),
             (EffectHolder, "register"),
         ),
@@ -129,160 +103,24 @@ def checks_as_operators() -> Iterator[None]:
             holder.register(effect)
 
 
-class SideEffects(Exception):
-    """The module's code changes Python state that lives on after the call; a graph would not.
-
-    Attributes:
-        stack: where it first does so, as text; empty where Dynamo did not note it.
-    """
-
-    def __init__(self, sources: Sequence[str], stack: str) -> None:
-        named = [re.sub(r"\._modules\['(.+?)'\]", r".\1", source).replace("L['self']", "self") for source in sources]
-        super().__init__(", ".join(named))
-        self.stack = stack
-
-
-def strict_graph(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ignored: frozenset[Callable[..., Any]]
-) -> torch.nn.Module:
-    """A module, or a method of one, as one graph by Dynamo; `ignored` are logging functions.
-
-    The graph has the module's parameters and buffers under their own names, and its submodules.
-
-    Every size is captured as itself. Left to its own settings Dynamo takes a size that has changed for a symbol, which
-    takes it twice as long, and the joint graph is of one size all the same.
-    """
-    settings: dict[str, Any] = {"ignore_logging_functions": set(ignored), "automatic_dynamic_shapes": False}
-    settings["skip_nnmodule_hook_guards"] = False
-    told = _Told()
-    with told.listening(), _drawing_nothing(), _dynamo_config.patch(**settings):
-        graph: Any = dynamo_graph_capture_for_export(call)(*args, **kwargs)
-    made = graph._dynamo_bytecode_flatten.out
-    if any(name.startswith("__gen_rand_values") for name in made.graph_capture_output.bytecode.co_names):
-        graph._dynamo_bytecode_flatten.__class__, graph._dynamo_bytecode_unflatten.__class__ = _Flatten, _Unflatten
-    # left among the globals of the caller's code, it would hold the module and this call's arguments for good
-    made.graph_capture_output.f_globals.pop(made.backend_input.backend_id, None)
-    own = _keywords_of(call)
-    harmful = {s: stack for s, stack in told.side_effects.items() if s != own and not _harmless(s)}
-    if harmful:
-        raise SideEffects(list(harmful), next(filter(None, harmful.values()), ""))
-    graph.__dict__.pop("forward", None)  # an instance's own, which is traced
-    if not isinstance(call, torch.nn.Module):
-        for name in CALL_HOOKS:  # they run around a call of the module
-            getattr(graph, name).clear()
-        graph._wrapped_call.cls_call = None
-    return graph  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def numbers_kept() -> Iterator[None]:
-    """Python's `random` is as before afterwards. For as short as possible: other threads draw from it, too."""
-    before = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(before)
-
-
-class _Flatten(DynamoBytecodeFlatten):
-    """From a call's arguments to the graph's inputs, for which it draws the numbers of Python's that the code draws."""
-
-    def __call__(self, *args: Any) -> Any:
-        with numbers_kept():
-            return super().__call__(*args)
-
-
-class _Unflatten(DynamoBytecodeUnflatten):
-    """From the graph's results to what the call returns; it draws those numbers again."""
-
-    def __call__(self, *args: Any) -> Any:
-        with numbers_kept():
-            return super().__call__(*args)
-
-
-@contextlib.contextmanager
-def _drawing_nothing() -> Iterator[None]:
-    """Inside, the numbers of Python's `random` that Dynamo draws for examples are put back, each at once."""
-    before = _user_defined.call_random_fn
-
-    def put_back(*args: Any, **kwargs: Any) -> Any:
-        with numbers_kept():
-            return before(*args, **kwargs)
-
-    _user_defined.call_random_fn = put_back
-    try:
-        yield
-    finally:
-        _user_defined.call_random_fn = before
-
-
-class _Told:
-    """Stands for what Dynamo speaks by: it keeps what is said of side effects, and names a line where none is named.
-
-    It takes the place of the module `warnings` and of `unimplemented` where Dynamo looks at what a graph returns.
-
-    `warnings.catch_warnings` is not enough: whoever leaves another one meanwhile, in another thread or in a suspended
-    function that the garbage collector ends, puts back the state from before, and what is said after that is lost.
-    """
-
-    def __init__(self) -> None:
-        self.side_effects: dict[str, str] = {}  # what is changed → the stack of the first change, or ""
-
-    def warn(self, message: str, *args: Any, **kwargs: Any) -> None:
-        if "side effects happened" in message:
-            stacks = InstructionTranslator.current_tx().output.side_effects.mutation_user_stacks
-            named = [(v.source, v) for v in stacks if v.source and not isinstance(v.source, TempLocalSource)]
-            first = {source.name: "".join(stacks[var][0].format()) for source, var in named}
-            for source in ast.literal_eval(message[message.index("[") :]):
-                self.side_effects[source] = first.get(source, "")
-        else:
-            warnings.warn(message, *args, **{"stacklevel": 2, **kwargs})
-
-    @staticmethod
-    def unimplemented(*, gb_type: str, context: str, **said: Any) -> NoReturn:
-        """Refuse what the graph returns for a `requires_grad_()` with the line of the first one."""
-        if "requires_grad_()" in gb_type:
-            nodes = InstructionTranslator.current_tx().output.graph.nodes
-            context += "\n" + next((n.stack_trace for n in nodes if n.target == "requires_grad_" and n.stack_trace), "")
-        unimplemented(gb_type=gb_type, context=context, **said)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        speaker: Any = _output_graph
-        before = speaker.warnings, speaker.unimplemented
-        speaker.warnings, speaker.unimplemented = self, self.unimplemented
-        try:
-            yield
-        finally:
-            speaker.warnings, speaker.unimplemented = before
-
-
-def _keywords_of(call: Callable[..., Any]) -> str:
-    """The source of the dictionary that a function's `**kwargs` are: one of its own for each call; empty without."""
-    code = get_traced_fn(call)[0].__code__
-    position = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
-    return f"L['{code.co_varnames[position]}']" if code.co_flags & inspect.CO_VARKEYWORDS else ""
-
-
-def _harmless(source: str) -> bool:
-    """State that the call itself puts back: transformers' collector of hidden states."""
-    return "__import_transformers_dot_utils_dot_output_capturing" in source
-
-
 def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts."""
-    with hooks_set_aside(), checks_as_operators():  # hooks are in the graph
+    with checks_as_operators():
+        without_hooks(module)  # they are in the graph
         return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
+
+
+def without_hooks(module: torch.nn.Module) -> None:
+    """Let a captured graph run without the hooks of all modules, which are in it."""
+    kind = type(module)
+    if not hasattr(kind, "without_hooks"):
+        own = {"__call__": lambda self, *args, **kwargs: self.forward(*args, **kwargs), "without_hooks": True}
+        module.__class__ = type(kind.__name__, (kind,), own)
 
 
 def joint_graph(descriptor: Any) -> fx.GraphModule:
     """The graph of an exported joint."""
     return descriptor.graph_module  # type: ignore[no-any-return]
-
-
-def state_names(descriptor: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the parameters and of the buffers that an exported joint takes, each in their order."""
-    return tuple(descriptor.params_spec), tuple(descriptor.buffers_spec)
 
 
 def forward_outputs(descriptor: Any) -> int:
@@ -328,17 +166,6 @@ def _kept_subclasses(found: Sequence[Any] | None) -> list[Any] | None:
     return None if found is None else [copy.copy(each) for each in found]
 
 
-def aot_backend(partition: Callable[..., Any], forward: Any, backward: Any) -> Callable[..., Any]:
-    """A backend for torch.compile that partitions with `partition` and runs the two graphs as these make them."""
-    made = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
-
-    def run(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _functorch_config.patch(donated_buffer=False), checks_as_operators():
-            return made(module, example_inputs)
-
-    return run
-
-
 def no_function_modes() -> Any:
     """No function mode inside: a graph of Dynamo's has what the caller's modes did, and traced again has it once."""
     return torch._C.DisableTorchFunction()
@@ -348,6 +175,13 @@ def split_by_ddp() -> bool:
     """Whether Dynamo compiles a graph that DistributedDataParallel's optimizer has cut at its buckets."""
     context = TracingContext.try_get()
     return getattr(context, "ddp_optimizer_ctx", None) is not None
+
+
+def draws_numbers() -> bool:
+    """Whether the code that Dynamo compiles draws numbers of Python's, which it does before the graph runs."""
+    with contextlib.suppress(AttributeError, IndexError):  # in another thread than Dynamo's
+        return bool(InstructionTranslator.current_tx().output.random_calls)
+    return False
 
 
 def frame_number() -> int | None:
@@ -418,11 +252,6 @@ def descriptors(graph: fx.Graph) -> list[Any]:
     return list(graph.output_node().meta.get("desc") or ())
 
 
-def description_of(node: fx.Node) -> str:
-    """What AOTAutograd says of an input, or of all results, in words; "None" where it says nothing."""
-    return repr(node.meta.get("desc"))
-
-
 def set_descriptors(graph: fx.Graph, described: Sequence[Any]) -> None:
     """Say of each result of a graph what AOTAutograd's runtime is to know of it, or None."""
     graph.output_node().meta["desc"] = list(described)
@@ -433,12 +262,6 @@ def updated_inputs(graph: fx.Graph) -> dict[int, fx.Node]:
     inputs = {n.meta["desc"]: n for n in graph.nodes if n.op == "placeholder" and "desc" in n.meta}
     sources = (getattr(descriptor, "mutated_input", None) for descriptor in descriptors(graph))
     return {position: inputs[source] for position, source in enumerate(sources) if source is not None}
-
-
-def has_merged_inputs(graph: fx.Graph) -> bool:
-    """Whether inputs that share memory, of which one is overwritten, have become one input, before all others."""
-    described = (node.meta.get("desc") for node in graph.nodes if node.op == "placeholder")
-    return any(isinstance(each, SyntheticBaseAOTInput | ViewBaseAOTInput) for each in described)
 
 
 def module_path(node: fx.Node) -> str:
@@ -460,9 +283,19 @@ def own_checkpoints(graph: fx.Graph) -> int:
     return len({own_checkpoint(node) for node in graph.nodes} - {None})
 
 
-def raised_by_the_code(error: Exception) -> bool:
-    """Whether Dynamo stopped where the traced code itself raises."""
-    return str(error).startswith("Observed exception")
+def inside_transform() -> bool:
+    """Whether a transform of `torch.func` is around: Dynamo would run the code as it is, now and ever after."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def raised_by_backend(error: Exception) -> Exception:
+    """What a backend raised where Dynamo says that one failed; any other error is itself."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+
+
+def is_no_graph(error: Exception) -> bool:
+    """Whether Dynamo says that a function is no single graph."""
+    return isinstance(error, TorchDynamoException)
 
 
 def saved_unchecked(node: fx.Node) -> bool:

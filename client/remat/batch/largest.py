@@ -17,10 +17,11 @@ from torch import nn
 from remat_ir import Answer, InvalidData
 
 from ..capture.operations import check_functional
+from ..distributed.ranks import planner_of
 from ..errors import NothingFound
 from ..planning.budget import Budget, Fraction, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
-from ..planning.planner import Planner, plan_or_raise, planner_for
+from ..planning.planner import Planner, plan_or_raise
 from ..training.job import Job
 from ..training.names import with_name
 from .search import BatchSearch, Try
@@ -107,7 +108,7 @@ def max_batch(
     check_functional(asking.functional_ops)
     if asking.link is not None:
         raise InvalidData("max_batch looks for plans that move nothing to the host: leave link= out")
-    asked = planner_for(planner)
+    asked = planner_of(planner, asking)
     model = _made(make_model)
     asking = with_name(asking, type(model).__name__)
     job = Job(None if make_optimizer is None else make_optimizer(model))

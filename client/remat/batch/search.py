@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ from ..planning.planner import CoordinatedPlanner
 from ..planning.sizes import same_structure
 from ..profiling.measure import forward_backward, peak_memory
 from ..profiling.room import rehearsed
+from ..training.enable import following
 from ..training.job import Job
-from ..training.module import Rematerialized
 from ..training.optimize import carry_out
 from ..training.planned import Planned
 from ..training.reserved import StepRoom
@@ -200,9 +200,9 @@ class BatchSearch:
 
         Where the budget is what a driver has to give, it is that of some steps.
         """
-        module = Rematerialized(self.model, lambda *_: planned, self_check=False)  # the step is watched here
+        module, asking = self.model, replace(self.asking, self_check=False, on_failure="raise")  # watched here
         module.zero_grad(set_to_none=True)
-        run = forward_backward(module, args, kwargs, self.loss)
+        run = forward_backward(following(module, planned, self.planner, asking), args, kwargs, self.loss)
         try:
             if room is not None and room.device is not None:
                 return room.outside + rehearsed(room.device, run, self.job.blocks(), module.zero_grad)

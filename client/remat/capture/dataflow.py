@@ -94,6 +94,12 @@ def device_of(flow: Dataflow) -> torch.device:
     return next((t.device for p in flow.primals for t in tensors(p.meta.get("val"))), torch.device("cpu"))
 
 
+def resident_bytes(flow: Dataflow) -> int:
+    """Bytes of the parameters, buffers and inputs that a joint graph takes, each storage once."""
+    found = {s for primal in flow.primals for s in flow.storages_of.get(primal, ())}
+    return sum(flow.sizes[s] for s in found)
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator: attention with a dropout of 0 does not."""
     target = node.target

@@ -291,23 +291,23 @@ def _renamed(run: Run, number: int) -> dict[str, dict[Any, Any]]:
     return found
 
 
-def expand(joint: fx.GraphModule, found: Sequence[Run], names: Mapping[fx.Node, str]) -> None:
+def expand(joint: fx.GraphModule, found: Sequence[Run], places: Mapping[fx.Node, int]) -> None:
     """Add to a joint graph the blocks that were not traced.
 
     Args:
         found: the runs of which the graph has the first blocks and the last.
-        names: of the parameters and buffers, by Dynamo's placeholders.
+        places: of the inputs, by Dynamo's placeholders.
 
     Raises:
         NotAlike: what was traced differs from block to block.
     """
     with _compat.only_real_tensors(), torch.no_grad():
         for run in found:
-            _Expansion(joint, _traced(joint, run, names), run).add()
+            _Expansion(joint, _traced(joint, run, places), run).add()
     joint.graph.lint()
 
 
-def _traced(joint: fx.GraphModule, run: Run, names: Mapping[fx.Node, str]) -> _Traced:
+def _traced(joint: fx.GraphModule, run: Run, places: Mapping[fx.Node, int]) -> _Traced:
     nodes = list(joint.graph.nodes)
     block = {node.name: number for number, nodes in enumerate(run.blocks) for node in nodes}
     by_sequence: dict[int | None, int | None] = {}
@@ -327,10 +327,10 @@ def _traced(joint: fx.GraphModule, run: Run, names: Mapping[fx.Node, str]) -> _T
     a, b, c, d, e, f = marks
     if b - a != c - b or e - d != f - e:  # type: ignore[operator]
         raise NotAlike("two blocks have parts of different length")
-    primals = {getattr(_compat.description(n), "target", None): n for n in nodes if n.op == "placeholder"}
-    own = [[primals.get(names.get(p)) for p in placeholders] for placeholders in run.own]
+    primals = {_compat.input_place(n): n for n in nodes if n.op == "placeholder" and not _compat.is_tangent(n)}
+    own = [[primals.get(places.get(p, -1)) for p in placeholders] for placeholders in run.own]
     if any(primal is None for primals in own for primal in primals):
-        raise NotAlike("a block reads tensors that are neither parameters nor buffers")
+        raise NotAlike("a block reads tensors that are no inputs of the graph")
     owner: dict[int, tuple[fx.Node, int]] = {}
     for node in nodes:
         for leaf, tensor in enumerate(tensors(node.meta.get("val"))):

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 
+from .. import _compat
+from ..errors import CaptureError
 from .dataflow import Dataflow
 from .operations import Kind, Op, Operations
 from .stored import copying_bytes, same_layout
+
+copy_ = torch.ops.aten.copy_.default
 
 
 def with_updates(step: Operations, workspace: Mapping[fx.Node, int], together: bool = False) -> Operations:
@@ -90,3 +95,29 @@ def _readers(flow: Dataflow, ops: Sequence[Op], primal: fx.Node) -> list[int]:
     """The ops that read a parameter, ascending."""
     own = frozenset(_of(flow, primal))
     return [i for i, op in enumerate(ops) if any(own & set(flow.reads[n]) for n in op.nodes if n in flow.reads)]
+
+
+def updates_as_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Take Inductor's updates of inputs, `copy_(input, new)`, out of a graph, and return their new values first.
+
+    Raises:
+        CaptureError: one updates what is no input, or an input twice.
+    """
+    updates: dict[fx.Node, fx.Node] = {}
+    output = graph.output_node()
+    for node in list(graph.nodes):
+        if node.target is not copy_:
+            continue
+        target, new = node.args[0], node.args[1]
+        assert isinstance(target, fx.Node)
+        assert isinstance(new, fx.Node)
+        if target.op != "placeholder" or target in updates:
+            raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
+        node.replace_all_uses_with(new)
+        updates[target] = new
+        graph.erase_node(node)
+    results: Any = output.args[0]
+    described = _compat.descriptors(graph) or [None] * len(results)
+    output.args = ((*updates.values(), *results),)
+    _compat.set_descriptors(graph, [None] * len(updates) + described)
+    return updates

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,59 +24,37 @@ from remat_ir import (
     verify,
 )
 
-from ..distributed.ranks import RanksDiffer
-from ..errors import CaptureError, RematError
+from ..errors import CaptureError, RanksDiffer, RematError
 from ..planning.budget import Budget
-from ..planning.options import PlanFields, SolveOptions, solve_options
-from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
-from ..profiling.optimizers import check_optimizer
+from ..planning.options import SolveOptions
+from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from .join_profile import ProfiledJoin, agreed_join, join_of
 from .joined import JoinedModule
 from .rehearsal import StagesRoom
-from .training import stages_budget
 
 log = logging.getLogger("remat")
 
 
-def optimize_join(
-    branches: Sequence[nn.Sequential | Sequence[nn.Module]],
+def plan_join(
+    branches: Iterable[Iterable[nn.Module]],
     head: nn.Module,
     inputs: Sequence[torch.Tensor],
-    *,
     budget: Budget,
-    planner: Planner | str | None = None,
+    asked: CoordinatedPlanner,
+    asking: SolveOptions,
     optimizer: Any = None,
     ema: Any = None,
-    options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
 ) -> JoinedModule:
-    """Make a module of branches that meet in a head, which trains inside a memory budget.
-
-    It computes `head(branch_1(x_1), …, branch_k(x_k))`. Each stage is run and measured as it is, as `optimize_chain`
-    does it. The optimal plan of the join of equal steps (RR-9273) gives the order of the backward steps; with
-    `method="join"` it is also the plan, otherwise the graph of the measured stages is asked for with that method, and
-    the better of the two is taken. The budget is that of `optimize_chain`.
-
-    Args:
-        optimizer, ema: as for `remat.optimize`.
-        options, fields: those of `remat.SolveOptions` that concern the plan.
+    """Measure and plan branches that meet in a head; the budget is as `stages_budget` gives it.
 
     Raises:
-        CaptureError: a stage gives something other than one tensor, or overwrites its input; fewer than two branches,
-            or an empty one.
-        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
-        InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
-        RanksDiffer: the ranks' branches or budgets are not equal.
+        CaptureError, BudgetTooSmall, NothingFound, RanksDiffer: as `optimize_chain`.
     """
-    asking = solve_options(optimize_join, PlanFields, options, fields)
-    size = stages_budget(budget, asking.slack)
-    asked = planner_for(planner)
-    check_optimizer(optimizer)
     lists = [list(branch) for branch in branches]
     if len(lists) < 2 or not all(lists) or len(lists) != len(inputs):
         raise CaptureError(f"a join is two or more branches of stages, with an input each, not {len(lists)}")
     profiled = agreed_join(join_of(lists, head, inputs), asked.coordinator)
-    room = StagesRoom([*(m for b in lists for m in b), head], inputs, size, asked.coordinator, optimizer, ema)
+    room = StagesRoom([*(m for b in lists for m in b), head], inputs, budget, asked.coordinator, optimizer, ema)
     order = plain = [j for j in reversed(range(len(lists))) for _ in lists[j]]
 
     def ask(problem: Problem) -> Answer:

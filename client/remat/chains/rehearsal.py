@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Chain, Graph, Problem, budget_at
+from remat_ir import Chain, Graph, InvalidData, Problem, budget_at
 
 from .. import generators
 from .._compat import buffers_of, parameters_of
 from ..device import storage_bytes
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.coordinator import Coordinator
 from ..profiling.fixed import bucket_bytes, bytes_beside, existing_gradients
 from ..profiling.optimizers import update_blocks, update_memory
@@ -98,3 +98,14 @@ def _apart(module: nn.Module) -> Iterator[None]:
         for (parameters, buffers), (own_parameters, own_buffers) in zip(parts, before, strict=True):
             parameters.update(own_parameters)
             buffers.update(own_buffers)
+
+
+def stages_budget(budget: Budget, slack: float) -> Budget:
+    """A budget of stages, bytes of a device less the allocator's share.
+
+    Raises:
+        InvalidData: not a budget, or one of a unit.
+    """
+    if isinstance(budget, UnitBytes):
+        raise InvalidData("stages have one budget for all of them: give bytes, not remat.UnitBytes")
+    return device_budget(budget, slack)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from .._compat import boxed_gradients, gives_all_gradients, parameters_of, storage_key, version_counter
-from ..distributed.refused import refuse_searching_ddp
+from ..capture.refused import refuse_searching_ddp
 from ..errors import CaptureError
 from ..lowering.link import Copies, Link, link_of
 from ..switch import note_planned_call

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import nn
 
 from remat_ir import Answer, Chain, ChainPlan, ChainStep, InvalidData, InvalidPlan, Problem, Verb, verify
 
+from ..distributed.ranks import planner_of
 from ..errors import CaptureError
 from ..lowering.link import storable
 from ..lowering.link_profile import bandwidth
-from ..planning.budget import Budget, UnitBytes, device_budget
+from ..planning.budget import Budget
 from ..planning.coordinator import Coordinator
 from ..planning.options import DEFAULT, PlanFields, SolveOptions, solve_options
-from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise, planner_for
+from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from ..planning.quick import improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.optimizers import check_optimizer
 from .chained import ChainedModule
+from .join_training import plan_join
+from .joined import JoinedModule
 from .profile import ProfiledChain, chain_of
-from .rehearsal import StagesRoom
+from .rehearsal import StagesRoom, stages_budget
+
+
+@overload
+def optimize_chain(
+    stages: Iterable[nn.Module], x: torch.Tensor, *, head: None = None, **given: Any
+) -> ChainedModule: ...
+
+
+@overload
+def optimize_chain(
+    stages: Iterable[Iterable[nn.Module]], x: Sequence[torch.Tensor], *, head: nn.Module, **given: Any
+) -> JoinedModule: ...
 
 
 def optimize_chain(
-    stages: nn.Sequential | Sequence[nn.Module],
-    x: torch.Tensor,
+    stages: Iterable[Any],
+    x: Any,
     *,
-    budget: Budget,
+    budget: Budget | None = None,
+    segments: int | None = None,
+    head: nn.Module | None = None,
     planner: Planner | str | None = None,
     optimizer: Any = None,
     ema: Any = None,
@@ -38,9 +55,9 @@ def optimize_chain(
     host_bytes: int | None = None,
     on_progress: OnProgress | None = None,
     options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
-) -> ChainedModule:
-    """Make a module that runs stages one after the other and trains inside a memory budget.
+    **fields: Any,
+) -> ChainedModule | JoinedModule:
+    """Make a module that runs stages one after the other, or in branches that meet, and trains inside a memory budget.
 
     Nothing is captured: each stage is run and measured as it is, so any Python inside a stage is fine. The budget is
     that of `remat.optimize`; bytes of the device count parameters, buffers and the gradients of all parameters as
@@ -49,24 +66,54 @@ def optimize_chain(
     more, less is planned for. The plan is for inputs of the size of `x`: where sizes vary,
     `remat.optimize(…, mode="chain")` makes one for each.
 
+    With a `head` the stages are two or more branches, lists of stages, and `x` has an input for each: the module
+    computes `head(branch_1(x_1), …, branch_k(x_k))`. The optimal plan of the join of equal steps (RR-9273) gives
+    the order of the backward steps; with `method="join"` it is also the plan, otherwise the graph of the measured
+    stages is asked for with that method, and the better of the two is taken.
+
     Args:
+        stages: modules that take and give one tensor; with a head, two or more lists of such.
+        x: what the first stage is given; with a head, one tensor for each branch.
+        segments: in place of a budget, as for `torch.utils.checkpoint.checkpoint_sequential`: a plan of that many equal
+            segments of which only the inputs are kept, for which no planner is asked.
+        head: takes the results of the branches, one tensor each.
         optimizer, ema: as for `remat.optimize`.
         offload: whether values may move to the host and back; the link's bandwidth is measured.
         host_bytes: what the host may hold at most, or None without a limit.
         options, fields: those of `remat.SolveOptions` that concern the plan.
 
     Raises:
-        CaptureError: a stage gives something other than one tensor, or overwrites its input.
+        CaptureError: a stage gives something other than one tensor, or overwrites its input; fewer than two branches,
+            or an empty one.
         BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
-        InvalidData: not a budget of stages, not a planner, or not an option; before anything runs.
+        InvalidData: neither a budget of stages nor segments, or both; not a planner, or not an option; a head with
+            what is for one chain alone; before anything runs.
+        RanksDiffer: the ranks' branches or budgets are not equal.
+
+    Example:
+        >>> stages, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.ones(4, 8, requires_grad=True)
+        >>> optimize_chain(stages, x, segments=2)(x).sum().backward()
+        >>> x.grad.shape
+        torch.Size([4, 8])
     """
     asking = solve_options(optimize_chain, PlanFields, options, fields)
-    size = stages_budget(budget, asking.slack)
-    asked = planner_for(planner)
-    check_optimizer(optimizer)
+    if (budget is None) == (segments is None):
+        raise InvalidData("optimize_chain takes a budget, or a number of segments in place of it")
+    if budget is None and (asking != DEFAULT or planner is not None or head is not None):
+        raise InvalidData("segments are those of one chain, and no planner is asked: options go with a budget")
+    if head is not None and (offload or host_bytes is not None or on_progress is not None):
+        raise InvalidData("offload, host_bytes and on_progress are for one chain: branches move nothing to the host")
     modules = list(stages)
-    if not modules:
+    if not modules and head is None:
         raise CaptureError("there is no stage to train")
+    if segments is not None:
+        return _segmented(modules, x, segments)
+    assert budget is not None
+    size = stages_budget(budget, asking.slack)
+    asked = planner_of(planner, asking)
+    check_optimizer(optimizer)
+    if head is not None:
+        return plan_join(modules, head, x, size, asked, asking, optimizer, ema)
     return plan_chain(
         modules, x, ChainAsked(size, asked, asking, optimizer, ema, offload, host_bytes), on_progress=on_progress
     )
@@ -176,63 +223,6 @@ def carry_out_chain(
     return ChainedModule(modules, problem.subject, answer.plan, answer, needs_grad)
 
 
-def checkpoint_sequential(
-    functions: nn.Sequential | Sequence[nn.Module],
-    segments: int | None,
-    input: torch.Tensor,
-    *,
-    budget: Budget | None = None,
-    planner: Planner | str | None = None,
-    options: SolveOptions | None = None,
-    **fields: Unpack[PlanFields],
-) -> torch.Tensor:
-    """`torch.utils.checkpoint.checkpoint_sequential` with a budget: for those who change one import.
-
-    The first call for a shape profiles the stages and asks for a plan, later calls run by it; another shape of the same
-    stages starts on a quick plan, which the planner's takes the place of. Without a budget
-    `segments` says how much memory to use, as there: a plan of that many equal segments, for which nobody is asked.
-
-    Args:
-        options, fields: as for `optimize_chain`; they go with a budget.
-
-    Raises:
-        ValueError: neither a budget nor segments, or options without a budget.
-
-    Example:
-        >>> import remat, torch
-        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8, requires_grad=True)
-        >>> checkpoint_sequential(model, 2, x).sum().backward()
-        >>> x.grad.shape
-        torch.Size([4, 8])
-    """
-    asking = solve_options(checkpoint_sequential, PlanFields, options, fields)
-    if budget is None and asking != DEFAULT:
-        raise InvalidData("checkpoint_sequential asks nobody for a plan of segments: options go with a budget")
-    modules = list(functions)
-    kind = (input.shape, input.dtype, input.device, input.requires_grad)
-    who = planner if isinstance(planner, str) else id(planner)
-    same = (*map(id, modules), segments, repr(budget), who, asking)
-    made, _ = _made.get((same, kind), (None, planner))
-    if made is None:
-        if budget is not None:
-            asked = ChainAsked(stages_budget(budget, asking.slack), planner_for(planner), asking)
-            known = [other for (of, _), (other, _) in _made.items() if of == same]
-            made = plan_chain(modules, input, asked, known=known)
-        elif segments is not None:
-            made = _segmented(modules, input, segments)
-        else:
-            raise ValueError("checkpoint_sequential needs a budget or a number of segments")
-        while len(_made) >= 64:
-            _made.pop(next(iter(_made)))
-        _made[same, kind] = made, planner
-    result: torch.Tensor = made(input)
-    return result
-
-
-_made: dict[Any, tuple[ChainedModule, Planner | str | None]] = {}
-"""Planned chains by their modules, input and planner; each is held with these, so that no id is used twice."""
-
-
 def _segmented(modules: Sequence[nn.Module], x: torch.Tensor, segments: int) -> ChainedModule:
     chain, needs_grad = chain_of(modules, x)
     plan = segments_plan(chain.stages, segments)
@@ -253,14 +243,3 @@ def segments_plan(stages: int, segments: int) -> ChainPlan:
         steps += [ChainStep(Verb.F_ALL, s) for s in range(start, end + 1)]
         steps += [ChainStep(Verb.B, s) for s in range(end, start - 1, -1)]
     return ChainPlan(tuple(steps))
-
-
-def stages_budget(budget: Budget, slack: float) -> Budget:
-    """A budget of stages, bytes of a device less the allocator's share.
-
-    Raises:
-        InvalidData: not a budget, or one of a unit.
-    """
-    if isinstance(budget, UnitBytes):
-        raise InvalidData("stages have one budget for all of them: give bytes, not remat.UnitBytes")
-    return device_budget(budget, slack)

@@ -30,8 +30,9 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log on standard error what is done; full tracebacks.")
     ] = False,
@@ -44,6 +45,9 @@ def root(
     Exit codes: 0 a plan, 2 bad input, 3 infeasible, 4 nothing found in time, 5 the service could not be reached or
     failed.
     """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit
     log = logging.getLogger("remat")
     log.handlers = [Lines()]
     log.setLevel(logging.INFO if verbose else logging.WARNING)

@@ -47,7 +47,6 @@ class InOrder(TyperGroup):
 
 app = typer.Typer(
     cls=InOrder,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -112,8 +112,7 @@ def _check_cache(here: Settings) -> Check:
     except OSError as error:
         return "memo", None, f"{here.cache_dir} cannot be written ({error.strerror}): nothing is remembered"
     entries = sum(1 for _ in (here.cache_dir / "answers").glob("*/*.json"))
-    captures = sum(1 for _ in (here.cache_dir / "captures").glob("*.capture"))
-    return "memo", True, f"{here.cache_dir}: {entries} answers remembered, {captures} captured steps kept"
+    return "memo", True, f"{here.cache_dir}: {entries} answers remembered"
 
 
 def _version(package: str, before: str = "") -> str:

@@ -35,7 +35,7 @@ from .app import (
     app,
 )
 from .files import read_subject
-from .model import EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
+from .model import DEVICES, EXAMPLE, BatchOption, DeviceOption, ModelArgument, OptimizerOption, captured, target
 from .plot import check_picture, curve_chart, curve_picture, ranks_picture, ways_picture
 from .show import percent
 from .solve import asked_planner, budget_of, options_of, solve_options_of
@@ -55,9 +55,7 @@ METHODS = "auto,greedy,chen-sqrt,ap-sqrt,linearized-greedy,lp-rounding"
 )
 def fit(
     model: ModelArgument,
-    device: Annotated[
-        str, typer.Option("--device", "-d", metavar="D", help="a100, h100, h200, l40s, or a table's file.")
-    ],
+    device: Annotated[str, typer.Option("--device", "-d", metavar="D", help=f"{DEVICES}.")],
     batch: BatchOption = None,
     optimizer: OptimizerOption = None,
     release_gradients: Annotated[
@@ -91,7 +89,7 @@ def fit(
 ) -> int:
     check_picture(png)
     solve_options_of("auto", time_limit, 0.0, name=name)
-    found = target("fit").fit(
+    found = target("fit").predict(
         target("build").load(model),
         target("devices").target_of(device),
         optimizer=optimizer,
@@ -141,7 +139,7 @@ def _draw_curve(png: Path, found: Any) -> None:
 def _print(found: Any) -> None:
     """The table, and the curve below it."""
     console = Console()
-    console.print(str(found), highlight=False)
+    console.print(str(found), highlight=False, soft_wrap=True)
     console.print(f"\nshare of {readable(found.plain_bytes)}, and overhead by a plan", highlight=False)
     console.print(curve_chart(found.curve, found.plain_bytes, width=min(console.width, 100)), highlight=False)
 

@@ -18,6 +18,7 @@ from remat_ir import Answer, InvalidData, Plan, Problem, plain_peak
 from ..planning.budget import readable
 from ..planning.check import checked
 from ..planning.curves import memory_curve, memory_svg, plain_curve
+from ..planning.flags import LOST, STACKS, Setting, best_flags
 from ..planning.headline import headline
 from ..planning.links import named_link
 from ..planning.plan_file import PlannedStep, write_plan_file
@@ -58,9 +59,14 @@ Nothing large is allocated: tensors have shapes and no values while the function
 captured as it would be on that device and its kernels are priced by a roofline; without, they are measured here."""
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, such as train.py:make_model.")]
+DEVICES = (
+    "One of a10, a100, gaudi3, h100, h200, l4, l40s, mi300x, rtx3090, rtx4090, rtx5090, t4, v100,"
+    " or a table in a TOML or JSON file"
+)
+"""Written out: the names of `remat.target.devices` cannot be imported here without torch."""
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", "-d", metavar="D", help="a100, h100, h200, l40s, or a table in a TOML or JSON file."),
+    typer.Option("--device", "-d", metavar="D", help=f"{DEVICES}."),
 ]
 BatchOption = Annotated[
     int | None, typer.Option("--batch", metavar="N", min=1, help="Given to the function as its argument batch.")
@@ -151,6 +157,14 @@ def plan(
     batch: BatchOption = None,
     optimizer: OptimizerOption = None,
     link: LinkOption = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="STACK",
+            help="Show the best recompute flags of deepspeed, hf, megatron, nemo or torchtitan.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The plan, for plan= of remat.optimize.")
     ] = None,
@@ -170,6 +184,8 @@ def plan(
 ) -> int:
     asking = solve_options_of(method, time_limit, max_gap, steps, name)
     planner = asked_planner(base_url, local, options_of(option))
+    if stack is not None and stack not in STACKS:
+        raise InvalidData(f"--for takes {', '.join(sorted(STACKS))}, not {stack!r}")
     over = None if link is None else named_link(link)  # before the capture, which takes its time
     check_writable(output)
     if picture is not None and picture.suffix != ".svg":
@@ -192,14 +208,25 @@ def plan(
     assert isinstance(answer.plan, Plan)
     if output is not None:
         write_plan_file(output, [PlannedStep(graph, answer, found.priced)])
+    flags = None if stack is None else best_flags(found.graph.with_link(None), stack, size)
     curves = plain_curve(graph), memory_curve(graph, answer.plan)
     if picture is not None:
         _draw(picture, curves, size, headline(graph, answer))
     if as_json:
-        print(json.dumps(_data(found, answer), allow_nan=False))
+        print(json.dumps(_data(found, answer, flags), allow_nan=False))
         return code_of(answer)
     _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size)
+    if flags is not None and stack is not None:
+        Console().print(_flags_line(stack, flags, answer), highlight=False, soft_wrap=True)
     return code_of(answer)
+
+
+def _flags_line(stack: str, flags: Setting, answer: Answer) -> str:
+    """The best setting of a stack's flags, what it needs, and how far it is from the plan."""
+    assert answer.cost_ns is not None
+    more = percent(flags.cost_ns / answer.cost_ns - 1 if answer.cost_ns else 0.0)
+    lost = f" ({LOST[stack]})" if stack in LOST else ""
+    return f"{stack}: {flags.flags}; {readable(flags.peak_bytes)}, {more} slower than the plan{lost}"
 
 
 def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int) -> None:
@@ -225,7 +252,7 @@ def sure(found: Any, plan: Plan) -> str:
     return f"overhead {low} to {high} if each class of kernels is off by up to 20 %; nothing was timed on {device}"
 
 
-def _data(found: Any, answer: Answer) -> dict[str, Any]:
+def _data(found: Any, answer: Answer, flags: Setting | None) -> dict[str, Any]:
     ends = found.overhead_range(answer.plan)
     return {
         "model": found.name,
@@ -240,6 +267,9 @@ def _data(found: Any, answer: Answer) -> dict[str, Any]:
         "reserved_bytes": found.reserved_bytes(answer.plan),
         "overhead_range": None if ends is None else list(ends),
         "answer": answer.to_json(),
+        "flags": None
+        if flags is None
+        else {"flags": flags.flags, "cost_ns": flags.cost_ns, "peak_bytes": flags.peak_bytes},
     }
 
 

@@ -34,8 +34,8 @@ def memory_chart(curve: Sequence[int], budget: int | None, *, width: int = 80, h
 
 
 def curve_chart(answers: Sequence[Answer], plain_bytes: int, *, width: int = 80) -> str:
-    """Overhead over budget as bars of text, one line a budget."""
-    known = [answer.overhead for answer in answers if answer.overhead is not None]
+    """Overhead over budget as bars of text, one line a budget; a bar beyond +100 % ends in an arrow."""
+    known = [min(1.0, answer.overhead) for answer in answers if answer.overhead is not None]
     most = max(known, default=0.0) or 1.0
     lines = []
     for answer in sorted(answers, key=lambda answer: answer.budget_bytes):
@@ -43,7 +43,7 @@ def curve_chart(answers: Sequence[Answer], plain_bytes: int, *, width: int = 80)
         if answer.overhead is None:
             lines.append(f"{share} {'✗ ' + answer.status.value}")
             continue
-        bar = "█" * round(answer.overhead / most * (width - 24))
+        bar = "█" * round(min(1.0, answer.overhead) / most * (width - 24)) + ("▶" if answer.overhead > 1 else "")
         lines.append(f"{share} {bar or '▏'} {100 * answer.overhead:.3g} %")
     return "\n".join(lines)
 
@@ -104,6 +104,8 @@ def curve_picture(
     axes.axvline(plain_bytes / 2**20, color="gray", linestyle=":", linewidth=1, label="plain peak")
     axes.set(xlabel="budget in MiB", ylabel="overhead in %", title=title)
     axes.set_xlim(left=0)
+    if axes.get_ylim()[1] > 105:  # one plan for next to no memory would squash all that one might choose
+        axes.set_ylim(top=105)
     _save(figure, axes, path)
 
 
@@ -114,12 +116,26 @@ def ways_picture(path: Path, ways: Sequence[tuple[str, int, float]], budget: int
         InvalidData: matplotlib is not installed, or the file cannot be written.
     """
     figure, axes = _figure()
-    for name, peak, overhead in ways:
-        axes.plot([peak / 2**20], [100 * overhead], "o", label=name)
+    colors = _colors(len(ways))
+    for at, (name, peak, overhead) in enumerate(ways):
+        marker = MARKERS[at % len(MARKERS)]
+        axes.plot([peak / 2**20], [100 * overhead], marker, color=colors[at], label=name, markersize=7)
     axes.axvline(budget / 2**20, color="crimson", linestyle="--", linewidth=1, label="budget")
     axes.set(xlabel="peak in MiB", ylabel="overhead in %", title=title)
     axes.set_xlim(left=0)
     _save(figure, axes, path)
+
+
+MARKERS = "osD^vP*X<>hp8d"
+"""One for each way that is compared; with as many colors no two look alike."""
+
+
+def _colors(count: int) -> list[Any]:
+    """Colors that can be told from each other, the dark ones of each pair first."""
+    from matplotlib import colormaps
+
+    table = [colormaps["tab20"](at) for at in range(20)]
+    return [(table[::2] + table[1::2])[at % len(table)] for at in range(count)]
 
 
 def ranks_picture(

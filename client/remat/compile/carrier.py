@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -14,15 +15,42 @@ from torch import nn
 from .. import _compat
 from .._compat.module_state import called_module, global_hooks
 from ..capture.call import CacheSwitch, install_recorders
+from ..capture.dataflow import tensors
+from ..capture.refused import refuse_flattened, refuse_sharded
 from ..capture.trace import logging_functions, untraced
 from ..errors import CaptureError
-from .sized import SizedBackend
+from ..profiling.fixed import here
+from ..switch import plans_are_off
+from .sized import Backend, PlannedAhead, PlannedSizes, is_ahead, planned_ahead
+
+log = logging.getLogger("remat")
+
+B = TypeVar("B", bound=Backend)
+
+
+class Stages(Protocol):
+    """Runs the calls of a module whose stages go one after the other."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One call."""
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        """Make the plan of a call, without running it."""
+
+
+S = TypeVar("S", bound=Stages)
+
+NOTHING_CAPTURED = (
+    "torch.compile has captured nothing of it that can be planned; a mode of torch's around the call, a backward hook "
+    'on a part, torch.compiler.set_stance("force_eager") and code that it skips are the usual causes, and '
+    'TORCH_LOGS="graph_breaks" names the place'
+)
 
 MOST_GRAPHS = 64
 """Graphs of one frame: past them Dynamo warns, and runs the frame as it is."""
 
 
-class Carrier:
+class Carrier(Generic[B, S]):
     """The `forward` of a module that runs by plans where gradients are enabled, and as it is where they are not.
 
     It compiles the forward that the module has, one of the instance's own included, under a code object of its own. A
@@ -30,9 +58,13 @@ class Carrier:
 
     Args:
         before: the instance's own forward; None: it has its class's.
-        make_backend: a backend without plans.
+        make_backend: makes a backend without plans for a module.
+        make_stages: makes what runs a module's calls where they cannot be captured as one graph; None: they run in
+            parts.
 
     Attributes:
+        stages: runs the calls instead of the backend's graphs, where it is there.
+        planned_calls, unplanned_calls: how many calls that give gradients have run by a plan, and how many without one.
         trainer: what has enabled it for a run that ends by itself; empty where a user has.
         undo: called by `disable`, to switch a key–value cache on again that is off for that run.
     """
@@ -44,10 +76,16 @@ class Carrier:
         """Nothing is to be undone besides."""
 
     def __init__(
-        self, model: nn.Module, before: Callable[..., Any] | None, make_backend: Callable[[], SizedBackend]
+        self,
+        model: nn.Module,
+        before: Callable[..., Any] | None,
+        make_backend: Callable[[nn.Module], B],
+        make_stages: Callable[[nn.Module], S] | None = None,
     ) -> None:
-        self.model, self.before, self._make_backend = model, before, make_backend
-        self.backend = make_backend()
+        self.model, self.before, self._make_backend, self._make_stages = model, before, make_backend, make_stages
+        self.backend = make_backend(model)
+        self.stages: S | None = None
+        self.planned_calls = self.unplanned_calls = 0
         self._run: Callable[..., Any] | None = None
         self._unguarded: tuple[Any, ...] = ()
         self._classes: tuple[type[nn.Module], ...] = ()
@@ -69,39 +107,105 @@ class Carrier:
                 f"this {type(self.model).__name__} is a shallow copy of the one that remat.enable was called for, and "
                 "would run by that one's attributes: call remat.disable on the copy, or use copy.deepcopy"
             )
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or plans_are_off():
             return self.own()(*args, **kwargs)
+        if _compat.inside_transform():
+            return self._noted(self.own()(*args, **kwargs), "it is inside a transform of torch.func")
+        if self.stages is not None:
+            return self._staged(self.stages, args, kwargs)
         unguarded = self._seen()
         install_recorders(self.model, kwargs)
         if self._run is None or unguarded != self._unguarded:
             self._run = self._compiled()
             self._unguarded = self._seen()
-        with _compat.dynamo_settings(self._logging, MOST_GRAPHS):
-            return self._run(*args, **self._cache.planned(args, kwargs))
+        try:
+            with _compat.dynamo_settings(self._logging, MOST_GRAPHS):
+                before = self.backend.calls
+                output = self._run(*args, **self._cache.planned(args, kwargs))
+                return self._noted(output, "" if self.backend.calls > before else NOTHING_CAPTURED)
+        except Exception as error:
+            refused = _compat.raised_by_backend(error)
+            if self._make_stages is not None and _is_of_the_capture(refused):
+                refuse_sharded(self.model)
+                log.info("the stages run as a chain: %s", str(refused).partition("\n")[0])
+                self.stages = self._make_stages(self.model)
+                return self._staged(self.stages, args, kwargs)
+            if refused is not error:
+                raise refused from None
+            raise
+
+    def _noted(self, output: Any, why: str) -> Any:
+        """The output of a call, which has run by a plan, or without one for this reason: the first time it is said."""
+        if not why:
+            self.planned_calls += 1
+        elif any(tensor.requires_grad for tensor in tensors(output)):
+            said = any(None in graph.made.values() for graph in self.backend.graphs)
+            if not self.unplanned_calls and not said:
+                log.warning("a call of this %s runs without a plan: %s", type(self.model).__name__, why)
+            self.unplanned_calls += 1
+        return output
+
+    def plan(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> PlannedSizes | None:
+        """Plan the first graph of a call, without running it.
+
+        None: it has no backward pass, cannot be planned, or runs as stages.
+
+        Raises:
+            CaptureError: gradients are disabled, or it cannot be planned, and `on_failure` is "raise".
+            PlanningError: there is no plan.
+        """
+        if not torch.is_grad_enabled():
+            raise CaptureError("gradients are disabled: plan a training step outside of torch.no_grad()")
+        refuse_sharded(self.model)
+        return planned_ahead(lambda: self(*args, **(kwargs or {})))
+
+    def _staged(self, stages: S, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if is_ahead():
+            stages.plan(*args, **kwargs)
+            raise PlannedAhead(None, False)
+        return stages(*args, **kwargs)
 
     def _compiled(self) -> Callable[..., Any]:
         """The forward compiled anew: nothing of an earlier compilation is found again."""
+        refuse_flattened(self.model)
         self._logging = logging_functions(self.model)
         self._classes = tuple({type(part) for part in self.model.modules()})
-        self.backend = self._make_backend()
-        own = with_own_code(self.own())
-        if isinstance(own, MethodType):  # Dynamo guards what it is given, and not what a method is bound to
-            compiled = torch.compile(own.__func__, backend=self.backend)
-            return functools.partial(compiled, own.__self__)
-        return torch.compile(own, backend=self.backend)
+        self.backend = self._make_backend(self.model)
+        split = any(here(p) is not p for p in self.model.parameters())  # Dynamo traces no DTensor of symbolic sizes
+        dynamic = False if split else None
+        return compiled(self.own(), self.backend, fullgraph=self._make_stages is not None, dynamic=dynamic)
 
     def _seen(self) -> tuple[Any, ...]:
         """What changes a call and no guard of Dynamo's looks at: hooks of all modules, methods of parts' classes."""
         return global_hooks(), tuple((kind.forward, kind.__call__) for kind in self._classes)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Carrier:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Carrier[B, S]:
         model = copy.deepcopy(self.model, memo)
-        return Carrier(model, copy.deepcopy(self.before, memo), self._make_backend)
+        made = Carrier(model, copy.deepcopy(self.before, memo), self._make_backend, self._make_stages)
+        if self.stages is not None and self._make_stages is not None:
+            made.stages = self._make_stages(model)
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.before is not None:
             return copy.copy, (self.before,)
         return getattr, (self.model, "forward")
+
+
+def compiled(
+    forward: Callable[..., Any], backend: Backend, *, fullgraph: bool, dynamic: bool | None = None
+) -> Callable[..., Any]:
+    """A forward behind `torch.compile` with a backend: nothing of an earlier compilation is found again."""
+    how: dict[str, Any] = {"backend": backend, "fullgraph": fullgraph, "dynamic": dynamic}
+    own = with_own_code(forward)
+    if isinstance(own, MethodType):  # Dynamo guards what it is given, and not what a method is bound to
+        return functools.partial(torch.compile(own.__func__, **how), own.__self__)
+    return torch.compile(own, **how)
+
+
+def _is_of_the_capture(error: Exception) -> bool:
+    """Whether an error says that a call cannot be captured as one graph, which stages do not need."""
+    return error.stages_may_do if isinstance(error, CaptureError) else _compat.is_no_graph(error)
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

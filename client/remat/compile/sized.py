@@ -1,9 +1,13 @@
-"""A backend for `torch.compile` with dynamic sizes: each graph is planned at the sizes that its calls have."""
+"""A backend for `torch.compile` with torch's own kernels: each graph is planned at the sizes that its calls have."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
+import random
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,15 +17,16 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import fx
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, verify
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, checkpointed, plain_plan, verify
 
 from .. import _compat
-from ..capture.dataflow import dataflow, device_of
+from ..capture.dataflow import dataflow, device_of, resident_bytes
 from ..capture.group import groups
+from ..capture.joint import compiled_joint
 from ..capture.operations import Operations, notes, operations, to_graph
 from ..capture.outstanding import Outstanding
+from ..capture.refused import refuse_split_by_ddp
 from ..capture.trace import refuse
-from ..distributed.refused import refuse_split_by_ddp
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.link_profile import link_for
@@ -33,19 +38,128 @@ from ..planning.planner import CoordinatedPlanner, plan_or_raise
 from ..planning.quick import Better, improved, quick_answer
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
-from ..profiling.profile import profile_kernels
-from .eager import resident_bytes
+from ..profiling.profile import Profiled, profile_kernels
+from ..switch import note_planned_call
+from .calls import noting_end
+from .curve import Point, Priced, curve, point_of
 from .numbers import Counted, read_as_numbers, with_constants
+from .shared import Division, SharedBudget
 
 log = logging.getLogger("remat")
+
+UNBOUNDED = 2**53
+"""More bytes than any step needs."""
+
+MOST_KNOWN = 64
+"""Plans of other sizes that a new one may start from."""
 
 Run: TypeAlias = Callable[..., Any]
 Sizes: TypeAlias = tuple[Any, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """One graph of Dynamo's, traced at the sizes of a call.
+
+    Attributes:
+        module: Dynamo's graph, which runs by itself, too.
+        inputs: the tensors and numbers that the graph and its trace take, those that the graph holds first.
+        joint: forward and backward in one.
+        descriptor: what AOTAutograd needs to make a function of the planned graphs.
+    """
+
+    module: fx.GraphModule
+    inputs: Sequence[Any]
+    joint: fx.GraphModule
+    descriptor: Any
+
+    @property
+    def forward_outputs(self) -> int:
+        """How many of the joint graph's outputs the forward pass returns."""
+        return _compat.forward_outputs(self.descriptor)
+
+
+class _Thread(threading.local):
+    """What a thread does: whether its call is made up to its first graph alone, to plan that."""
+
+    ahead = False
+
+
+_THREAD = _Thread()
+
+
+class PlannedAhead(Exception):
+    """A graph has been planned for a call that is not to run.
+
+    Attributes:
+        found: the plan; None: the graph runs without one.
+        draws: whether the code before the graph has drawn numbers of Python's.
+    """
+
+    def __init__(self, found: PlannedSizes | None, draws: bool) -> None:
+        super().__init__("planned ahead")
+        self.found, self.draws = found, draws
+
+
+def planned_ahead(call: Callable[[], Any]) -> PlannedSizes | None:
+    """Make a call up to its first graph, which is planned and does not run; calls of other threads run meanwhile.
+
+    None: that graph has no plan, or the call has come to its end without a graph.
+
+    Raises:
+        CaptureError, PlanningError: it cannot be planned.
+    """
+    before = random.getstate()
+    _THREAD.ahead = True
+    try:
+        call()
+    except PlannedAhead as planned:
+        if planned.draws:
+            random.setstate(before)
+        return planned.found
+    finally:
+        _THREAD.ahead = False
+    return None
+
+
+def is_ahead() -> bool:
+    """Whether this thread makes a call to plan it alone."""
+    return _THREAD.ahead
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One graph of Dynamo's, traced and priced at the sizes of a call.
+
+    Attributes:
+        graph: the problem that it poses.
+    """
+
+    descriptor: Any
+    operations: Operations
+    graph: Graph
+    profiled: Profiled
+
+    def compile(self, plan: Plan) -> Run:
+        """What runs it by a plan that the verifier has passed: one trace serves for any number of plans."""
+        lowered = lower(self.operations, plan)
+        with _compat.traced_alone(), _compat.only_real_tensors():
+            return _compat.compile_joint(
+                self.descriptor,
+                lambda *_, **__: (lowered.forward, lowered.backward),
+                checked_function,
+                lambda graph, _: noting_end(boxed_function(graph)),
+            )
+
+
+_NUMBERS = itertools.count()
+
+
 @dataclass(eq=False)
 class PlannedSizes:
     """One graph of Dynamo's at one set of sizes: what was traced, once, and the plan that it runs by.
+
+    Where a step has several calls there are several plans of it, one for each `Point` that a call takes.
 
     Attributes:
         graph: what was planned.
@@ -53,6 +167,8 @@ class PlannedSizes:
         run: takes the inputs of Dynamo's graph.
         better: a better answer that is still looked for, and what is made of it in the caller's thread.
         outstanding: its calls that may run again, which need the plan that they began with.
+        priced: what it poses.
+        number: its own, by which calls of it are known.
     """
 
     graph: Graph
@@ -60,6 +176,60 @@ class PlannedSizes:
     run: Run = field(repr=False)
     better: Better[tuple[Run, Answer]] | None = field(repr=False)
     outstanding: Outstanding = field(default_factory=Outstanding, repr=False)
+    priced: Priced = field(kw_only=True, repr=False)
+    number: int = field(default_factory=_NUMBERS.__next__, init=False)
+    _runs: dict[int, tuple[Point, Run]] = field(default_factory=dict, init=False, repr=False)
+    _more: list[Point] = field(default_factory=list, init=False, repr=False)
+
+    @functools.cached_property
+    def least(self) -> Point:
+        """The plan that holds least between its passes."""
+        return point_of(self.priced, checkpointed(self.graph))
+
+    @functools.cached_property
+    def plain(self) -> Point:
+        """The plan that computes nothing again."""
+        return point_of(self.priced, plain_plan(self.graph))
+
+    @property
+    def own(self) -> Point:
+        """The one that it runs by where it is alone."""
+        if not isinstance(self.answer.plan, Plan):
+            return self.plain
+        return point_of(self.priced, self.answer.plan)
+
+    @functools.cached_property
+    def _curve(self) -> list[Point]:
+        return curve(self.priced, (self.least, self.plain))
+
+    def points(self) -> list[Point]:
+        """Plans of it at several bounds, with what has been added."""
+        return [*self._curve, *self._more]
+
+    def add(self, point: Point) -> None:
+        """One more plan of it."""
+        self._more.append(point)
+
+    def has(self, point: Point) -> bool:
+        """Whether a plan of it has been compiled."""
+        return id(point) in self._runs
+
+    def by(self, point: Point) -> Run:
+        """What runs it by a plan, compiled at its first call, under the state of that."""
+        if not self.has(point):
+            verify(Problem(self.graph, UNBOUNDED), point.plan)
+            self._runs[id(point)] = point, self.compiled(point.plan)
+        return self._runs[id(point)][1]
+
+    def compiled(self, plan: Plan) -> Run:
+        """What runs it by a plan that the verifier has passed."""
+        assert isinstance(self.priced, Step)
+        return self.priced.compile(plan)
+
+    def keep(self, points: Sequence[Point]) -> None:
+        """Forget what runs other plans: a call that has begun ends by what it began with."""
+        kept = {id(point) for point in (*points, self.least)}
+        self._runs = {key: found for key, found in self._runs.items() if key in kept}
 
     def take_over(self) -> None:
         """Run by the better plan from now on, if it has come; a call that has begun ends by the plan it began with."""
@@ -80,14 +250,16 @@ class PlannedSizes:
         return results
 
 
-class SizedBackend:
+class Backend:
     """A backend for `torch.compile` whose graphs have a plan for each set of sizes that they are called with.
 
     Dynamo may make sizes symbols: a new one is then traced from Dynamo's graph, and no code of the model runs again.
 
     Attributes:
-        graphs: Dynamo's graphs that have been compiled.
+        calls: how many calls of its graphs have run by a plan.
     """
+
+    calls = 0
 
     def __init__(
         self,
@@ -97,11 +269,29 @@ class SizedBackend:
         on_progress: OnProgress | None = None,
     ) -> None:
         self.budget, self.given, self.asking, self.on_progress = budget, planner, asking, on_progress
-        self.graphs: list[SizedGraph] = []
+        self._graphs: list[weakref.ref[SizedGraph]] = []
+        self.shared = SharedBudget(budget, planner, asking, lambda: self.planned)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself, as `Backend`."""
+        """Itself: Lightning copies what `torch.compile` is given, and a planner's locks and threads have no copies."""
         return self
+
+    @property
+    def graphs(self) -> list[SizedGraph]:
+        """Dynamo's graphs that have been compiled, in order; not those that it has dropped with their models."""
+        found = [(reference, graph) for reference in self._graphs if (graph := reference()) is not None]
+        self._graphs = [reference for reference, _ in found]
+        return [graph for _, graph in found]
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Those that the graphs' plans follow now; of a step with several calls, those of the graphs."""
+        return [each.answer for each in self.planned]
+
+    @property
+    def division(self) -> Division | None:
+        """What each call of a step with several got of the budget; None where it has not been divided."""
+        return self.shared.division
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Run:
         """What Dynamo calls for each graph.
@@ -111,11 +301,28 @@ class SizedBackend:
         """
         refuse_split_by_ddp()
         made = SizedGraph(self, module)
-        frames = {graph.frame for graph in self.graphs}
-        if frames and made.frame not in frames:
-            log.warning("torch.compile has split the model, or this backend serves two: each part has the whole budget")
-        self.graphs.append(made)
+        reason = getattr(module, "compile_subgraph_reason", None)
+        if getattr(reason, "graph_break", False):
+            self.shared.share()
+        self.shared.compiling()
+        self._graphs.append(weakref.ref(made))
         return made
+
+    def state(self) -> tuple[Any, ...]:
+        """What tells plans apart besides the sizes and numbers of a call."""
+        return ()
+
+    def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
+        """A plan of a traced graph, and what runs it.
+
+        Raises:
+            CaptureError, PlanningError: there is none.
+        """
+        return graph.solved(traced)
+
+    def least(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
+        """As `solve` for a step of several calls: by the plan that holds least, until the budget is divided."""
+        return graph.least(traced)
 
     @property
     def planned(self) -> list[PlannedSizes]:
@@ -126,8 +333,9 @@ class SizedBackend:
 class SizedGraph:
     """One graph of Dynamo's, and its plans by sizes; at most `most_plans`, the ones used last."""
 
-    def __init__(self, backend: SizedBackend, module: fx.GraphModule) -> None:
+    def __init__(self, backend: Backend, module: fx.GraphModule) -> None:
         self._backend, self.frame = backend, _compat.frame_number()
+        self.draws = _compat.draws_numbers()
         self._counted = Counted(module)
         self._module = self._counted.rest
         counted = self._counted.inputs
@@ -137,24 +345,33 @@ class SizedGraph:
         )
         self._numbers = read_as_numbers(module)
         self._writes: bool | None = None
+        self._said = False
         self._lock = threading.RLock()
         self._state = [*module.parameters(), *module.buffers()]
         self.made: OrderedDict[Sizes, PlannedSizes | None] = OrderedDict()
 
     def __call__(self, *inputs: Any) -> Any:
         """The graph by the plan of its sizes; as Dynamo captured it where there is nothing to train."""
-        found = None
+        found, shared = None, self._backend.shared
         if torch.is_grad_enabled():
+            shared.begin()
             with self._lock:
                 found = self._found(inputs)
-                if found is not None:
+                if found is not None and not shared.several:
                     found.take_over()
-        results = self._module(*inputs) if found is None else found(*self._state, *inputs)
+                if is_ahead():
+                    raise PlannedAhead(found, self.draws)
+        if found is None:
+            return self._counted.results(inputs, self._module(*inputs))
+        self._backend.calls += 1
+        note_planned_call()  # before it: a checkpoint ends the second run of its part by an exception
+        results = shared.run(found, [*self._state, *inputs])
         return self._counted.results(inputs, results)
 
     def _found(self, inputs: Sequence[Any]) -> PlannedSizes | None:
         sizes = self._sizes(inputs)
         if sizes not in self.made:
+            self._backend.shared.compiling()
             planned = self._planned(inputs)
             sizes = self._sizes(inputs)  # fewer of them count where the graph turned out to overwrite no input
             self.made[sizes] = planned
@@ -167,6 +384,7 @@ class SizedGraph:
         """What tells plans of one graph apart: all else is checked by Dynamo's guards."""
         found = tuple(_size(inputs[i]) for i in self._varying)
         found += tuple(inputs[i].item() for i in self._numbers)
+        found += self._backend.state()
         return found if self._writes is False else (*found, _shared(inputs))
 
     def _planned(self, inputs: Sequence[Any]) -> PlannedSizes | None:
@@ -181,23 +399,64 @@ class SizedGraph:
                 stack.enter_context(_compat.traced_alone())
                 numbers = {i: inputs[i].item() for i in self._numbers}
                 module = with_constants(self._module, numbers) if numbers else self._module
-                descriptor = _compat.export_joint(stack, module, inputs, {})
+                descriptor = compiled_joint(stack, module, inputs)
                 joint = _compat.joint_graph(descriptor)
                 self._writes = bool(_compat.updated_inputs(joint.graph))
                 if not _compat.has_tangents(joint.graph):
                     return None
                 refuse(joint)
-                return self._solved(descriptor, joint)
+                traced = Traced(self._module, [*self._state, *inputs], joint, descriptor)
+                shared = self._backend.shared
+                if not shared.several and shared.calls.outstanding() and not _compat.saved_tensors_have_hooks():
+                    shared.share()
+                found = self._backend.least(self, traced) if shared.several else self._backend.solve(self, traced)
+                shared.on(device_of(found.priced.operations.flow))
+                return found
         except CaptureError as error:
             if self._backend.asking.on_failure == "raise":
                 raise
-            log.warning("a part of the model runs without a plan: %s", error)
+            level = logging.INFO if self._said else logging.WARNING  # of one graph once, whatever its sizes
+            log.log(level, "a part of the model runs without a plan: %s", error)
+            self._said = True
             return None
 
-    def _solved(self, descriptor: Any, joint: fx.GraphModule) -> PlannedSizes:
+    def solved(self, traced: Traced) -> PlannedSizes:
+        """A plan of what was traced at the sizes of a call.
+
+        Raises:
+            PlanningError: there is none.
+        """
         backend, asking = self._backend, self._backend.asking
         planner = backend.given.here()
-        flow = dataflow(joint, _compat.forward_outputs(descriptor))
+        step = self._priced(traced, planner)
+        with _compat.only_real_tensors():
+            graph = step.graph
+            problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
+            answer, may_improve = self._asked(problem, planner)
+
+        def compiled(answer: Answer) -> tuple[Run, Answer]:
+            return by_plan(step, problem, answer), answer
+
+        run, _ = compiled(answer)
+        better = improved(problem, planner, asking, answer, compiled, backend.on_progress) if may_improve else None
+        return PlannedSizes(graph, answer, run, better, priced=step)
+
+    def least(self, traced: Traced) -> PlannedSizes:
+        """What was traced, by the plan that holds least; no planner is asked."""
+        step = self._priced(traced, self._backend.given.here())
+        problem = Problem(step.graph, UNBOUNDED)
+        answer = Answer.of_plan(problem, checkpointed(step.graph), method="greedy")
+        found: PlannedSizes
+
+        def run(*inputs: Any) -> Any:
+            return found.by(found.least)(*inputs)
+
+        found = PlannedSizes(step.graph, answer, run, None, priced=step)
+        return found
+
+    def _priced(self, traced: Traced, planner: CoordinatedPlanner) -> Step:
+        asking = self._backend.asking
+        flow = dataflow(traced.joint, traced.forward_outputs)
         functional = asking.functional_ops
         step = operations(flow, groups(flow), one_plan=planner.coordinator.in_step, functional=functional)
         with _compat.only_real_tensors():
@@ -205,26 +464,21 @@ class SizedGraph:
             step = with_collectives_once(step, profiled.kernels, asking.recompute_collectives)
             graph, _ = to_graph(step, profiled.kernels, resident_bytes(flow))
             link = link_for(asking, device_of(flow), planner.coordinator)
-            graph = graph if link is None else replace(graph, link=link)
-            problem = Problem(graph, max(budget_bytes(backend.budget, graph, asking.slack), self._allowed(graph)))
-            answer, may_improve = self._asked(problem, planner)
         for note in notes(step):
             log.info("%s", note)
-
-        def compiled(answer: Answer) -> tuple[Run, Answer]:
-            return by_plan(descriptor, step, problem, answer), answer
-
-        run, _ = compiled(answer)
-        better = improved(problem, planner, asking, answer, compiled, backend.on_progress) if may_improve else None
-        return PlannedSizes(graph, answer, run, better)
+        return Step(traced.descriptor, step, graph if link is None else replace(graph, link=link), profiled)
 
     def _allowed(self, graph: Graph) -> int:
         """What a share of an earlier, larger call came to: the last, smaller batch of an epoch may use as much."""
         if not isinstance(self._backend.budget, Fraction):
             return 0
-        alike = (each for other in self._backend.graphs if other.frame == self.frame for each in other.made.values())
-        earlier = (each.answer.budget_bytes - each.graph.fixed_bytes for each in alike if each is not None)
+        earlier = (each.answer.budget_bytes - each.graph.fixed_bytes for each in self._of_this_frame())
         return graph.fixed_bytes + max(earlier, default=0)
+
+    def _of_this_frame(self) -> list[PlannedSizes]:
+        """What is planned of the same code."""
+        alike = (each for other in self._backend.graphs if other.frame == self.frame for each in other.made.values())
+        return [each for each in alike if each is not None]
 
     def _asked(self, problem: Problem, planner: CoordinatedPlanner) -> tuple[Answer, bool]:
         """An answer, and whether a better one may come: at further sizes, and without `wait`, it is a quick one.
@@ -233,15 +487,15 @@ class SizedGraph:
             PlanningError: there is no plan.
         """
         backend, asking = self._backend, self._backend.asking
-        known = [(each.graph, each.answer) for each in backend.planned]
-        if asking.wait and not known:
+        if asking.wait and not self._of_this_frame():
             return plan_or_raise(planner.plan(problem, asking, on_progress=backend.on_progress)), False
+        known = [(each.graph, each.answer) for each in backend.planned[-MOST_KNOWN:]]
         quick = planner.coordinator.answer(problem, lambda: quick_answer(problem, planner.asked, asking, known))
         return plan_or_raise(quick), (quick.gap or 0) > asking.max_gap
 
 
-def by_plan(descriptor: Any, step: Operations, problem: Problem, answer: Answer) -> Run:
-    """What runs a traced step by a plan: one trace serves for any number of plans.
+def by_plan(step: Step, problem: Problem, answer: Answer) -> Run:
+    """What runs a traced step by an answer's plan.
 
     Raises:
         InvalidPlan: it is not a plan of this problem, or not what the answer says.
@@ -249,14 +503,7 @@ def by_plan(descriptor: Any, step: Operations, problem: Problem, answer: Answer)
     if not isinstance(answer.plan, Plan):
         raise InvalidPlan(f"a training step needs a plan of its graph, not {type(answer.plan).__name__}")
     verify(problem, answer.plan, cost_ns=answer.cost_ns, peak_bytes=answer.peak_bytes)
-    lowered = lower(step, answer.plan)
-    with _compat.traced_alone(), _compat.only_real_tensors():
-        return _compat.compile_joint(
-            descriptor,
-            lambda *_, **__: (lowered.forward, lowered.backward),
-            checked_function,
-            lambda graph, _: boxed_function(graph),
-        )
+    return step.compile(answer.plan)
 
 
 def _varies(example: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Data parallel: the first rank asks, every rank runs the same plan and checks that it has the same graph."""
+"""Ranks that plan together: the first one asks, each runs the same plan and checks that it has the same graph."""
 
 from __future__ import annotations
 
@@ -9,30 +9,26 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from remat_ir import Answer, Problem, RematError, problem_digest
 
+from ..errors import RanksDiffer
 from ..planning.check import checked
+from ..planning.coordinator import patiently
+from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner, Planner, planner_for
 from ..planning.profiles import Profile, ProfileTable
+from ..settings import settings
 from .pipelines import surrounding_pipeline
 
 log = logging.getLogger("remat")
 
 T = TypeVar("T")
 U = TypeVar("U")
-
-
-class RanksDiffer(RematError):
-    """The ranks of a job do not train the same step: their graphs or budgets are not equal.
-
-    Example:
-        >>> str(RanksDiffer("rank 1 trains another graph"))
-        'rank 1 trains another graph'
-    """
 
 
 class RankPlanner(CoordinatedPlanner):
@@ -44,15 +40,16 @@ class RankPlanner(CoordinatedPlanner):
     Args:
         planner: who is asked by the first rank: as for `remat.optimize`.
         group: the process group; None is the default one.
+        strict: as for `planner_for`.
 
     Raises:
         RuntimeError: torch.distributed is not initialized.
     """
 
-    def __init__(self, planner: Planner | str | None = None, group: Any = None) -> None:
+    def __init__(self, planner: Planner | str | None = None, group: Any = None, *, strict: bool = False) -> None:
         if not dist.is_initialized():
-            raise RuntimeError("RankPlanner needs torch.distributed: call init_process_group first")
-        self._alone = planner_for(planner)
+            raise RuntimeError("ranks that plan together need torch.distributed: call init_process_group first")
+        self._alone = planner_for(planner, strict=strict)
         super().__init__(self._alone.asked, self._alone.profiles, Ranks(group))
         self._ranks = frozenset(dist.get_process_group_ranks(group))
 
@@ -63,11 +60,29 @@ class RankPlanner(CoordinatedPlanner):
         if pipeline is None or len(self._ranks & pipeline) < 2:
             return self
         log.warning(
-            "a stage of a pipeline is planned by its rank alone: the ranks %s of RankPlanner run stages of their own; "
-            "give RankPlanner the group of the ranks that run this stage",
+            "a stage of a pipeline is planned by its rank alone: the ranks %s run stages of their own; give ranks= the "
+            "group of the ranks that run this stage",
             sorted(self._ranks),
         )
         return self._alone
+
+
+def planner_of(planner: Planner | str | None, options: SolveOptions) -> CoordinatedPlanner:
+    """The planner that an argument means with the options `strict` and `ranks`.
+
+    Raises:
+        InvalidData: not a planner.
+        RuntimeError: `ranks` is set, and torch.distributed is not initialized.
+    """
+    strict = options.strict or settings().strict
+    if options.ranks is False:
+        return planner_for(planner, strict=strict)
+    return RankPlanner(planner, None if options.ranks is True else options.ranks, strict=strict)
+
+
+_HOST_GROUPS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Of a group whose backend takes messages from accelerators only, one of the same ranks on the host, however many
+modules are planned among them."""
 
 
 class Ranks:
@@ -81,8 +96,7 @@ class Ranks:
 
     def __init__(self, group: Any = None) -> None:
         taken = dist.Backend.backend_capability.get(dist.get_backend(group), ["cpu"])
-        ranks = dist.get_process_group_ranks(group)
-        self.group = group if "cpu" in taken else dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        self.group = group if "cpu" in taken else _on_host(group or dist.group.WORLD)
         self.first = dist.get_rank(group) == 0
 
     def table(self, own: ProfileTable) -> RankProfiles:
@@ -209,6 +223,14 @@ class Ranks:
         return bytes(data.tolist())
 
 
+def _on_host(group: Any) -> Any:
+    """The ranks of a group as one that speaks on the host."""
+    if group not in _HOST_GROUPS:
+        ranks = dist.get_process_group_ranks(group)
+        _HOST_GROUPS[group] = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return _HOST_GROUPS[group]
+
+
 class RankLater:
     """An answer that the first rank looks for next to the training and that all ranks have at the same step.
 
@@ -218,7 +240,7 @@ class RankLater:
 
     def __init__(self, ranks: Ranks, problem: Problem, ask: Callable[[], Answer]) -> None:
         self._ranks, self._problem = ranks, problem
-        self._asked = _beside(ask) if ranks.first else None
+        self._asked = _beside(lambda: patiently(ask)) if ranks.first else None
         self._ended = False
         self._answer: Answer | None = None
 

@@ -7,7 +7,7 @@ same rank takes the place of such a buffer; what is sent is held until the sched
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ..capture.operations import Operations
@@ -35,14 +35,15 @@ class Passed(NamedTuple):
     gradients: int
 
 
-def passed(step: Operations, inputs: int, gradients: int, parameters: int) -> Passed:
+def passed(step: Operations, inputs: int, gradients: int, parameters: Collection[int]) -> Passed:
     """The bytes that a captured stage is given and gives.
 
     Args:
-        parameters: so many of the tensors that it is given first are its own.
+        parameters: the positions of its parameters among the tensors that it is given.
     """
     flow, turn = step.flow, step.ops[step.turn]
     made = {storage for op in step.ops for storage in op.makes}
+    own = {flow.given[n] for n in parameters}
 
     def size(nodes: Sequence[object]) -> int:
         found = {s for node in nodes for s in flow.storages_of.get(node, ())}  # type: ignore[call-overload]
@@ -52,7 +53,7 @@ def passed(step: Operations, inputs: int, gradients: int, parameters: int) -> Pa
     late = set(turn.makes) & {s for op in second for s in op.reads}
     return Passed(
         inputs,
-        size(flow.backward_results[parameters:]),
+        size([r for p, r in zip(flow.primals, flow.backward_results, strict=False) if p not in own]),
         size([r for r in flow.forward_results if r not in flow.mutated.values()]),
         sum(step.sizes[s] for s in turn.makes),
         sum(step.sizes[s] for s in late),

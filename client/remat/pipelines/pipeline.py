@@ -13,10 +13,10 @@ from remat_ir import InvalidData
 
 from ..capture.call import example_call
 from ..capture.operations import check_functional
-from ..distributed.ranks import RankPlanner, Ranks
+from ..distributed.ranks import Ranks, planner_of
 from ..planning.budget import Budget, UnitBytes, read_budget, readable
 from ..planning.options import SolveOptions, StepFields, solve_options
-from ..planning.planner import Planner, planner_for
+from ..planning.planner import Planner
 from ..training.compared import undisturbed
 from ..training.job import Job, warn_of_update
 from ..units.units import EACH
@@ -105,13 +105,13 @@ def optimize_pipeline(
         RuntimeError: torch.distributed is not initialized, or remat is enabled on a stage already.
     """
     asking = solve_options(optimize_pipeline, StepFields, options, fields, default=EACH)
-    budget = _checked(asking, budget, planner)
+    budget = _checked(asking, budget)
     own = _stages(stages)
     if not dist.is_initialized():
         raise RuntimeError("optimize_pipeline needs torch.distributed: call init_process_group first")
     job = Job(optimizer, ema)
     args, kwargs = example_call(example_args, example_kwargs)
-    search = Search(own, schedule, planner_for(planner), asking, job, Ranks(own[0].group))
+    search = Search(own, schedule, planner_of(planner, asking), asking, job, Ranks(own[0].group))
     try:
         with undisturbed(search.model):
             picked = search.run(lambda: schedule.step(*args, **kwargs), budget, (args, kwargs))
@@ -123,7 +123,7 @@ def optimize_pipeline(
     return plans
 
 
-def _checked(asking: SolveOptions, budget: Budget, planner: Any) -> Budget:
+def _checked(asking: SolveOptions, budget: Budget) -> Budget:
     """The budget of a rank, once what is asked for is known to be what a pipeline takes.
 
     Raises:
@@ -135,8 +135,8 @@ def _checked(asking: SolveOptions, budget: Budget, planner: Any) -> Budget:
     budget = read_budget(budget)
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a rank is bytes or a share of what it needs, not {budget!r}")
-    if isinstance(planner, RankPlanner):
-        raise InvalidData("the ranks of a pipeline run stages of their own: give planner= what RankPlanner was given")
+    if asking.ranks is not False:
+        raise InvalidData("each rank of a pipeline runs stages of its own, and plans them by itself: leave ranks= out")
     return budget
 
 

@@ -18,10 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remat_ir import Answer, InvalidData, Status, checkpointed, plain_plan
 
+from ..capture.refused import fsdp_module
+from ..compile.curve import Point, curve, point_of, solved
 from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks
-from ..distributed.refused import fsdp_module
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
+from ..planning.allot import Option
 from ..planning.budget import Budget, readable
 from ..planning.coordinator import OneProcess
 from ..planning.options import SolveOptions
@@ -32,8 +34,6 @@ from ..training.halves import Halves
 from ..training.job import Job
 from ..training.planned import Planned
 from ..training.step import TrainingStep
-from ..units.allot import Option
-from ..units.curve import Point, curve, point_of, solved
 from ..units.split import allowed_bytes
 from ..units.trial import Trace
 from ..units.unit import Unit
@@ -209,10 +209,14 @@ class Search:
     ) -> tuple[int, list[Place]]:
         """The peak of a real step by these plans, above the fixed bytes, and what there was besides the stages'."""
         trace = Trace(self.device)
-        for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
-            unit.run_by(trace.marked(one, index))
-            if unit.halves is not None:
-                unit.halves.around = trace.around_second_half(index)
+
+        def mark() -> None:
+            for index, (unit, one) in enumerate(zip(self.units, planned, strict=True)):
+                unit.run_by(trace.marked(one, index))
+                if unit.halves is not None:
+                    unit.halves.around = trace.around_second_half(index)
+
+        self.ranks.gather(mark)  # a rank that refuses by itself would leave the others in the schedule
         try:
             stretches = trace.least(step, self._clear)
         finally:
@@ -220,8 +224,15 @@ class Search:
                 if unit.halves is not None:
                     unit.halves.around = None
         seen = [Run(s.kind, self.stages[s.unit].stage_index, 0) for s in stretches if s.kind != "between"]
-        if [run[:2] for run in seen] != [run[:2] for run in self.runs]:
-            raise CaptureError("the schedule does not run what its actions say, so what its ranks hold is not known")
+
+        def check() -> None:
+            if [run[:2] for run in seen] != [run[:2] for run in self.runs]:
+                raise CaptureError(
+                    "a stage runs in parts, or the schedule does not run what its actions say, so what its ranks hold "
+                    "is not known"
+                )
+
+        self.ranks.gather(check)
         peaks = [stretch.peak_bytes for stretch in stretches]
         return max(peaks), places_of(self.moments, peaks, [point.option for point in points])
 

@@ -15,9 +15,9 @@ from remat_ir import Answer, InvalidData, Problem
 from ..errors import InvalidResponse, ServiceError, Unreachable
 from ..settings import checked_url, settings
 from . import service
-from .async_http import AsyncHttp
 from .call import Timeouts, come_back_s
 from .check import checked
+from .http import AsyncHttp
 from .options import SolveFields, SolveOptions, solve_options
 from .sources import LONGEST_POLL_S, PATIENCE_S
 
@@ -38,7 +38,7 @@ class AsyncRemat:
     Example:
         >>> import asyncio, remat
         >>> async def main(problems):
-        ...     async with remat.AsyncRemat("http://127.0.0.1:8750") as client:
+        ...     async with AsyncRemat("http://127.0.0.1:8750") as client:
         ...         return await client.solve_many(problems, time_limit_s=30.0)
     """
 

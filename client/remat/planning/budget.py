@@ -75,7 +75,7 @@ class UnitBytes:
 Budget: TypeAlias = int | str | Fraction | ActivationBytes | UnitBytes
 
 
-_NUMBER = r"\s*(\d+(?:\.\d*)?|\.\d+)\s*"
+_NUMBER = r"\s*((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?)\s*"
 
 
 def bytes_of(size: int | str) -> int:
@@ -92,7 +92,7 @@ def bytes_of(size: int | str) -> int:
     if found is None or found[2].upper() not in _UNITS:
         raise InvalidData(f"a budget is bytes or text such as '12GiB' or '800MB', not {size!r}")
     if not found[2] and not found[1].isdigit():
-        raise InvalidData(f"{size!r} has no unit: write {_meant(found[1])}")
+        raise InvalidData(f"a budget is text such as '12GiB', and {size!r} has no unit: write {_meant(found[1])}")
     return int(Ratio(found[1]) * _UNITS[found[2].upper()])
 
 

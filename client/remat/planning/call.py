@@ -8,7 +8,8 @@ or whose database is, is waited for until a moment that the caller names: a rest
 from __future__ import annotations
 
 import json
-import logging
+import os
+import ssl
 import time
 import uuid
 from collections.abc import Mapping
@@ -32,8 +33,6 @@ from ..errors import (
     Unreachable,
 )
 from . import encoding
-
-log = logging.getLogger("remat")
 
 RETRIED = frozenset({408, 409, 429})
 AWAY = frozenset({502, 503, 504})
@@ -121,25 +120,18 @@ class Call:
         """The call in a message."""
         return f"{self.method} {self.path}"
 
-    def limits(self) -> tuple[httpx2.Timeout, float]:
-        """Seconds for the parts of an attempt that begins now, and for all of it."""
+    def seconds(self) -> float:
+        """For an attempt that begins now, all of it."""
         left = max(0.05, self.give_up_at - time.monotonic())
-        parts = httpx2.Timeout(
-            connect=min(self.timeouts.connect, left),
-            read=min(self.timeouts.read + self.wait_s, left),
-            write=min(self.timeouts.write, left),
-            pool=min(self.timeouts.connect, left),
-        )
-        return parts, min(left, self.timeouts.write + self.timeouts.read + self.wait_s)
+        return min(left, self.timeouts.write + self.timeouts.read + self.wait_s)
 
-    def failed(self, error: Exception, late: bool) -> ServiceError:
-        """The error for an attempt that brought no reply; `late` where it was cut for its time."""
-        if late or isinstance(error, (httpx2.TimeoutException, TimeoutError)):
+    def failed(self, error: Exception) -> ServiceError:
+        """The error for an attempt that brought no reply."""
+        if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
             return Unreachable(f"{self.base_url} did not answer {self.name} in time")
-        if isinstance(error, (encoding.TooLarge, encoding.Garbled, httpx2.DecodingError)):
+        if isinstance(error, (encoding.Unusable, httpx2.DecodingError)):
             return InvalidResponse(f"{self.base_url} answered {self.name} with a body of no use: {error}")
-        what = str(error) or type(error).__name__
-        return Unreachable(f"{self.base_url} could not be reached for {self.name}: {what}")
+        return Unreachable(f"{self.base_url} could not be reached for {self.name}: {_first_cause(error)}")
 
     def read(self, reply: httpx2.Response, raw: bytes) -> Reply:
         """What a reply with this body says.
@@ -157,57 +149,22 @@ class Call:
             ) from None
         return Reply(reply.status_code, reply.headers, data)
 
-    def pause(self, error: ServiceError, attempt: int, jitter: float, retries: int = RETRIES) -> float | None:
-        """Seconds to wait before the next attempt, or None where another could not help, or would come too late.
-
-        Args:
-            jitter: in [0, 1).
-            retries: how often it is tried again where the service is not waited for.
-        """
-        away = self.waits_for(error)
-        if attempt >= retries and not away:
-            return None
-        advised: float | None = None
+    def may_pass(self, error: ServiceError) -> bool:
+        """Whether another attempt could help, and is advised within the time that a caller is patient."""
         if isinstance(error, (RateLimited, ServiceFailed)):
-            advised = error.retry_after_s
-            if advised is not None and advised > MOST_PATIENCE_S:
-                return None
-        elif isinstance(error, Refused):
-            if error.status not in RETRIED:
-                return None
-        elif isinstance(error, InvalidResponse):
-            return None
-        longest = LONGEST_AWAY_PAUSE_S if away else LONGEST_PAUSE_S
-        jittered = jitter * min(longest, FIRST_PAUSE_S * 2.0 ** min(attempt, 10))
-        # the advice is a floor; the jitter above it keeps many ranks from coming back in one instant
-        pause = jittered if advised is None else advised + jittered
-        return None if time.monotonic() + pause > self.give_up_at else pause
+            return error.retry_after_s is None or error.retry_after_s <= MOST_PATIENCE_S
+        if isinstance(error, Refused):
+            return error.status in RETRIED
+        return not isinstance(error, InvalidResponse)
+
+    def longest_pause_s(self, error: ServiceError) -> float:
+        """The most that is added to what the service advises before the next attempt."""
+        return LONGEST_AWAY_PAUSE_S if self.waits_for(error) else LONGEST_PAUSE_S
 
     def waits_for(self, error: ServiceError) -> bool:
         """Whether a service that failed so is away, and is to be waited for."""
         away = isinstance(error, Unreachable) or (isinstance(error, ServiceFailed) and error.status in AWAY)
         return away and time.monotonic() < self.wait_until
-
-
-class Absence:
-    """That a service is away, said once, and once that it is back."""
-
-    def __init__(self, base_url: str) -> None:
-        self._base_url = base_url
-        self._since: float | None = None
-
-    def note(self, error: ServiceError, call: Call, attempt: int) -> None:
-        """A call has failed, and is tried again."""
-        if attempt and self._since is None and call.waits_for(error):
-            self._since = time.monotonic()
-            left = call.wait_until - self._since
-            log.warning("%s; waiting for the service, %.0f s at most", error, left)
-
-    def over(self) -> None:
-        """A call has succeeded."""
-        if self._since is not None:
-            log.info("%s answers again, after %.0f s", self._base_url, time.monotonic() - self._since)
-            self._since = None
 
 
 def come_back_s(reply: Reply, asked_s: float, held_s: float, give_up_at: float) -> float:
@@ -224,8 +181,17 @@ def come_back_s(reply: Reply, asked_s: float, held_s: float, give_up_at: float) 
     )
 
 
-NO_REPLY = (httpx2.TransportError, httpx2.DecodingError, encoding.TooLarge, encoding.Garbled, TimeoutError)
+NO_REPLY = (httpx2.TransportError, httpx2.DecodingError, encoding.Unusable, TimeoutError)
 """What an attempt without a reply raises."""
+
+
+def _first_cause(error: BaseException) -> str:
+    """What an error began with: "all attempts failed" says less than why the first of them did."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno or 0)  # asyncio's own message has the address in place of this
+    return str(error) or type(error).__name__
 
 
 def _request_id(reply: httpx2.Response, data: object) -> str | None:
@@ -251,6 +217,8 @@ def _refusal(base_url: str, reply: httpx2.Response, raw: bytes, call: str) -> Se
         return ServiceFailed(message, status=status, request_id=request_id, retry_after_s=_retry_after(reply.headers))
     if status == 429:
         return RateLimited(message, request_id=request_id, retry_after_s=_retry_after(reply.headers))
+    if status == 401:
+        message += ". Set REMAT_API_KEY to a key of this service"
     if status in (401, 403):
         return NotAllowed(message, status=status, request_id=request_id)
     if status in (404, 410):

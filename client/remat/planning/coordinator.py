@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -103,6 +104,29 @@ class Coordinator(Protocol):
         ...
 
 
+class AskAgain(Exception):
+    """Nobody has answered as well as the planner that was asked first is expected to.
+
+    Attributes:
+        seconds: after which it is asked again.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it is asked again in {seconds:g} s")
+        self.seconds = seconds
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """The answer, asked for again as often as `ask` says; others may ask meanwhile."""
+    while True:
+        with _ASKING:
+            try:
+                return ask()
+            except AskAgain as error:
+                pause = error.seconds
+        time.sleep(pause)
+
+
 class OneProcess:
     """The coordinator of a job that is one process, or whose processes plan each for itself.
 
@@ -135,8 +159,7 @@ class OneProcess:
         def work() -> None:
             answer = None
             try:
-                with _ASKING:
-                    answer = ask()
+                answer = patiently(ask)
             except Exception as error:  # the planner's trouble is no reason to stop training
                 log.warning("no better plan came, training goes on by the quick one: %s", error)
             found.set_result(answer)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-ACCEPTED = "zstd, gzip"
+ACCEPTED = "zstd"
 COMPRESS_ABOVE = 8_192
 """Bytes below which a body is sent as it is: the saving would not pay for the header."""
 
@@ -25,12 +22,8 @@ MOST_CONTAINERS, MOST_VALUES = 2_000_000, 8_000_000
 a step."""
 
 
-class TooLarge(ValueError):
-    """A body that inflates, or would be parsed, beyond the bound."""
-
-
-class Garbled(ValueError):
-    """A body that does not inflate, or ends too soon."""
+class Unusable(ValueError):
+    """A body that inflates, or would be parsed, beyond the bound, or in an encoding that was not asked for."""
 
 
 def compressed(body: bytes) -> tuple[bytes, str | None]:
@@ -40,68 +33,30 @@ def compressed(body: bytes) -> tuple[bytes, str | None]:
     return zstd.compress(body), "zstd"
 
 
-def inflated(chunks: Iterable[bytes], encoding: str, most: int = LARGEST_REPLY) -> bytes:
-    """The whole body from the wire's chunks.
+class Body:
+    """The body of a reply, from pieces that have been inflated, of a bounded size each.
 
     Raises:
-        TooLarge: it would exceed `most` bytes; no more than one chunk beyond them is ever held.
-        Garbled: an unknown encoding, data that does not inflate, a stream that is cut off or has a tail.
+        Unusable: it is in an encoding that was not asked for; in `add`, it is too large.
     """
-    out: list[bytes] = []
-    total = containers = values = 0
-    for piece in _pieces(chunks, encoding.strip().lower()):
-        total += len(piece)
-        if total > most:
-            raise TooLarge(f"the body is larger than {most} bytes")
-        containers += piece.count(b"[") + piece.count(b"{")
-        values += piece.count(b",")
-        if containers > MOST_CONTAINERS or values > MOST_VALUES:
-            raise TooLarge(f"the body holds more than {MOST_CONTAINERS} arrays or {MOST_VALUES} values")
-        out.append(piece)
-    return b"".join(out)
 
+    def __init__(self, encoding: str, most: int = LARGEST_REPLY) -> None:
+        if encoding.strip().lower() not in ("", "identity", ACCEPTED):
+            raise Unusable(f"unknown content encoding {encoding!r}")
+        self._most, self._pieces = most, list[bytes]()
+        self._total = self._containers = self._values = 0
 
-def _pieces(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
-    if encoding in ("", "identity"):
-        yield from chunks
-        return
-    step = 1 << 20
-    if encoding in ("gzip", "x-gzip"):
-        yield from _gunzip(chunks, step)
-    elif encoding == "zstd":
-        yield from _unzstd(chunks, step)
-    else:
-        raise Garbled(f"unknown content encoding {encoding!r}")
+    def add(self, piece: bytes) -> None:
+        """What comes next; no more than one piece beyond the bound is ever held."""
+        self._total += len(piece)
+        if self._total > self._most:
+            raise Unusable(f"the body is larger than {self._most} bytes")
+        self._containers += piece.count(b"[") + piece.count(b"{")
+        self._values += piece.count(b",")
+        if self._containers > MOST_CONTAINERS or self._values > MOST_VALUES:
+            raise Unusable(f"the body holds more than {MOST_CONTAINERS} arrays or {MOST_VALUES} values")
+        self._pieces.append(piece)
 
-
-def _gunzip(chunks: Iterable[bytes], step: int) -> Iterator[bytes]:
-    decoder = zlib.decompressobj(wbits=31)
-    try:
-        for chunk in chunks:
-            data = chunk
-            while data:
-                if decoder.eof:
-                    raise Garbled("data after the end of the gzip stream")
-                yield decoder.decompress(data, step)
-                data = decoder.unconsumed_tail or decoder.unused_data
-    except zlib.error as error:
-        raise Garbled(f"not gzip: {error}") from None
-    if not decoder.eof:
-        raise Garbled("the gzip stream is cut off")
-
-
-def _unzstd(chunks: Iterable[bytes], step: int) -> Iterator[bytes]:
-    decoder: Any = zstd.ZstdDecompressor()
-    try:
-        for chunk in chunks:
-            if decoder.eof and chunk:
-                raise Garbled("data after the end of the zstd frame")
-            yield decoder.decompress(chunk, step)
-            while not decoder.eof and not decoder.needs_input:
-                yield decoder.decompress(b"", step)
-            if decoder.unused_data:
-                raise Garbled("data after the end of the zstd frame")
-    except zstd.ZstdError as error:
-        raise Garbled(f"not zstd: {error}") from None
-    if not decoder.eof:
-        raise Garbled("the zstd frame is cut off")
+    def whole(self) -> bytes:
+        """All of it."""
+        return b"".join(self._pieces)

@@ -38,14 +38,18 @@ class LinkKind:
 
 
 LINKS: Mapping[str, LinkKind] = {
+    "pcie3": LinkKind(15.75e9, 0.80, 10_000),
     "pcie4": LinkKind(31.5e9, 0.80, 10_000),
     "pcie5": LinkKind(63.0e9, 0.80, 10_000),
     "nvlink-c2c": LinkKind(450.0e9, 0.80, 5_000),
 }
-"""Sixteen lanes of PCI Express 4 and 5 after their line code; NVLink-C2C of Grace Hopper, half of its 900 GB/s."""
+"""Sixteen lanes of PCI Express 3, 4 and 5 after their line code; NVLink-C2C of Grace Hopper, half of its 900 GB/s."""
 
-OF_TARGET: Mapping[str, str] = {"a100": "pcie4", "l40s": "pcie4", "h100": "pcie5", "h200": "pcie5"}
-"""Which link a kind of device of `remat.target.devices` has in a common server."""
+OF_TARGET: dict[str, str] = {"a100": "pcie4", "l40s": "pcie4", "h100": "pcie5", "h200": "pcie5"}
+OF_TARGET |= dict.fromkeys(("rtx3090", "rtx4090", "a10", "l4"), "pcie4")
+OF_TARGET |= dict.fromkeys(("rtx5090", "mi300x", "gaudi3"), "pcie5")
+OF_TARGET |= dict.fromkeys(("t4", "v100"), "pcie3")
+"""Which link a kind of device of `remat.target.devices` has in a common machine."""
 
 
 def named_link(text: str) -> Link:

@@ -239,3 +239,5 @@ def _rebased(answer: Answer, problem: Problem, fixed_bytes: int, digest: str) ->
 
 class Contradicted(InvalidData):
     """An answer whose bound its own plan refutes: one of the two is wrong."""
+
+    remedy = "Nothing: the answer is dropped and asked for again; report it, with the message."

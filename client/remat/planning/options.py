@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from remat_ir import InvalidData, Link
@@ -36,7 +36,7 @@ class SolveOptions:
     Example:
         >>> SolveOptions(time_limit_s=300, max_gap=0)
         SolveOptions(method='auto', time_limit_s=300, max_gap=0, slack=1.0, wait=True, self_check=True, \
-on_failure='raise', mode='auto', most_plans=64, steps=10000, functional_ops=(), link=None, \
+on_failure='plain', strict=False, mode='auto', most_plans=64, steps=10000, functional_ops=(), link=None, \
 host_bytes=None, accumulate=1, clip_grad_norm=False, release_gradients=False, \
 recompute_collectives=None, name=None)
 
@@ -47,14 +47,20 @@ recompute_collectives=None, name=None)
         slack: bytes reserved over bytes allocated, where a budget is bytes of a device; at least 1.
         wait: False starts training on a quick plan: one that this machine remembers, the client's greedy one, or where
             that does not fit, the first that the planner has. The planner's answer takes over at the start of a later
-            step, once it is there. True waits for the first plan of a module; later kinds of calls start as with False.
+            step, once it is there. True waits for the first plan of a module; later sizes start as with False.
         self_check: whether the first step of each plan measures its peak, and warns where it is off by more than 3 %.
             Chains have no such check.
-        on_failure: what to do where a step cannot be captured: "raise", or train "plain" and log a warning.
+        on_failure: what to do where a part of a step cannot be planned: run it "plain", as torch does, and log a
+            warning; or "raise".
+        strict: whether a planner that fails is an error, and no other's plan is taken in its place; REMAT_STRICT=1
+            says so for all calls.
+        ranks: whether the processes of torch.distributed plan together: True for all of them, or a process group. The
+            first measures and asks, and all run the same plan, once each has found that it poses the same problem. They
+            must then plan the same steps in the same order. False: each plans for itself.
         mode: "graph" captures the step as one graph; "chain" runs the stages of an `nn.Sequential` one after the other,
-            with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes the graph, and
-            the chain where a Sequential of one tensor cannot be captured.
-        most_plans: how many kinds of calls keep their plan, at least 1; beyond, the one used least lately is planned
+            with any Python inside (LSTM, branches on data): see `remat.optimize_chain`; "auto" takes graphs, and the
+            chain where a Sequential of one tensor is no single graph.
+        most_plans: how many sizes of a graph keep their plan, at least 1; beyond, the one used least lately is planned
             anew. A plan holds its captured graph: some megabytes of a large model's memory on the host.
         steps: how many steps of training will run by the plan, or None. A solve ends, after a second at least, when all
             that they could still gain by a better plan is less than the time that was spent on it. None, or max_gap=0,
@@ -63,7 +69,7 @@ recompute_collectives=None, name=None)
             the same outputs, and nothing else changes. Any other custom operator runs once in a step.
         link: over which values may move to the host and back: "measured", that of the step's device, measured once in a
             process; a name such as "pcie5" or "h100", whose numbers are declared; "25GB" a second, a .json file, or a
-            `remat.Link` with its own.
+            `remat_ir.Link` with its own.
             Without one nothing moves.
         host_bytes: what the host may hold at most, as a size such as "64GiB"; None without a limit.
         accumulate: how many backward passes there are to a step of the optimizer, at least 1; beyond 1 gradients that
@@ -72,7 +78,7 @@ recompute_collectives=None, name=None)
         clip_grad_norm: whether `torch.nn.utils.clip_grad_norm_` runs before the optimizer's step, whose memory counts.
         release_gradients: whether each parameter is updated inside the backward pass as soon as its gradient is
             complete, by `optimizer=`, and the gradient is freed; not with accumulation or clipping.
-        recompute_collectives: whether a plan of all ranks (`remat.RankPlanner`) may run a collective again: True,
+        recompute_collectives: whether a plan of all ranks (`ranks=True`) may run a collective again: True,
             False, or None, where that costs no more than a kernel of its size. Ranks that plan apart run each once.
         name: what the solve is called in the lists of a service, 1 to 100 printable characters; it is sent there. None
             sends no name, but with REMAT_SEND_NAMES=1 the model's class and the shape of its first input.
@@ -87,7 +93,9 @@ recompute_collectives=None, name=None)
     slack: float = 1.0
     wait: bool = True
     self_check: bool = True
-    on_failure: OnFailure = "raise"
+    on_failure: OnFailure = "plain"
+    strict: bool = False
+    ranks: Any = field(default=False, repr=False)
     mode: Mode = "auto"
     most_plans: int = 64
     steps: int | None = 10_000
@@ -108,9 +116,11 @@ recompute_collectives=None, name=None)
         _check("time_limit_s", limit, _number(limit) and limit > 0, "must be a positive number of seconds")
         _check("max_gap", gap, _number(gap) and 0 <= gap < 1, "must be at least 0 and below 1")
         _check("slack", slack, _number(slack) and slack >= 1, "must be a number of at least 1")
-        for name in ("wait", "self_check", "clip_grad_norm", "release_gradients"):
+        for name in ("wait", "self_check", "strict", "clip_grad_norm", "release_gradients"):
             value = getattr(self, name)
             _check(name, value, isinstance(value, bool), "must be True or False")
+        group = isinstance(self.ranks, bool) or callable(getattr(self.ranks, "rank", None))
+        _check("ranks", self.ranks, group, "must be True, False or a process group")
         again = self.recompute_collectives
         _check("recompute_collectives", again, again is None or isinstance(again, bool), "must be True, False or None")
         for name, values in (("on_failure", get_args(OnFailure)), ("mode", get_args(Mode))):
@@ -148,6 +158,8 @@ class PlanFields(SolveFields, total=False):
 
     slack: float
     steps: int | None
+    strict: bool
+    ranks: Any
 
 
 class StepFields(PlanFields, total=False):
@@ -159,14 +171,19 @@ class StepFields(PlanFields, total=False):
     recompute_collectives: bool | None
 
 
-class TrainingFields(StepFields, total=False):
-    """All fields of `SolveOptions`: how a plan is asked for, and what training does with it."""
+class BackendFields(StepFields, total=False):
+    """The fields of `SolveOptions` that a backend for `torch.compile` has."""
 
     wait: bool
-    self_check: bool
     on_failure: OnFailure
-    mode: Mode
     most_plans: int
+
+
+class TrainingFields(BackendFields, total=False):
+    """All fields of `SolveOptions`: how a plan is asked for, and what training does with it."""
+
+    self_check: bool
+    mode: Mode
     accumulate: int
     clip_grad_norm: bool
     release_gradients: bool
@@ -203,11 +220,9 @@ def solve_options(
         return replace(default, **given)
     if not isinstance(options, SolveOptions):
         raise InvalidData(f"options of {name} must be a remat.SolveOptions, not {options!r}")
-    for field in fields(options):
-        if field.name not in known and getattr(options, field.name) != field.default:
-            raise InvalidData(
-                f"{name} has no option {field.name}, which is set in options. It takes {', '.join(known)}"
-            )
+    for each in fields(options):
+        if each.name not in known and getattr(options, each.name) != each.default:
+            raise InvalidData(f"{name} has no option {each.name}, which is set in options. It takes {', '.join(known)}")
     return replace(options, **given)
 
 

@@ -65,6 +65,11 @@ class FallbackPlanner:
     def __init__(self, planners: Sequence[Planner], *, memo: Memo | None = None, strict: bool = False) -> None:
         self.planners = tuple(planners)
         self.memo, self.strict = memo, strict
+        self.stood_in: set[str] = set()
+        """Digests of the problems for which the greedy plan stands in for that of a planner that failed."""
+
+    def __repr__(self) -> str:
+        return f"FallbackPlanner({self.planners!r}, memo={self.memo!r}, strict={self.strict})"
 
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
@@ -94,8 +99,11 @@ class FallbackPlanner:
             else:
                 infeasible = answer.status is Status.INFEASIBLE
                 if answer.plan is not None or (infeasible and answer.claimed_by is None):
+                    self.stood_in.discard(answer.digest or "")
                     if failure is not None and answer.plan is not None:
                         log.warning("%s", _in_its_place(planner, answer))
+                        if isinstance(planner, GreedyPlanner) and answer.digest is not None:
+                            self.stood_in.add(answer.digest)
                     self._remember(planner, problem, answer, options)
                     return answer
                 # that no plan fits is believed with a certificate, or where nobody else finds one
@@ -109,7 +117,7 @@ class FallbackPlanner:
         return last
 
     def remembered(self, problem: Problem, options: SolveOptions = DEFAULT) -> Answer | None:
-        """The answer to this very problem that this machine has kept, if it needs no more work; nobody is asked."""
+        """The answer to this very problem that this machine has kept, if it needs no more work."""
         if self.memo is None:
             return None
         return self.memo.get(problem, options.method, options.time_limit_s, options.max_gap, options.steps)
@@ -194,7 +202,7 @@ def planner_for(
     *,
     strict: bool = False,
     given: Settings | None = None,
-    transport: httpx2.BaseTransport | None = None,
+    transport: httpx2.AsyncBaseTransport | None = None,
     timeouts: Timeouts | None = None,
     patience_s: float = PATIENCE_S,
     profiles: ProfileTable | None = None,

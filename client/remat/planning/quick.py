@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
 from remat_ir import Answer, Problem, RematError, Status
 
-from .coordinator import Coordinator, Pending
+from .coordinator import AskAgain, Coordinator, Pending
 from .greedy import greedy_answer
 from .options import SolveOptions
 from .planner import CoordinatedPlanner, FallbackPlanner, Planner
@@ -21,6 +22,9 @@ from .sources import OnProgress, ServicePlanner
 log = logging.getLogger("remat")
 
 Made = TypeVar("Made")
+
+AGAIN_S = [30.0, 60.0, 120.0, 300.0, 600.0]
+"""Seconds after which a planner that has failed is asked again; the last ones repeat."""
 
 GREEDY_S = 2.0
 """Seconds for the greedy walks; the first one is ended whatever it takes."""
@@ -132,15 +136,30 @@ def improved(
     on_progress: OnProgress | None = None,
 ) -> Better[Made]:
     """What `make` makes of the planner's answer, asked for while training goes on; nothing where it costs no less."""
-    most = quick.cost_ns or 0
+    most, pauses = quick.cost_ns or 0, AGAIN_S.copy()
+    alive: list[weakref.ref[Better[Made]]] = []
 
     def ask() -> Answer:
-        return planner.asked.plan(problem, options, on_progress=on_progress)
+        answer = planner.asked.plan(problem, options, on_progress=on_progress)
+        if stands_in(planner.asked, answer, options) and (not alive or alive[0]() is not None):
+            raise AskAgain(pauses.pop(0) if len(pauses) > 1 else pauses[0])
+        return answer
 
     def worth(answer: Answer) -> bool:
         return answer.plan is not None and (answer.cost_ns or 0) < most
 
-    return Better(planner.coordinator.later(problem, ask), planner.coordinator, worth, make)
+    made = Better(planner.coordinator.later(problem, ask), planner.coordinator, worth, make)
+    alive.append(weakref.ref(made))
+    return made
+
+
+def stands_in(planner: Planner, answer: Answer, options: SolveOptions) -> bool:
+    """Whether a greedy plan, not known to be good enough, stands in for that of a planner that has failed.
+
+    It is known in the process that has asked.
+    """
+    stood = isinstance(planner, FallbackPlanner) and answer.digest in planner.stood_in
+    return stood and (answer.gap or 0) > options.max_gap
 
 
 def _first_answer(problem: Problem, planner: Planner, options: SolveOptions) -> Answer:

@@ -46,6 +46,9 @@ class GreedyPlanner:
         2
     """
 
+    def __repr__(self) -> str:
+        return "GreedyPlanner()"
+
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None
     ) -> Answer:
@@ -70,6 +73,9 @@ class LocalPlanner:
     def __init__(self, *, options: Mapping[str, object] | None = None) -> None:
         self.options = dict(options or {})
         self._solve: Callable[..., Answer] = solver_door("local")
+
+    def __repr__(self) -> str:
+        return f"LocalPlanner(options={self.options!r})"
 
     def check_method(self, name: str) -> None:
         """Refuse a method that the solver has not.
@@ -128,7 +134,7 @@ class ServicePlanner:
         *,
         api_key: str | None = None,
         timeouts: Timeouts | None = None,
-        transport: httpx2.BaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
         patience_s: float = PATIENCE_S,
         options: Mapping[str, object] | None = None,
     ) -> None:
@@ -137,7 +143,8 @@ class ServicePlanner:
         self.patience_s = patience_s
 
     def __repr__(self) -> str:
-        return f"ServicePlanner({self.http.base_url!r})"
+        options = f", options={self.options!r}" if self.options else ""
+        return f"ServicePlanner({self.http.base_url!r}{options})"
 
     def plan(
         self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: OnProgress | None = None

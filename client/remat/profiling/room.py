@@ -57,6 +57,7 @@ class Room:
         self.seen: int | None = None
         self._coordinator = coordinator
         if self.device is not None:
+            gc.collect()  # what only awaits collection is not there when training runs out of memory, or is rehearsed
             self.device.take_workspaces()
             self.segments = self.device.segments()
             self.outside = self.device.outside_bytes()

@@ -15,7 +15,7 @@ from .parallel import Parallel
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """The arguments of `remat.fit`, read: see there."""
+    """The arguments of `remat.target.fit.predict`, read: see there."""
 
     make_model: Callable[..., Any]
     target: Target

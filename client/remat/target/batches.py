@@ -137,11 +137,25 @@ def step_between(one: tuple[int, TrainingStep], other: tuple[int, TrainingStep],
 
 
 class GraphBatches:
-    """The graph of a step by batch, and plans of it that are good enough."""
+    """The graph of a step by batch, and plans of it that are good enough.
+
+    Args:
+        capture: makes one at a batch.
+        known: one that is there, and its batch.
+        memory: bytes for tensors.
+        most: that a plan may cost more, as a share of plain training's time.
+        phase: called with what is done from now on.
+    """
 
     def __init__(
-        self, capture: Callable[[int], Graph], known: tuple[int, Graph] | None, memory: int, most: float
+        self,
+        capture: Callable[[int], Graph],
+        known: tuple[int, Graph] | None,
+        memory: int,
+        most: float,
+        phase: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._phase = phase
         self._graphs = Family(capture, between, known)
         self._memory, self._most = memory, most
         self._plans: list[Plan] = []
@@ -156,6 +170,7 @@ class GraphBatches:
         """The largest batch for which a plan is found that costs no more than is asked for, captured and planned."""
 
         def overhead(size: int) -> float | None:
+            self._phase(f"capturing and planning at a batch of {size}")
             return ask(Problem(self._graphs.captured(size), self._memory)).overhead
 
         return largest_that(self._promised, overhead, self._most)
@@ -170,6 +185,7 @@ class GraphBatches:
                 continue
             if overhead_of(cost, problem.subject.total_cost_ns) <= self._most:
                 return True
+        self._phase(f"is there a plan at a batch of {size}?")
         found = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
         if not isinstance(found.plan, Plan) or (found.overhead or 0.0) > self._most:
             return False

@@ -24,6 +24,7 @@ from remat_ir import InvalidData
 from .. import _compat
 from ..capture.call import CacheSwitch, check_module, example_call
 from ..device import KINDS, here
+from ..device_flags import of_generation
 from .attention import chosen_attention
 
 CPU = torch.device("cpu")
@@ -88,8 +89,11 @@ def _import_file(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def tracing_for(device: torch.device) -> Iterator[None]:
+def tracing_for(device: torch.device, capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
     """Inside, steps of models with fake tensors of a device can be captured, with the kernels that it would choose.
+
+    Args:
+        capability: what models are given that ask CUDA for the device's generation.
 
     Raises:
         InvalidData: this build of torch cannot.
@@ -103,6 +107,7 @@ def tracing_for(device: torch.device) -> Iterator[None]:
         except NotImplementedError as error:
             raise InvalidData(str(error)) from error
         stack.enter_context(chosen_attention())
+        stack.enter_context(of_generation(capability))
         yield
 
 

@@ -53,6 +53,8 @@ class Target:
         launch_ns: the least that a kernel takes.
         context_bytes: what is not there for tensors.
         profiles: the name under which costs that were measured on this kind of device are shared; empty: none are.
+        capability: what CUDA says of its generation, by which libraries choose kernels.
+        source: where the figures are from.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Target:
     launch_ns: int = LAUNCH_NS
     context_bytes: int = CONTEXT_BYTES
     profiles: str = ""
+    capability: tuple[int, int] = (9, 0)
+    source: str = ""
 
     @property
     def usable_bytes(self) -> int:
@@ -78,9 +82,11 @@ TARGETS: Mapping[str, Target] = {
         81152 * 2**20,
         2.039e12,
         {"bfloat16": 312e12, "float16": 312e12, "tf32": 156e12, "float32": 19.5e12, "float64": 9.7e12},
+        capability=(8, 0),
+        source="NVIDIA's data sheet of the A100, SXM",
     ),
-    "h100": Target("NVIDIA H100 80GB HBM3", 81079 * 2**20, 3.35e12, _HOPPER),
-    "h200": Target("NVIDIA H200", 143155 * 2**20, 4.8e12, _HOPPER),
+    "h100": Target("NVIDIA H100 80GB HBM3", 81079 * 2**20, 3.35e12, _HOPPER, source="NVIDIA's data sheet, SXM"),
+    "h200": Target("NVIDIA H200", 143155 * 2**20, 4.8e12, _HOPPER, source="NVIDIA's data sheet, SXM"),
     "l40s": Target(
         "NVIDIA L40S",
         45488 * 2**20,
@@ -93,9 +99,110 @@ TARGETS: Mapping[str, Target] = {
             "float64": 1.4e12,
             "float8": 733e12,
         },
+        capability=(8, 9),
+        source="NVIDIA's data sheet, ECC on",
+    ),
+    "rtx3090": Target(
+        "NVIDIA GeForce RTX 3090",
+        24576 * 2**20,
+        0.936e12,
+        {"bfloat16": 71e12, "float16": 71e12, "tf32": 35.6e12, "float32": 35.6e12, "float64": 0.556e12},
+        capability=(8, 6),
+        source="NVIDIA's GA102 white paper; products of halves summed in float32",
+    ),
+    "rtx4090": Target(
+        "NVIDIA GeForce RTX 4090",
+        24564 * 2**20,
+        1.008e12,
+        {
+            "bfloat16": 165.2e12,
+            "float16": 165.2e12,
+            "tf32": 82.6e12,
+            "float32": 82.6e12,
+            "float64": 1.29e12,
+            "float8": 330.3e12,
+        },
+        capability=(8, 9),
+        source="NVIDIA's Ada white paper; products of halves summed in float32",
+    ),
+    "rtx5090": Target(
+        "NVIDIA GeForce RTX 5090",
+        32607 * 2**20,
+        1.792e12,
+        {
+            "bfloat16": 209.5e12,
+            "float16": 209.5e12,
+            "tf32": 104.8e12,
+            "float32": 104.8e12,
+            "float64": 1.64e12,
+            "float8": 419e12,
+        },
+        capability=(12, 0),
+        source="NVIDIA's RTX Blackwell white paper; products of halves summed in float32",
+    ),
+    "a10": Target(
+        "NVIDIA A10",
+        23028 * 2**20,
+        0.6e12,
+        {"bfloat16": 125e12, "float16": 125e12, "tf32": 62.5e12, "float32": 31.2e12, "float64": 0.976e12},
+        capability=(8, 6),
+        source="NVIDIA's data sheet, ECC on",
+    ),
+    "l4": Target(
+        "NVIDIA L4",
+        23034 * 2**20,
+        0.3e12,
+        {
+            "bfloat16": 121e12,
+            "float16": 121e12,
+            "tf32": 60e12,
+            "float32": 30.3e12,
+            "float64": 0.47e12,
+            "float8": 242e12,
+        },
+        capability=(8, 9),
+        source="NVIDIA's data sheet, ECC on",
+    ),
+    "t4": Target(
+        "Tesla T4",
+        15360 * 2**20,
+        0.32e12,
+        {"bfloat16": 8.1e12, "float16": 65e12, "float32": 8.1e12, "float64": 0.253e12},
+        capability=(7, 5),
+        source="NVIDIA's data sheet; bfloat16 has no units of its own there and counts as float32",
+    ),
+    "v100": Target(
+        "Tesla V100-SXM2-32GB",
+        32768 * 2**20,
+        0.9e12,
+        {"bfloat16": 15.7e12, "float16": 125e12, "float32": 15.7e12, "float64": 7.8e12},
+        capability=(7, 0),
+        source="NVIDIA's data sheet, SXM2; bfloat16 has no units of its own there and counts as float32",
+    ),
+    "mi300x": Target(
+        "AMD Instinct MI300X",
+        196592 * 2**20,
+        5.3e12,
+        {
+            "bfloat16": 1307.4e12,
+            "float16": 1307.4e12,
+            "tf32": 653.7e12,
+            "float32": 163.4e12,
+            "float64": 163.4e12,
+            "float8": 2614.9e12,
+        },
+        source="AMD's data sheet; the kernels are those that torch has on CUDA",
+    ),
+    "gaudi3": Target(
+        "Intel Gaudi 3",
+        128 * 2**30,
+        3.67e12,
+        {"bfloat16": 1835e12, "float16": 1835e12, "float32": 14.3e12, "float64": 7.2e12, "float8": 1835e12},
+        source="Intel's paper at Hot Chips 2024; float32 is assumed to have half the rate of bfloat16 on its vector "
+        "units (28.7 TFLOP/s), float64 half of that; the kernels are those that torch has on CUDA",
     ),
 }
-"""Dense peaks and bandwidths from NVIDIA's data sheets of the SXM modules and of the L40S with ECC on."""
+"""Dense peaks and bandwidths. No figure was taken on such a device by this project: see each `source`."""
 
 
 def target_of(text: str | Target) -> Target:
@@ -114,7 +221,7 @@ def target_of(text: str | Target) -> Target:
     if isinstance(text, Target):
         return text
     if not isinstance(text, str):
-        raise InvalidData(f"a device is one of {', '.join(TARGETS)} or a table in a TOML or JSON file, not {text!r}")
+        raise InvalidData(f"a device is one of {', '.join(TARGETS)}, or a table in a TOML or JSON file, not {text!r}")
     if text.lower() in TARGETS:
         return TARGETS[text.lower()]
     path = Path(text)
@@ -140,6 +247,7 @@ def _read(data: Any) -> Target:
         raise InvalidData("it must have the fields name, memory, bandwidth and peak")
     known = {"memory": "memory_bytes", "context": "context_bytes"}
     known |= {f.name: f.name for f in fields(Target) if not f.name.endswith("_bytes")}
+    del known["capability"]
     for word in data:
         if word not in known:
             raise InvalidData(f"{word} is none of the fields {', '.join(sorted(known))}")
@@ -155,6 +263,7 @@ def _read(data: Any) -> Target:
         int(_number(data.get("launch_ns", LAUNCH_NS), "launch_ns")),
         bytes_of(data.get("context", CONTEXT_BYTES)),
         _text(data, "profiles"),
+        source=_text(data, "source"),
     )
     unknown = sorted(set(found.peak) - set(DTYPES))
     if unknown or not found.peak:

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from remat_ir import Answer, Graph, InvalidData, Plan, Problem, least_memory, plain_peak, verify, working_set
 
+from ..errors import CaptureError
 from ..planning.budget import readable
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
@@ -38,6 +39,7 @@ class Fit:
         overhead_range: what that plan costs more if each class of kernels is off by up to 20 %.
         curve: plans at budgets from the least one to plain training.
         largest_plain, largest_planned: None where the batch of the function cannot be chosen.
+        no_batch: why no largest batch was found where one was looked for; else empty.
         max_overhead: the most that the plan of the largest batch may cost more.
         released: the same with gradients released as they are made, where that was asked for.
         parallel: the ranks that the job is spread over; all figures are those of one of them, but `batch` is its own.
@@ -59,6 +61,7 @@ class Fit:
     seconds: float
     released: Fit | None = None
     parallel: Parallel = ALONE
+    no_batch: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -72,6 +75,8 @@ class Fit:
             update = readable(self.step.update_peak_bytes)
             found.append(("the optimizer's step", update, "its temporaries and all gradients, whatever the plan"))
         found.append(("on this device", *self._here()))
+        if self.no_batch:
+            found.append(("largest batch", "not known", self.no_batch))
         if self.largest_plain is not None and self.largest_planned is not None:
             most = self.largest_planned
             found.append(("largest batch, plain", str(self.largest_plain), ""))
@@ -119,18 +124,18 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def fit(
+def predict(
     make_model: Callable[..., Any], device: str | Target, *, parallel: None = None, **options: Unpack[_Options]
 ) -> Fit: ...
 
 
 @overload
-def fit(
+def predict(
     make_model: Callable[..., Any], device: str | Target, *, parallel: str | None, **options: Unpack[_Options]
 ) -> Fit | PipelineFit: ...
 
 
-def fit(
+def predict(
     make_model: Callable[..., Any],
     device: str | Target,
     *,
@@ -176,7 +181,7 @@ def fit(
         >>> import torch
         >>> def make_model(batch=4):
         ...     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()), torch.ones(batch, 64)
-        >>> found = fit(make_model, "l40s", optimizer="adamw", planner="greedy")
+        >>> found = predict(make_model, "l40s", optimizer="adamw", planner="greedy")
         >>> found.plain_bytes <= found.memory_bytes, found.largest_plain > 10_000
         (True, True)
     """
@@ -205,7 +210,7 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
 def _fit(asked: Asked, release: bool) -> Fit:
     """The figures, with gradients released or not."""
 
-    def at(size: int | None) -> TargetStep:
+    def at(size: int | None, like: TargetStep | None = None) -> TargetStep:
         return target_step(
             asked.make_model,
             asked.target,
@@ -214,6 +219,7 @@ def _fit(asked: Asked, release: bool) -> Fit:
             release_gradients=release,
             parallel=str(asked.parallel),
             table=asked.planner.profiles,
+            like=like,
             phase=asked.phase,
         )
 
@@ -229,11 +235,15 @@ def _fit(asked: Asked, release: bool) -> Fit:
     short = replace(options, time_limit_s=time_limit_s / 4)
     curve = _curve(graph, least, lambda problem: asked.planner.plan(problem, short))
     sizes: tuple[int | None, Batch | None] = None, None
+    why = ""
     if asked.batch_is_free:
         asked.phase("looking for the largest batch")
         known = None if asked.known_batch is None else (asked.known_batch, graph)
-        search = GraphBatches(lambda size: at(size).graph, known, memory, asked.max_overhead)
-        sizes = search.plain(), search.planned(lambda problem: asked.planner.plan(problem, options))
+        try:
+            search = GraphBatches(lambda size: at(size, first).graph, known, memory, asked.max_overhead, asked.phase)
+            sizes = search.plain(), search.planned(lambda problem: asked.planner.plan(problem, options))
+        except CaptureError as error:
+            why = f"{error}; give batch= to ask about one size"
     return Fit(
         first,
         asked.batch,
@@ -249,6 +259,7 @@ def _fit(asked: Asked, release: bool) -> Fit:
         asked.max_overhead,
         time.perf_counter() - start,
         parallel=asked.parallel,
+        no_batch=why,
     )
 
 

@@ -5,6 +5,7 @@ Nothing is sent, and messages take no time here. Sharding is that of `fully_shar
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -108,7 +109,7 @@ class Parallel(NamedTuple):
             return step
         shares = ("parameters", "optimizer state", "gradients")
         fixed = {name: ceil(size / self.fsdp) if name in shares else size for name, size in step.fixed.items()}
-        ops = sharded_gradients(step.operations, self.fsdp, len(step.captured.params))
+        ops = sharded_gradients(step.operations, self.fsdp, step.parameters)
         graph, values = to_graph(ops, step.profiled.kernels, sum(fixed.values()))
         return replace(step, operations=ops, graph=graph, values=values, fixed=fixed)
 
@@ -124,14 +125,14 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [model] if longest is None else list(longest.children())
 
 
-def sharded_gradients(step: Operations, ranks: int, parameters: int) -> Operations:
+def sharded_gradients(step: Operations, ranks: int, parameters: Collection[int]) -> Operations:
     """The step where each gradient is reduced to a rank's share as soon as it is complete, and freed.
 
     Args:
-        parameters: so many of the tensors that the step is given first are parameters.
+        parameters: the positions of the parameters among the tensors that the step is given.
     """
     flow = step.flow
-    trained = frozenset(flow.given[:parameters])
+    trained = frozenset(flow.given[n] for n in parameters)
     pairs = zip(flow.primals, flow.backward_results, strict=False)
     results = list(dict.fromkeys(r for p, r in pairs if p in trained and isinstance(r, fx.Node)))
     returned = {s for r in flow.forward_results if isinstance(r, fx.Node) for s in flow.storages_of.get(r, ())}

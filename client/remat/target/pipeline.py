@@ -138,7 +138,7 @@ class PipelineBatches:
         known = asked.known_batch
         stages = {number: stage for rank in first.ranks for number, stage in rank.stages.items()}
         self._stages = Family(
-            lambda size: captured_stages(asked, self._actions, size),
+            lambda size: captured_stages(asked, self._actions, size, stages),
             stages_between,
             None if known is None else (known, stages),
         )
@@ -171,7 +171,7 @@ class PipelineBatches:
 
 
 def fit_pipeline(asked: Asked) -> PipelineFit:
-    """Find out what each rank of a pipeline needs: see `remat.fit`.
+    """Find out what each rank of a pipeline needs: see `remat.target.fit.predict`.
 
     Raises:
         InvalidData: the schedule is not known or does not take so many ranks and micro-batches, or the parts of the

@@ -13,17 +13,17 @@ from torch.distributed.pipelining import Schedule1F1B
 from remat_ir import Graph, InvalidData, Plan, checkpointed, plain_plan
 
 from ..capture.dataflow import tensors
+from ..compile.curve import Point, curve, point_of, solved
 from ..device import NAMED
 from ..pipelines.choice import Combination, Place, choose, combinations, least_budget, peak_of, room, times_of
 from ..pipelines.ledger import Passed, buffers_bytes, passed, places_by_actions
 from ..pipelines.schedule import Run, Timeline, Times, actions_of, in_halves, named
+from ..planning.allot import Option
 from ..profiling.fitted import affine
 from ..profiling.fixed import all_gradients
 from ..training.halves import Halves
 from ..training.job import Job
 from ..training.step import TrainingStep, training_step
-from ..units.allot import Option
-from ..units.curve import Point, curve, point_of, solved
 from .asked import Asked
 from .batches import step_between
 from .build import Built, build, tracing_for
@@ -213,25 +213,32 @@ class Pipeline:
         return self.actions.timeline.makespan_ns(times)
 
 
-def captured_stages(asked: Asked, actions: Actions, batch: int | None) -> dict[int, Stage]:
+def captured_stages(
+    asked: Asked, actions: Actions, batch: int | None, like: Mapping[int, Stage] | None = None
+) -> dict[int, Stage]:
     """All stages of a pipeline by number, for a micro-batch.
+
+    Args:
+        like: those of another micro-batch, whose kernels form the same ops where they are the same ones.
 
     Raises:
         InvalidData: the parts of the model do not follow each other.
         CaptureError: a stage cannot be captured as one graph.
     """
     stages: dict[int, Stage] = {}
-    with tracing_for(NAMED):
+    with tracing_for(NAMED, asked.target.capability):
         for number in range(actions.last + 1):
             asked.phase(f"stage {number} of {actions.last + 1}")
             part = {"stage": number, "stages": actions.last + 1}
             built = build(asked.make_model, NAMED, batch, asked.parallel.tp, part)
-            stages[number] = _captured(built, number, number in actions.halved, asked)
+            stages[number] = _captured(
+                built, number, number in actions.halved, asked, None if like is None else like[number].step
+            )
             _check_follows(stages, number)
     return stages
 
 
-def _captured(built: Built, number: int, halved: bool, asked: Asked) -> Stage:
+def _captured(built: Built, number: int, halved: bool, asked: Asked, like: TrainingStep | None) -> Stage:
     """A stage whose positional arguments come from the stage before it and get gradients."""
     if number:
         for tensor in tensors(built.args):
@@ -243,9 +250,10 @@ def _captured(built: Built, number: int, halved: bool, asked: Asked) -> Stage:
         built.kwargs,
         price=lambda kernels: price(kernels, asked.target, asked.planner.profiles).profiled,
         halves=Halves() if halved else None,
+        like=like,
     )
-    own = len(step.captured.params) + len(step.captured.buffers)
-    return Stage(built, step, passed(step.operations, step.fixed["inputs"], all_gradients(built.model), own))
+    sizes = passed(step.operations, step.fixed["inputs"], all_gradients(built.model), step.parameters)
+    return Stage(built, step, sizes)
 
 
 def _check_follows(stages: Mapping[int, Stage], number: int) -> None:

@@ -105,6 +105,7 @@ def target_step(
     release_gradients: bool = False,
     parallel: str | None = None,
     table: ProfileTable | None = None,
+    like: TargetStep | None = None,
     phase: Callable[[str], None] = lambda _: None,
 ) -> TargetStep:
     """Capture and price the training step of what a function makes, without allocating the model.
@@ -117,6 +118,7 @@ def target_step(
         release_gradients: each parameter is updated inside the backward pass, and its gradient freed.
         parallel: ranks that the job is spread over, of which this is one: see `remat.target.parallel.Parallel`.
         table: of measured costs.
+        like: the step at another batch: where the kernels are the same ones, they form the same ops.
         phase: called with what is done from now on.
 
     Raises:
@@ -126,18 +128,18 @@ def target_step(
     """
     target, spread_over = None if device is None else target_of(device), Parallel.of(parallel)
     if spread_over.pp > 1:
-        raise InvalidData("a pipeline has a step for each stage: ask remat.fit")
+        raise InvalidData("a pipeline has a step for each stage: ask remat.target.fit.predict")
     if release_gradients:
         spread_over.check_released()
     place = here() if target is None else NAMED
     seconds: dict[str, float] = {}
-    with tracing_for(place):
+    with tracing_for(place) if target is None else tracing_for(place, target.capability):
         phase("building the model")
         start = time.perf_counter()
         built: Built = build(make_model, place, batch, spread_over.tp)
         seconds["build"] = time.perf_counter() - start
         job = Job(optimizer_of(built.model, optimizer), releases=release_gradients)
-        return _captured(built, target, job, spread_over, table, phase, seconds)
+        return _captured(built, target, job, spread_over, table, None if like is None else like.step, phase, seconds)
 
 
 def optimizer_of(model: nn.Module, name: str | None) -> torch.optim.Optimizer | None:
@@ -174,6 +176,7 @@ def _captured(
     job: Job,
     parallel: Parallel,
     table: ProfileTable | None,
+    like: TrainingStep | None,
     phase: Callable[[str], None],
     seconds: dict[str, float],
 ) -> TargetStep:
@@ -188,6 +191,7 @@ def _captured(
     pricing = modelled if target else None
     extra = {**job.fixed(built.model), **parallel.fixed(built.model)}
     how: dict[str, Any] = {"table": table, "extra": extra, "price": pricing, "phase": phase, "release": job.release}
+    how["like"] = like
     step = parallel.of_rank(training_step(built.model, built.args, built.kwargs, **how))
     update = parallel.of_update(job.update())
     if job.releases and not returned_gradients(step.operations):

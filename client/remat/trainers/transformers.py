@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -15,6 +16,7 @@ from ..planning.sources import OnProgress
 from ..training.enable import disable, disable_left, enable_for
 from ..training.optimize import check_training
 
+log = logging.getLogger("remat")
 _TILED = "fused_lm_head"
 """The argument by which `trl.trainer.utils.add_fused_lm_head` has the head of a model run in tiles."""
 
@@ -25,6 +27,9 @@ class RematCallback(TrainerCallback):
     Works as `Trainer(…, callbacks=[RematCallback(budget="12GiB")])`. The key–value cache is switched off while
     training, as gradient checkpointing does too. Each kind of batch is planned when it is first seen: a fixed length
     (`pad_to_multiple_of`, `dataloader_drop_last=True`) keeps their number small.
+
+    `gradient_checkpointing=True`, the default of TRL's configs, is switched off meanwhile, with a line in the log: both
+    would do the same work.
 
     With a head of TRL's, as `SFTTrainer` puts it on a model (per-token log-probabilities in tiles, by an autograd
     function of its own), the model's trunk is planned, and the head runs as it is.
@@ -53,21 +58,18 @@ class RematCallback(TrainerCallback):
     ) -> None:
         self.budget, self.part, self.planner, self.optimizer = budget, part, planner, optimizer
         self.on_progress = on_progress
+        self._checkpointed: Any = None
         self.options = solve_options(RematCallback, TrainingFields, options, fields)
         check_training(budget, self.options, planner, optimizer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Enable plans on the model, before its first step; those of a run that an exception has ended are dropped.
-
-        Raises:
-            ValueError: the Trainer checkpoints activations itself.
-        """
-        if getattr(args, "gradient_checkpointing", False):
-            raise ValueError(
-                "gradient_checkpointing=True, the default of TRL's configs, and RematCallback do the same work twice: "
-                "set gradient_checkpointing=False, or leave the callback out"
-            )
-        model = self._module(given["model"])
+        """Enable plans on the model, before its first step; those of a run that an exception has ended are dropped."""
+        whole = given["model"]
+        if getattr(whole, "is_gradient_checkpointing", False):
+            whole.gradient_checkpointing_disable()
+            self._checkpointed = whole
+            log.info("gradient_checkpointing is off while remat plans this model: both would recompute the same values")
+        model = self._module(whole)
         disable_left("transformers", model)
         enable_for(
             "transformers",
@@ -82,6 +84,10 @@ class RematCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Leave the model as it was."""
         disable(self._module(given["model"]))
+        if self._checkpointed is not None:
+            more = getattr(args, "gradient_checkpointing_kwargs", None)
+            self._checkpointed.gradient_checkpointing_enable(gradient_checkpointing_kwargs=more)
+            self._checkpointed = None
 
     def _module(self, model: nn.Module) -> nn.Module:
         """What is planned."""

@@ -1,85 +1,39 @@
-"""Plans for a module that stays itself: for trainers that look at its class, its config and its forward's signature."""
+"""`remat.enable` and `remat.optimize`: plans for a module that stays itself, in place."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
-from types import MethodType
-from typing import Any, TypeVar, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, Unpack
 
+import torch
 from torch import nn
 
-from .._compat.module_state import called_module
-from ..capture.call import check_module
-from ..capture.trace import untraced
+from remat_ir import Answer, InvalidData, Problem
+
+from ..capture.call import check_module, example_call
+from ..chains.chained import ChainedModule
 from ..compile.carrier import Carrier
-from ..compile.sized import SizedBackend
-from ..errors import CaptureError
-from ..planning.budget import Budget, read_budget
-from ..planning.options import SolveOptions, TrainingFields, solve_options
-from ..planning.planner import Planner
+from ..compile.sized import Traced
+from ..planning.budget import Budget
+from ..planning.headline import headline
+from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
+from ..planning.phases import Phases
+from ..planning.planner import CoordinatedPlanner, Planner
 from ..planning.sources import OnProgress
-from ..settings import settings
-from .module import MakePlan, Rematerialized, enabled_plans, refuse_enabled
-from .optimize import check_training, planning
+from .optimize import carry_out, planning, profiled_step
+from .planned import Planned
+from .selfcheck import StepPeak, summary
+from .stages import ChainPlans, is_sequential
+from .traced import Trained, TrainingBackend
 
 log = logging.getLogger("remat")
 
 M = TypeVar("M", bound=nn.Module)
 
-
-class PlannedForward:
-    """What an enabled module's `forward` is, and all that `enable` leaves on it.
-
-    What is captured is the module's own forward, without the hooks that run around the call. A deep copy of the module
-    gets a planned forward of its own, without plans yet; a pickled module comes back with the forward of its class.
-
-    Attributes:
-        trainer: what has enabled it for a run that ends by itself; empty where a user has.
-        undo: called by `disable`, to switch a key–value cache on again that is off for that run.
-    """
-
-    trainer = ""
-
-    @staticmethod
-    def undo() -> None:
-        """There was no cache."""
-
-    def __init__(
-        self, model: nn.Module, before: Callable[..., Any] | None, make_plan: MakePlan, settings: Mapping[str, Any]
-    ) -> None:
-        self.model, self.before = model, before
-        self._make_plan, self._settings = make_plan, settings
-        functools.update_wrapper(self, self.own())
-
-    @functools.cached_property
-    def planned(self) -> Rematerialized:
-        """The module's plans, and what runs by them."""
-        return Rematerialized(self.model, self._make_plan, run=self.own, **self._settings)
-
-    def own(self) -> Callable[..., Any]:
-        """The forward that the module has without plans."""
-        return MethodType(type(self.model).forward, self.model) if self.before is None else self.before
-
-    @untraced
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        called = called_module()
-        if called is not self.model and called is not None and called.__dict__.get("forward") is self:
-            raise CaptureError(
-                f"this {type(self.model).__name__} is a shallow copy of the one that remat.enable was called for, and "
-                "would run by that one's attributes: call remat.disable on the copy, or use copy.deepcopy"
-            )
-        return self.planned.forward(*args, **kwargs) if self.model.training else self.own()(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedForward:
-        model = copy.deepcopy(self.model, memo)
-        return PlannedForward(model, copy.deepcopy(self.before, memo), self._make_plan, self._settings)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.model, "forward")
+TrainingCarrier: TypeAlias = Carrier[TrainingBackend, ChainPlans]
 
 
 def enable(
@@ -96,8 +50,9 @@ def enable(
 ) -> M:
     """Train this module by plans from now on, in place: the counterpart of `gradient_checkpointing_enable()`.
 
-    The module keeps its class, attributes, hooks and state_dict. A call in train mode with gradients enabled runs by
-    the plan of its kind, planned when it is first seen; any other call runs as before. Wrap in DDP after this.
+    The module keeps its class, attributes, hooks and state_dict. A call with gradients enabled is captured by
+    torch.compile and runs by the plan of its sizes, made when they are first seen; a call without runs as before. Wrap
+    in DDP after this.
 
     Args:
         budget, plan, planner, optimizer, ema, on_progress, options, fields: as for `remat.optimize`.
@@ -114,52 +69,137 @@ def enable(
     check_module(model)
     refuse_enabled(model)
     asking = solve_options(enable, TrainingFields, options, fields)
-    if settings().front_door and carried(model, budget, planner, asking, on_progress, (plan, optimizer, ema)):
-        return model
-    make_plan = planning(
-        budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress
-    )
-    install(model, make_plan, on_failure=asking.on_failure, self_check=asking.self_check, most_plans=asking.most_plans)
+    _enable(model, budget, asking, plan, planner, optimizer, ema, on_progress)
     return model
 
 
-def carried(
-    model: nn.Module,
-    budget: Budget | None,
-    planner: Planner | str | None,
-    asking: SolveOptions,
-    on_progress: OnProgress | None,
-    more: tuple[Any, ...],
-) -> bool:
-    """Let a module run by plans behind `torch.compile`; False: it was asked for what only plans of kinds of calls have.
+def optimize(
+    model: M,
+    example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: Budget | None = None,
+    plan: str | os.PathLike[str] | None = None,
+    planner: Planner | str | None = None,
+    optimizer: Any = None,
+    ema: Any = None,
+    on_progress: OnProgress | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[TrainingFields],
+) -> M:
+    """Train this module inside a memory budget, with the gradients of stock `aot_eager`, bit for bit.
+
+    It is `remat.enable`, and a plan now: the training step of one call is captured without running it, its kernels are
+    profiled one by one, and the plan is asked for. Where Dynamo breaks the forward into parts, the first of them is
+    planned now and the others in the first step. Eager PyTorch may differ by rounding: see `docs/exactness.md`.
+
+    Args:
+        example_args, example_kwargs: one call of the model. The first is a tuple or list of positional arguments, one
+            tensor, or a dict of keyword arguments, such as a tokenizer's batch.
+        budget: bytes of the device ("12GiB", 12 * 2**30), a share of what plain training needs beyond its fixed bytes
+            ("50%", `remat.Fraction(0.5)`), or `remat.ActivationBytes("2GiB")`; with `plan` None is the file's.
+        plan: a file that `remat.save_plans` or the command `remat plan` wrote. Its plan is verified on the step that is
+            captured here and priced by the kernels here; no planner is asked. The first step must be one of the file's.
+        planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
+            "local", "greedy", or any object with the method `plan`.
+        optimizer: counted with the state that its first step will make, and with what that takes while it runs: see
+            `Planned.update_peak_bytes`.
+        ema: copies of the parameters that are held as well, as a module or as tensors.
+        on_progress: called with a `remat_ir.Progress` at each improvement, such as `print`; without it a terminal shows
+            what is done and for how long.
+        options, fields: a `remat.SolveOptions`, its fields as keywords, or both; a keyword counts.
+
+    A call of another size gets a plan of its own. It starts on the plan of a size that is known, verified on the new
+    one, or else on a quick plan, and the planner's takes over as with `wait=False`. Kernels of a size between two known
+    ones, or little below, are not timed: their times follow from those two.
+
+    Returns:
+        The same module; `remat.disable` undoes it.
 
     Raises:
-        RuntimeError: it does already.
-        InvalidData: as for `enable`.
+        CaptureError: the training step cannot be captured, and `on_failure` is "raise"; the message says why.
+        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
+        PlanMismatch: the plan file is for another step, and which op differs; or its plan does not fit the budget.
+        InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
+        RuntimeError: remat is enabled on the module.
     """
-    if isinstance(model.__dict__.get("forward"), Carrier):
-        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
-    counted = asking.accumulate > 1 or asking.clip_grad_norm or asking.release_gradients or asking.mode == "chain"
-    if budget is None or counted or any(given is not None for given in more):
-        log.info(
-            "plan, optimizer, ema, accumulate, clip_grad_norm, release_gradients and chains plan by kinds of calls"
-        )
-        return False
-    found = check_training(budget, asking, planner, None)
-    make = functools.partial(SizedBackend, read_budget(budget), found, asking, on_progress)
-    model.__dict__["forward"] = Carrier(model, model.__dict__.get("forward"), make)
-    return True
+    check_module(model)
+    refuse_enabled(model)
+    asking = solve_options(optimize, TrainingFields, options, fields)
+    args, kwargs = example_call(example_args, example_kwargs)
+    carrier = _enable(model, budget, asking, plan, planner, optimizer, ema, on_progress)
+    try:
+        found = carrier.plan(args, kwargs)
+    except BaseException:
+        disable(model)
+        raise
+    if found is None and carrier.stages is None:
+        log.warning("nothing of this %s is planned: no gradient comes from the call, or none can be", _name(model))
+    return model
 
 
-def install(model: nn.Module, make_plan: MakePlan, **settings: Any) -> Rematerialized:
-    """Let a module run by plans when it trains; `settings` are those of `Rematerialized`."""
-    forward = PlannedForward(model, model.__dict__.get("forward"), make_plan, settings)
-    model.__dict__["forward"] = forward
-    return forward.planned
+def _enable(
+    model: nn.Module,
+    budget: Budget | None,
+    asking: SolveOptions,
+    plan: str | os.PathLike[str] | None,
+    planner: Planner | str | None,
+    optimizer: Any,
+    ema: Any,
+    on_progress: OnProgress | None,
+) -> TrainingCarrier:
+    made = planning(budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress)
+    chosen = made.options  # of a plan file, graphs alone
+    if chosen.mode == "chain" and not is_sequential(model):
+        raise InvalidData(f"mode='chain' takes an nn.Sequential and one tensor, not {_name(model)}")
+    whole = chosen.mode == "auto" and chosen.link is None and is_sequential(model) and "forward" not in vars(model)
+
+    def make_stages(model: nn.Module) -> ChainPlans:
+        return ChainPlans(model, made.chain, asking)
+
+    stages = make_stages if whole or chosen.mode == "chain" else None
+    carrier = install(model, functools.partial(made.backend, refuses=whole), stages)
+    if chosen.mode == "chain":
+        carrier.stages = make_stages(model)
+    return carrier
+
+
+def install(
+    model: nn.Module,
+    make_backend: Callable[[nn.Module], TrainingBackend],
+    make_stages: Callable[[nn.Module], ChainPlans] | None = None,
+) -> TrainingCarrier:
+    """Let a module run by the plans of a backend; the arguments are those of `Carrier`."""
+    carrier = Carrier(model, model.__dict__.get("forward"), make_backend, make_stages)
+    model.__dict__["forward"] = carrier
+    return carrier
+
+
+def following(
+    model: nn.Module, planned: Planned, planner: CoordinatedPlanner, options: SolveOptions = DEFAULT
+) -> TrainingCarrier:
+    """What runs a module's calls by a plan that is known; the module stays as it is.
+
+    Args:
+        planner: whose table has the costs of the kernels.
+        options: of which `self_check` and those that concern a step are followed.
+
+    A call of another step than the plan's raises `InvalidPlan`.
+    """
+    assert planned.answer.plan is not None
+    plan, method = planned.answer.plan, planned.answer.method
+
+    def make(model: nn.Module, traced: Traced, _: Sequence[Planned]) -> Planned:
+        step = profiled_step(model, traced, planner, options, None, (planned,), Phases())
+        problem = Problem(step.graph, 2**53)
+        return carry_out(step, problem, Answer.of_plan(problem, plan, method=method))
+
+    before = model.__dict__.get("forward")
+    return Carrier(model, before, lambda model: TrainingBackend(model, make, planner, options))
 
 
 def disable(model: M) -> M:
-    """Undo `enable`; the module trains without plans again.
+    """Undo `enable` or `optimize`; the module trains without plans again.
 
     Example:
         >>> import remat, torch
@@ -167,8 +207,8 @@ def disable(model: M) -> M:
         >>> disable(remat.enable(model, budget="100%", planner="greedy")) is model
         True
     """
-    forward = model.__dict__.get("forward")
-    if isinstance(forward, PlannedForward | Carrier):
+    forward = carrier_of(model)
+    if forward is not None:
         del model.__dict__["forward"]
         if forward.before is not None:
             model.__dict__["forward"] = forward.before
@@ -199,18 +239,119 @@ def disable_left(trainer: str, model: nn.Module) -> None:
 
     Plans that the user has enabled stay.
     """
-    left = model.__dict__.get("forward")
-    if isinstance(left, PlannedForward | Carrier) and left.trainer == trainer:
+    left = carrier_of(model)
+    if left is not None and left.trainer == trainer:
         disable(model)
 
 
-def plans_of(model: nn.Module) -> Rematerialized:
-    """The planned side of an enabled module: its plans, answers and predictions.
+def carrier_of(model: object) -> TrainingCarrier | None:
+    """What runs a module by plans; None: nothing does."""
+    found = getattr(model, "__dict__", {}).get("forward")
+    return found if isinstance(found, Carrier) else None
+
+
+def backend_of(model: nn.Module) -> TrainingBackend:
+    """The backend that a module runs behind.
 
     Raises:
         RuntimeError: it is not enabled.
     """
-    found = enabled_plans(model)
+    found = carrier_of(model)
+    if found is None:
+        raise RuntimeError(f"remat is not enabled on this {_name(model)}")
+    return found.backend
+
+
+def _name(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def refuse_enabled(model: nn.Module) -> None:
+    """Refuse a module that has plans already.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    if carrier_of(model) is not None:
+        raise RuntimeError(f"remat is enabled on this {type(model).__name__} already; call remat.disable first")
+
+
+class Plans:
+    """The planned side of a module that trains by plans; as text, a line for each of them and what its first step used.
+
+    Example:
+        >>> import remat, torch
+        >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
+        >>> found = plans_of(remat.optimize(model, x, budget="100%", planner="greedy"))
+        >>> len(found.plans), found.unplanned
+        (1, 0)
+    """
+
+    def __init__(self, carrier: TrainingCarrier) -> None:
+        self._carrier = carrier
+
+    @property
+    def model(self) -> nn.Module:
+        """The module itself."""
+        return self._carrier.model
+
+    @property
+    def plans(self) -> tuple[Planned, ...]:
+        """The plans so far, of each graph at each of its sizes."""
+        return tuple(each.planned for each in self._carrier.backend.trained if not each.failed)
+
+    @property
+    def unplanned(self) -> int:
+        """How many sizes of graphs run without a plan."""
+        graphs = self._carrier.backend.graphs
+        return sum(len(graph.made) for graph in graphs) - len(self.plans)
+
+    @property
+    def chains(self) -> tuple[ChainedModule, ...]:
+        """The chain plans so far, with what runs them."""
+        return () if self._carrier.stages is None else self._carrier.stages.plans
+
+    @property
+    def peaks(self) -> Mapping[Planned, StepPeak]:
+        """What the first step of each plan came to, where it has run and was watched."""
+        return self._carrier.backend.peaks
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        """How many calls that give gradients have run by a plan, and how many without one."""
+        return self._carrier.planned_calls, self._carrier.unplanned_calls
+
+    def __str__(self) -> str:
+        lines = []
+        for planned in self.plans:
+            text = headline(planned.step.graph, planned.answer, peak_bytes=planned.predicted_bytes)
+            measured = summary(self.peaks, planned)
+            lines.append(f"{text}; {measured}" if measured else text)
+        lines += [f"a chain of {each.chain.stages} stages" for each in self.chains]
+        if self.unplanned:
+            lines.append(f"without a plan: {self.unplanned} of torch.compile's graphs at some sizes")
+        return "\n".join(lines) or "nothing is planned yet: the first step makes the plan"
+
+    def plan_for(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Planned | None:
+        """The plan that the first graph of a call with these arguments runs by, made now if there is none.
+
+        None: it runs as stages, or without a plan.
+
+        Raises:
+            CaptureError: it cannot be captured, and `on_failure` is "raise".
+            PlanningError: there is no plan.
+        """
+        found = self._carrier.plan(args, kwargs)
+        return found.planned if isinstance(found, Trained) else None
+
+
+def plans_of(model: nn.Module) -> Plans:
+    """The plans of a module that `enable` or `optimize` was called for: answers, predictions, measured peaks.
+
+    Raises:
+        RuntimeError: it is not enabled.
+    """
+    found = carrier_of(model)
     if found is None:
         raise RuntimeError(f"remat is not enabled on this {type(model).__name__}")
-    return found
+    return Plans(found)

@@ -14,12 +14,12 @@ class Halves:
     """The second halves of one module's backward passes. What they still need is what their functions hold.
 
     Attributes:
-        parameters: those that the gradients are for.
+        parameters: those that the gradients are for, by the position of theirs; None: it came with the first half.
         around: is called with the function that runs a second half, in its place.
     """
 
     def __init__(self) -> None:
-        self.parameters: Sequence[torch.Tensor] = ()
+        self.parameters: Sequence[torch.Tensor | None] = ()
         self.around: Callable[[Callable[[], None]], None] | None = None
         self._left: Second | None = None
 
@@ -58,7 +58,7 @@ class Halves:
             gradients = end.value
         seen: set[int] = set()
         for parameter, gradient in zip(self.parameters, gradients, strict=False):
-            if gradient is None:
+            if gradient is None or parameter is None:
                 continue
             if parameter.grad is not None:
                 parameter.grad += gradient

@@ -1,4 +1,4 @@
-"""`remat.optimize`: capture, profile, ask, verify, and the module that trains by the plan."""
+"""How a module's calls are planned: profile what was traced, ask, verify, lower."""
 
 from __future__ import annotations
 
@@ -6,103 +6,43 @@ import copy
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import fx, nn
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, checkpointed, verify
 
 from .. import _compat
-from ..capture.call import check_module, example_call
-from ..capture.guards import Call
 from ..capture.operations import check_functional
 from ..chains.chained import ChainedModule
-from ..chains.training import ChainAsked, plan_chain, stages_budget
-from ..errors import CaptureError
+from ..chains.rehearsal import stages_budget
+from ..chains.training import ChainAsked, plan_chain
+from ..compile.sized import Traced
+from ..distributed.ranks import planner_of
 from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable, share_for
 from ..planning.checkpoints import by_regions
 from ..planning.headline import headline
-from ..planning.options import SolveOptions, TrainingFields, solve_options
+from ..planning.options import SolveOptions
 from ..planning.phases import Phases
 from ..planning.plan_file import PinnedPlanner, PlanFile
-from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise, planner_for
-from ..planning.quick import Better, improved, quick_answer
+from ..planning.planner import CoordinatedPlanner, Planner, check_method, page_of, plan_or_raise
+from ..planning.quick import Better, improved, quick_answer, stands_in
 from ..planning.sources import OnProgress
 from ..profiling.fixed import existing_gradients
 from ..profiling.optimizers import check_optimizer
 from .halves import Halves
 from .job import Job, warn_of_update
-from .module import MakePlan, Rematerialized, refuse_enabled
 from .names import name_of, with_name
 from .planned import Planned
 from .reserved import StepRoom, Whole, linked
-from .step import BUSY, TrainingStep, running_peak, training_step
+from .step import BUSY, TrainingStep, running_peak, traced_step
+from .traced import WHOLE, TrainingBackend
 
 log = logging.getLogger("remat")
-
-
-def optimize(
-    model: nn.Module,
-    example_args: Sequence[Any] | Mapping[str, Any] | torch.Tensor = (),
-    example_kwargs: Mapping[str, Any] | None = None,
-    *,
-    budget: Budget | None = None,
-    plan: str | os.PathLike[str] | None = None,
-    planner: Planner | str | None = None,
-    optimizer: Any = None,
-    ema: Any = None,
-    on_progress: OnProgress | None = None,
-    options: SolveOptions | None = None,
-    **fields: Unpack[TrainingFields],
-) -> Rematerialized:
-    """Make a module that trains inside a memory budget, with the gradients of stock `aot_eager`, bit for bit.
-
-    Eager PyTorch may differ from both by rounding: see `docs/exactness.md`.
-
-    The training step is captured for the example inputs without running it, its kernels are profiled one by one, and
-    the plan is asked for now. The module that is made has the `state_dict`, parameters and buffers of `model`.
-
-    Args:
-        example_args, example_kwargs: one call of the model. The first is a tuple or list of positional arguments, one
-            tensor, or a dict of keyword arguments, such as a tokenizer's batch.
-        budget: bytes of the device ("12GiB", 12 * 2**30), a share of what plain training needs beyond its fixed bytes
-            ("50%", `remat.Fraction(0.5)`), or `remat.ActivationBytes("2GiB")`; with `plan` None is the file's.
-        plan: a file that `remat.save_plans` or the command `remat plan` wrote. Its plan is verified on the step that is
-            captured here and priced by the kernels here, and nobody is asked; the first step must be one of the file's.
-        planner: None (the service of REMAT_BASE_URL, else the local solver, else the client's own greedy plan), a URL,
-            "local", "greedy", or any object with the method `plan`.
-        optimizer: counted with the state that its first step will make, and with what that takes while it runs: see
-            `Planned.update_peak_bytes`.
-        ema: copies of the parameters that are held as well, as a module or as tensors.
-        on_progress: called with a `remat_ir.Progress` at each improvement, such as `print`; without it a terminal shows
-            what is done and for how long.
-        options, fields: a `remat.SolveOptions`, its fields as keywords, or both; a keyword counts.
-
-    A call of another size gets a plan of its own. It starts on the plan of a size that is known, verified on the new
-    one, or else on a quick plan, and the planner's takes over as with `wait=False`. Kernels of a size between two known
-    ones, or little below, are not timed: their times follow from those two.
-
-    Raises:
-        CaptureError: the training step cannot be captured; the message says why.
-        BudgetTooSmall, NothingFound: there is no plan; the message says what is enough.
-        PlanMismatch: the plan file is for another step, and which op differs; or its plan does not fit the budget.
-        InvalidData: not a budget, not a planner, not an optimizer, or not an option; before anything is captured.
-        RuntimeError: remat is enabled on the module.
-    """
-    check_module(model)
-    refuse_enabled(model)
-    asking = solve_options(optimize, TrainingFields, options, fields)
-    args, kwargs = example_call(example_args, example_kwargs)
-    make_plan = planning(
-        budget, asking, plan=plan, planner=planner, optimizer=optimizer, ema=ema, on_progress=on_progress
-    )
-    made = Rematerialized(model, make_plan, asking.on_failure, asking.self_check, asking.most_plans)
-    made.plan_for(args, kwargs)
-    return made
 
 
 def check_training(
@@ -118,9 +58,83 @@ def check_training(
     check_functional(options.functional_ops)
     if options.mode == "chain":
         stages_budget(budget, options.slack)
-    found = planner_for(planner)
+    found = planner_of(planner, options)
     check_method(found.asked, options.method)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Planning:
+    """How a module's calls are planned when they are first seen.
+
+    Attributes:
+        budget: or the plan file that says it.
+        file: answers for the steps that are in it.
+    """
+
+    budget: Budget | PlanFile
+    options: SolveOptions
+    planner: CoordinatedPlanner
+    job: Job
+    file: PinnedPlanner | None = None
+    on_progress: OnProgress | None = None
+
+    def backend(self, model: nn.Module, refuses: bool = False) -> TrainingBackend:
+        """The backend of a module, without plans.
+
+        Args:
+            refuses: whether it raises where a graph cannot be planned, whatever the options say.
+        """
+        options = replace(self.options, on_failure="raise") if refuses else self.options
+        counts, budget = isinstance(self.budget, int), WHOLE if isinstance(self.budget, PlanFile) else self.budget
+        shares = self.file is None and not self.job.releases
+        least = self.least if shares else None
+        return TrainingBackend(model, self.step, self.planner, options, self.job, counts, budget, least)
+
+    def step(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
+        """A plan of a traced graph.
+
+        Raises:
+            CaptureError, PlanningError: there is none.
+        """
+        asked = self.planner.here()
+        if self.file is not None:
+            asked = copy.copy(asked)
+            asked.asked = self.file
+        began = time.monotonic()
+        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        asking = with_name(self.options, name_of(model, [t for t in traced.inputs if id(t) not in own], {}))
+        with Phases(self.on_progress) as phases:
+            step = profiled_step(model, traced, asked, asking, self.job, known, phases)
+            made = planned_step(step, model, self.budget, asked, asking, self.job, known, phases)
+            took, answer = time.monotonic() - began, made.answer
+            url = page_of(asked.asked, answer)
+            phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
+        return made
+
+    def least(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
+        """The plan of a traced graph that holds least, for a step of several calls; no planner is asked.
+
+        Raises:
+            CaptureError: it cannot be planned.
+        """
+        with Phases(self.on_progress) as phases:
+            step = profiled_step(model, traced, self.planner.here(), self.options, self.job, known, phases)
+        problem = Problem(step.graph, 2**53)
+        answer = Answer.of_plan(problem, checkpointed(step.graph), method="greedy")
+        return replace(carry_out(step, problem, answer, now=True), job=self.job)
+
+    def chain(self, model: nn.Sequential, x: torch.Tensor, known: Sequence[ChainedModule]) -> ChainedModule:
+        """Stages by a chain plan, for a call with this tensor.
+
+        Raises:
+            CaptureError, PlanningError: there is none.
+        """
+        asking = with_name(self.options, name_of(model, (x,), {}))
+        assert not isinstance(self.budget, PlanFile)
+        budget = stages_budget(self.budget, asking.slack)
+        asked = ChainAsked(budget, self.planner.here(), asking, self.job.optimizer, self.job.ema)
+        return plan_chain(list(model), x, asked, known=known, on_progress=self.on_progress)
 
 
 def planning(
@@ -132,8 +146,12 @@ def planning(
     optimizer: Any = None,
     ema: Any = None,
     on_progress: OnProgress | None = None,
-) -> MakePlan:
-    """How each kind of call is planned when it is first seen; the arguments are those of `optimize`."""
+) -> Planning:
+    """How calls are planned; the arguments are those of `optimize`.
+
+    Raises:
+        InvalidData: they are not; the message says what must be.
+    """
     job = Job(optimizer, ema, options.accumulate, options.clip_grad_norm, options.release_gradients)
     release = job.release  # refuses an optimizer that cannot step for one parameter by itself
     if release is not None and not release.together and options.mode == "chain":
@@ -150,90 +168,38 @@ def planning(
             raise InvalidData("a plan file has plans of captured steps: plan= does not go with mode='chain'")
         options = replace(options, mode="graph")
     pinned = None if file is None else PinnedPlanner(file, None if budget is None else given.asked)
-
-    def graph(call: Call, known: Sequence[Planned | ChainedModule]) -> Planned:
-        asked = given.here()
-        if pinned is not None:
-            asked = copy.copy(asked)
-            asked.asked = pinned
-        began = time.monotonic()
-        asking = with_name(options, name_of(call.module, call.args, call.kwargs))
-        with Phases(on_progress) as phases:
-            steps = [made for made in known if isinstance(made, Planned)]
-            made = plan_step(call, bytes_there, asked, asking, job=job, known=steps, phases=phases)
-            took, answer = time.monotonic() - began, made.answer
-            url = page_of(asked.asked, answer)
-            phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
-        return made
-
-    def chain(call: Call, known: Sequence[Planned | ChainedModule]) -> ChainedModule:
-        asking = with_name(options, name_of(call.module, call.args, call.kwargs))
-        asked = ChainAsked(stages_budget(budget, asking.slack), given.here(), asking, job.optimizer, job.ema)  # type: ignore[arg-type]
-        return _plan_stages(call, asked, known, on_progress)
-
-    def make_plan(call: Call, known: Sequence[Planned | ChainedModule]) -> Planned | ChainedModule:
-        if options.mode == "chain":
-            return chain(call, known)
-        try:
-            return graph(call, known)
-        except CaptureError as error:
-            if options.mode == "graph" or options.link is not None or not _is_chain(call) or not error.stages_may_do:
-                raise
-            log.info("the stages run as a chain: %s", error)
-            return chain(call, known)
-
-    return make_plan
+    return Planning(bytes_there, options, given, job, pinned, on_progress)
 
 
-def _plan_stages(
-    call: Call, asked: ChainAsked, known: Sequence[Planned | ChainedModule], on_progress: OnProgress | None
-) -> ChainedModule:
-    if not _is_chain(call):
-        raise CaptureError(f"chain mode takes an nn.Sequential and one tensor, not {type(call.module).__name__}")
-    chains = [made for made in known if isinstance(made, ChainedModule)]
-    stages = list(call.module)  # type: ignore[call-overload]
-    return plan_chain(stages, call.args[0], asked, known=chains, on_progress=on_progress)
-
-
-def _is_chain(call: Call) -> bool:
-    """Whether a call runs stages one after the other, the first on the only argument."""
-    one = len(call.args) == 1 and not call.kwargs and isinstance(call.args[0], torch.Tensor)
-    model = call.module
-    return one and isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
-
-
-def plan_step(
-    call: Call,
+def planned_step(
+    step: TrainingStep,
+    module: nn.Module,
     budget: Budget | PlanFile,
     planner: CoordinatedPlanner,
     options: SolveOptions,
-    *,
-    job: Job | None = None,
-    known: Sequence[Planned] = (),
-    phases: Phases | None = None,
-    halves: Halves | None = None,
+    job: Job,
+    known: Sequence[Planned],
+    phases: Phases,
     whole: Whole | None = None,
 ) -> Planned:
-    """Capture, profile and plan one kind of call; the plan is verified here, whoever made it.
+    """A plan of a step that has been priced; it is verified here, whoever made it.
 
     On an accelerator a budget in bytes holds for what the driver has to give: segments of the allocator, replayed by
     its model, and what lies outside. Where a plan's segments come to more, it is planned for again with less.
 
     Args:
         job: what else is there, and steps the parameters.
-        known: plans of other kinds of calls, the latest last. With any, nothing is waited for: one that fits, or else
-            a quick plan, is used until the planner's is there.
-        halves: as for `training_step`.
+        known: plans of other calls, the latest last. With any, nothing is waited for: one that fits, or else a quick
+            plan, is used until the planner's is there.
         whole: what the step is a part of, where that has a budget of its own in bytes of an accelerator.
+
+    Raises:
+        PlanningError: there is none.
     """
-    phases, job = phases or Phases(), job or Job()
-    step = _captured(call, planner, options, job, known, phases, halves)
-    settled = step.fixed["gradients"] >= job.gradients(call.module, True)
-    gradients = None if settled or not isinstance(budget, int) else call.finds_gradients()
     problem = _problem(step.graph, budget, options, known)
     _tell_of_checkpoints(step, budget, problem)
     if whole is None:
-        absent = step.fixed["gradients"] - existing_gradients(call.module)
+        absent = step.fixed["gradients"] - existing_gradients(module)
         room = StepRoom(step, budget, options.slack, job, absent, planner.coordinator)
         problem = room.planned(problem)
     else:
@@ -247,7 +213,7 @@ def plan_step(
     problem, answer = room.settled(problem, asked.answer, over)
 
     def carried(answer: Answer) -> Planned:
-        return replace(carry_out(step, problem, answer, room, now=True), job=job, gradients=gradients)
+        return replace(carry_out(step, problem, answer, room, now=True), job=job)
 
     def better(answer: Answer) -> Planned | None:
         """Made and compiled at the next call of this kind, under the state that its guards have seen."""
@@ -261,28 +227,32 @@ def plan_step(
     return replace(made, better=asked.better(problem, answer, better))
 
 
-def _captured(
-    call: Call,
+def profiled_step(
+    model: nn.Module,
+    traced: Traced,
     planner: CoordinatedPlanner,
     options: SolveOptions,
-    job: Job,
+    job: Job | None,
     known: Sequence[Planned],
     phases: Phases,
-    halves: Halves | None,
+    halves: Halves | None = None,
 ) -> TrainingStep:
-    """The step of a call, with the link that options mean."""
+    """The step of a traced graph, with the link that options mean.
+
+    Args:
+        job: what else is there; None: nothing, and gradients are returned at the end.
+        halves: keeps the second half of each backward pass.
+    """
     with BUSY:
-        step = training_step(
-            call.module,
-            call.args,
-            call.kwargs,
+        step = traced_step(
+            traced,
+            model,
             table=planner.profiles,
-            extra=job.fixed(call.module),
+            extra={} if job is None else job.fixed(model),
             like=known[-1].step if known else None,
             sizes=[planned.step.profiled for planned in known],
             one_plan=planner.coordinator.in_step,
-            run=call.run,
-            release=job.release,
+            release=None if job is None else job.release,
             halves=halves,
             functional=options.functional_ops,
             collectives_again=options.recompute_collectives,
@@ -334,7 +304,14 @@ class _Asked:
         self, problem: Problem, answer: Answer, make: Callable[[Answer], Planned | None]
     ) -> Better[Planned] | None:
         """The plan that is looked for while training goes on by a quick one; None: there is no need."""
-        if not self.at_once or (answer.gap or 0) <= self.options.max_gap:
+        if self.pinned:
+            return None
+        if not self.at_once:
+            stood = int(stands_in(self.source, answer, self.options))
+            if self.planner.coordinator.most([stood]) == [0]:
+                return None
+            log.warning("the planner that failed is asked again while training goes on")
+        if (answer.gap or 0) <= self.options.max_gap:
             return None
         log.info("training starts on %s", "the plan of another size" if answer.cache == "near" else "a quick plan")
         return improved(problem, self.planner, self.options, answer, make, self.phases.on_progress)

@@ -9,7 +9,6 @@ from typing import Any
 
 from remat_ir import Answer
 
-from ..capture.guards import Holders
 from ..capture.operations import returned_gradients
 from ..lowering.allocator import Bytes
 from ..planning.quick import Better
@@ -30,54 +29,27 @@ class Planned:
             of the allocator predicts them; None on the CPU, and for a unit of a model.
         better: the plan that is still being looked for, where training started on a quick one.
         job: what is there next to the step, and steps the parameters.
-        gradients: whether gradients were there when it was planned, where its budget holds for such calls only.
 
     Example:
         >>> import remat, torch
         >>> model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()), torch.ones(4, 8)
-        >>> planned = remat.optimize(model, x, budget="100%", planner="greedy").plan_for((x,))
+        >>> planned = remat.plans_of(remat.optimize(model, x, budget="100%", planner="greedy")).plans[0]
         >>> planned.answer.overhead, planned.predicted_bytes <= planned.answer.budget_bytes
         (0.0, True)
     """
 
-    step: TrainingStep
+    step: TrainingStep = field(repr=False)
     answer: Answer
     run: Callable[..., Any] = field(repr=False)
     predicted_bytes: int
     memory: Bytes | None = None
     better: Better[Planned] | None = field(default=None, repr=False)
     job: Job = field(default_factory=Job, repr=False)
-    gradients: bool | None = None
-
-    @cached_property
-    def holders(self) -> Holders:
-        """Where the tensors are that `run` takes first."""
-        captured = self.step.captured
-        return Holders((*captured.params, *captured.buffers), captured.guards)
-
-    @cached_property
-    def overwritten(self) -> tuple[int, ...]:
-        """Which of those tensors the step writes to, by position."""
-        flow = self.step.operations.flow
-        held = flow.given[: len(self.holders.names)]
-        return tuple(n for n, primal in enumerate(held) if primal in flow.mutated)
-
-    @cached_property
-    def overwrites_arguments(self) -> bool:
-        """Whether the step writes to an argument of the call."""
-        flow = self.step.operations.flow
-        return any(primal in flow.mutated for primal in flow.given[len(self.holders.names) :])
 
     @property
     def activation_bytes(self) -> int:
         """The predicted peak above the fixed bytes: what a measurement of the step sees."""
         return self.predicted_bytes - self.step.graph.fixed_bytes
-
-    @property
-    def outdated(self) -> Callable[[], str]:
-        """Says why the plan counts too little from now on; empty while it does not."""
-        release = self.step.release
-        return release.outdated if release is not None and self.step.operations.updates else str
 
     @cached_property
     def gradient_bytes(self) -> int:

@@ -32,9 +32,8 @@ from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_opti
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress
 from ..planning.transfers import journeys_text, moved
+from .enable import Plans, carrier_of, disable, optimize, plans_of
 from .explanation import Explanation
-from .module import Rematerialized, enabled_plans
-from .optimize import optimize
 from .planned import Planned
 from .reserved import device_of_step
 from .selfcheck import summary
@@ -60,7 +59,7 @@ def explain(
     It is text; a notebook shows memory over the step with it, and its method `plot` draws that with matplotlib.
 
     Args:
-        model: what `optimize` returned or `enable` took: each plan that it has is explained, that of the example
+        model: one that `optimize` or `enable` was called for: each of its plans is explained, that of the example
             arguments among them, if any are given. Or any module, with the other arguments of `optimize`: its step is
             planned, as there, and explained; nothing is trained, and the plan is remembered.
         depth: how many parts of a module's path tell modules apart.
@@ -71,53 +70,55 @@ def explain(
         CaptureError, BudgetTooSmall, NothingFound: as `optimize`.
     """
     asking = solve_options(explain, TrainingFields, options, fields)
-    trained = model if isinstance(model, Rematerialized) else enabled_plans(model)
-    if trained is not None:
+    if carrier_of(model) is not None:
+        trained = plans_of(model)
         if asking != DEFAULT or budget is not None:
             raise InvalidData(
-                f"this {type(trained.original).__name__} has a budget and options already, by which its plans are "
+                f"this {type(model).__name__} has a budget and options already, by which its plans are "
                 "made: leave them out of explain, or call remat.disable first"
             )
         _plan_the_example(trained, *example_call(example_args, example_kwargs))
-    elif budget is None:
+        return _explanation(trained, depth, rows)
+    if budget is None:
         raise InvalidData(
-            "explain takes what remat.optimize returned or remat.enable took, or a module, one call of it and a budget"
+            "explain takes what remat.optimize or remat.enable was called for, or a module, one call of it and a budget"
         )
-    else:
-        trained = optimize(
-            model,
-            example_args,
-            example_kwargs,
-            budget=budget,
-            planner=planner,
-            optimizer=optimizer,
-            ema=ema,
-            on_progress=on_progress,
-            options=asking,
-        )
-    return _explanation(trained, depth, rows)
+    optimize(
+        model,
+        example_args,
+        example_kwargs,
+        budget=budget,
+        planner=planner,
+        optimizer=optimizer,
+        ema=ema,
+        on_progress=on_progress,
+        options=asking,
+    )
+    try:
+        return _explanation(plans_of(model), depth, rows)
+    finally:
+        disable(model)
 
 
-def _plan_the_example(trained: Rematerialized, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _plan_the_example(trained: Plans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     if args or kwargs:
         trained.plan_for(args, kwargs)
     elif not trained.plans and not trained.chains:
         raise InvalidData(
-            f"this {type(trained.original).__name__} has no plan before its first step: train one, or give explain one "
+            f"this {type(trained.model).__name__} has no plan before its first step: train one, or give explain one "
             "call of it, such as remat.explain(model, x)"
         )
 
 
-def _explanation(trained: Rematerialized, depth: int, rows: int) -> Explanation:
-    plans = tuple(planned for planned in trained.plans.values() if planned is not None)
+def _explanation(trained: Plans, depth: int, rows: int) -> Explanation:
+    plans = trained.plans
     parts = [
         "\n".join(filter(None, (explain_plan(planned, depth, rows), summary(trained.peaks, planned))))
         for planned in plans
     ]
-    parts += [explain_chain(chain) for chain in trained.chains.values()]
-    unplanned = len(trained.plans) - len(plans)
-    if unplanned:
-        parts.append(f"{unplanned} kinds of calls run without a plan.")
+    parts += [explain_chain(chain) for chain in trained.chains]
+    if trained.unplanned:
+        parts.append(f"{trained.unplanned} sizes of graphs run without a plan.")
     return Explanation("\n\n".join(parts), plans)
 
 

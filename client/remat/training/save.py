@@ -9,37 +9,34 @@ from torch import nn
 from ..planning.plan_file import PlannedStep, write_plan_file
 from ..profiling.profile import device_kind
 from .enable import plans_of
-from .module import Rematerialized
 
 
 def save_plans(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a module's plans to a file that `plan=` of `remat.optimize` and `remat.enable` takes.
 
-    A job that is restarted with it runs the same plans: nobody is asked, and nothing is solved. The file has the names
+    A job that is restarted with it runs the same plans, and nothing is solved. The file has the names
     of modules in it, and no weights. Calls that run without a plan, and chains, are left out.
 
     Args:
-        model: what `remat.optimize` returned, or a module with `remat.enable`.
+        model: one that `remat.optimize` or `remat.enable` was called for.
 
     Raises:
         InvalidData: it has no plan of a captured step yet, or the file cannot be written.
-        RuntimeError: it is neither.
+        RuntimeError: it is not enabled.
 
     Example:
         >>> import remat, tempfile, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         >>> x = torch.ones(4, 8)
         >>> path = tempfile.mkdtemp() + "/plan.json"
-        >>> trained = remat.optimize(model, x, budget="100%", planner="greedy")
-        >>> remat.save_plans(trained, path)
-        >>> pinned = remat.optimize(model, x, plan=path)
-        >>> pinned.plan_for((x,)).answer.plan == trained.plan_for((x,)).answer.plan
+        >>> before = remat.plans_of(remat.optimize(model, x, budget="100%", planner="greedy")).plans
+        >>> remat.save_plans(model, path)
+        >>> pinned = remat.plans_of(remat.optimize(remat.disable(model), x, plan=path)).plans
+        >>> pinned[0].answer.plan == before[0].answer.plan
         True
     """
-    trained = model if isinstance(model, Rematerialized) else plans_of(model)
     steps = [
         PlannedStep(made.step.graph, made.answer, device_kind(made.step.operations.flow.kernels))
-        for made in trained.plans.values()
-        if made is not None
+        for made in plans_of(model).plans
     ]
     write_plan_file(path, steps)

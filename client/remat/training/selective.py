@@ -18,10 +18,11 @@ from .._compat import OpOverload, storage_key, written_arguments
 from ..capture.call import check_module, example_call
 from ..capture.dataflow import is_random, tensors
 from ..capture.operations import check_functional
+from ..distributed.ranks import planner_of
 from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction, UnitBytes, bounded, bytes_of, read_budget
 from ..planning.options import PlanFields, SolveOptions, solve_options
-from ..planning.planner import Planner, plan_or_raise, planner_for
+from ..planning.planner import Planner, plan_or_raise
 from .report import resident_at_boundary
 from .step import TrainingStep, training_step
 
@@ -129,7 +130,7 @@ def checkpoint_contexts(
     asking = solve_options(checkpoint_contexts, ContextFields, options, fields)
     check_functional(asking.functional_ops)
     share = read_budget(held)
-    asked = planner_for(planner)
+    asked = planner_of(planner, asking)
     args, kwargs = example_call(example_args, example_kwargs)
     step = training_step(module, args, kwargs, table=asked.profiles, functional=asking.functional_ops)
     if step.operations.flow.mutated:

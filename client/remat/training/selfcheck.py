@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
 from .. import _compat
-from ..capture.guards import Call
 from ..capture.operations import Kind
 from ..planning.budget import readable
 from ..profiling.lifetimes import Lifetimes
@@ -53,8 +53,9 @@ class SelfCheck:
     """
 
     def __init__(self) -> None:
-        self.due: dict[Planned, int] = {}
-        self.found: dict[Planned, StepPeak] = {}
+        # weakly: a plan that `most_plans` drops takes its traced graph with it
+        self.due: MutableMapping[Planned, int] = WeakKeyDictionary()
+        self.found: MutableMapping[Planned, StepPeak] = WeakKeyDictionary()
 
     def expect(self, planned: Planned) -> None:
         """A plan is about to be run for the first time."""
@@ -65,10 +66,14 @@ class SelfCheck:
         self.due.pop(planned, None)
         self.found.pop(planned, None)
 
-    def watch(self, planned: Planned, tensors: Sequence[torch.Tensor], call: Call) -> Any:
-        """What a call by a plan gives; its peak, and that of the backward pass to come, are measured."""
+    def watch(self, planned: Planned, run: Callable[..., Any]) -> Any:
+        """What a call by a plan gives; its peak, and that of the backward pass to come, are measured.
+
+        Args:
+            run: makes the call; with `around`, as for `StepFunction`.
+        """
         if _compat.recording():  # the caller's own profiler; a later step is enough
-            return planned.run(tensors, call.args, call.kwargs)
+            return run()
         window = Lifetimes() if _freed_elsewhere(planned) else Window(device_of_step(planned.step).device)
         tangents = len(planned.step.operations.flow.tangents)
 
@@ -88,7 +93,7 @@ class SelfCheck:
 
         window.open()
         try:
-            return planned.run(tensors, call.args, call.kwargs, backward)
+            return run(around=backward)
         finally:
             before = window.close()
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -16,11 +15,12 @@ from remat_ir import Graph, Plan
 from .. import _compat
 from ..capture.dataflow import Dataflow, dataflow, tensors
 from ..capture.group import groups, groups_like
-from ..capture.guards import Call, Holders
 from ..capture.halves import in_halves
 from ..capture.operations import Operations, operations, to_graph
-from ..capture.trace import Capture, capture
 from ..capture.updates import with_updates
+from ..compile.alone import capture
+from ..compile.calls import noting_end
+from ..compile.sized import Traced
 from ..errors import CaptureError
 from ..lowering.codegen import boxed_function
 from ..lowering.lower import Lowered, lower
@@ -30,7 +30,6 @@ from ..profiling.collectives import with_collectives_once
 from ..profiling.fixed import here, resident
 from ..profiling.profile import Profiled, Table, profile_kernels
 from ..settings import settings
-from ..switch import note_planned_call
 from .delivery import Delivery
 from .halves import Halves
 from .release import Release
@@ -48,6 +47,9 @@ class TrainingStep:
     """A module's training step for one kind of input.
 
     Attributes:
+        captured: both passes as one graph; without the call's tensors.
+        names: of the tensors that it takes, in order.
+        parameters: the positions of those that are parameters of the module.
         graph: what is planned; its values stand for the storages `values`.
         profiled: what its kernels cost, and where that is known from.
         fixed: bytes that are there throughout, by what they are.
@@ -56,7 +58,9 @@ class TrainingStep:
         split: the positions of the module's tensors that are split over ranks (DTensor).
     """
 
-    captured: Capture
+    captured: Traced
+    names: tuple[str, ...]
+    parameters: frozenset[int]
     operations: Operations
     graph: Graph
     values: tuple[int, ...]
@@ -82,22 +86,21 @@ class TrainingStep:
             made.append(lower(self.operations, plan, None if release is None else release.update))
             return made[0].forward, made[0].backward
 
-        names = (*self.captured.params, *self.captured.buffers)
         flow = self.operations.flow
         updated = {n: flow.primals.index(p) for n, p in enumerate(flow.given) if p in self.operations.updates}
         function: StepFunction
 
         def compiled() -> Callable[..., Any]:
-            forward = _compat.compile_joint(
-                self.captured.descriptor, partition, checked_function, function.compile_backward
-            )
-            held = flow.given[: len(names)]
-            function.reread = tuple(n for n, primal in enumerate(held) if primal in made[0].reread)
-            late = [n for n, primal in enumerate(held) if primal in made[0].read_late]
+            with _compat.traced_alone(), _compat.only_real_tensors():
+                forward = _compat.compile_joint(
+                    self.captured.descriptor, partition, checked_function, function.compile_backward
+                )
+            function.reread = tuple(n for n, primal in enumerate(flow.given) if primal in made[0].reread)
+            late = [n for n, primal in enumerate(flow.given) if primal in made[0].read_late]
             function.unseen = tuple(n for n in late if n in self.split)
             return forward
 
-        function = StepFunction(compiled, names, release, updated, self.halves, self.operations)
+        function = StepFunction(compiled, self.names, release, updated, self.halves, self.operations)
         if now:
             function.compile()
         return function
@@ -150,7 +153,9 @@ class StepFunction:
     def compile_backward(self, module: Any, _: Any) -> Callable[[list[Any]], Any]:
         """The backward graph as what AOTAutograd calls."""
         function = boxed_function(module)
-        if self._halves is not None:
+        if self._halves is None:
+            function = noting_end(function)
+        else:
             assert self._step is not None
             function = self._halves.first(function, self._step.early, len(self._step.flow.backward_results))
 
@@ -165,26 +170,21 @@ class StepFunction:
         self._backward = _compat.boxed(backward)
         return self._backward
 
-    def __call__(
-        self,
-        state: Sequence[torch.Tensor],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        around: Around | None = None,
-    ) -> Any:
-        """What the module returns.
+    def __call__(self, inputs: Sequence[Any], around: Around | None = None) -> Any:
+        """What the graph returns.
 
         Args:
-            state: the module's tensors, as `Holders` finds them.
+            inputs: the tensors and numbers that it takes.
             around: is called in place of the backward function of this call, with that function and its arguments.
         """
-        note_planned_call()
+        forward = self._forward or self.compile()
+        state = [held for held in inputs if isinstance(held, torch.Tensor)]
         if self._release is not None:
             self._release.before_forward([state[n] for n in self._updated])
         if self._halves is not None:
-            self._halves.parameters = state
-        forward = self._forward or self.compile()
-        output = forward(*state, *args, **kwargs)
+            early = frozenset(self._step.early) if self._step else frozenset()
+            self._halves.parameters = [None if n in early else held for n, held in enumerate(inputs)]
+        output = forward(*inputs)
         if around is None and not self.reread and not self.unseen and self._release is None:
             return output
         assert self._backward is not None
@@ -244,66 +244,92 @@ def training_step(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    table: Table | None = None,
+    phase: Callable[[str], None] = lambda _: None,
+    **how: Any,
+) -> TrainingStep:
+    """Capture and profile a module's training step, to plan it alone: nothing runs.
+
+    Args:
+        phase, how: as for `traced_step`.
+
+    Raises:
+        CaptureError: it cannot be captured as one graph.
+    """
+    phase("capturing")
+    traced = capture(module, args, kwargs)
+    return traced_step(traced, module, given=(args, kwargs), phase=phase, **how)
+
+
+def traced_step(
+    traced: Traced,
+    module: nn.Module,
+    *,
+    given: Any = None,
     extra: Mapping[str, int] | None = None,
+    table: Table | None = None,
     grouped: bool = True,
     like: TrainingStep | None = None,
     sizes: Sequence[Profiled] = (),
     one_plan: bool = False,
     collectives_again: bool | None = None,
     functional: Collection[str] = (),
-    run: Callable[..., Any] | None = None,
     price: Callable[[Sequence[fx.Node]], Profiled] | None = None,
     phase: Callable[[str], None] = lambda _: None,
     release: Release | Delivery | None = None,
     halves: Halves | None = None,
 ) -> TrainingStep:
-    """Capture and profile a module's training step; `grouped` merges cheap kernels into their neighbours.
+    """The step of a graph of Dynamo's, whose inputs are the tensors of a module and others, with its kernels' costs.
 
     Args:
-        extra: fixed bytes besides those of the module and its inputs, by name.
+        given: the tensors of the call; None: the graph's.
+        extra: fixed bytes besides those of the module and the inputs, by name.
+        grouped: whether cheap kernels are merged into their neighbours.
         like: a step of the same module at another size: where the kernels are the same ones, they are grouped as there,
             so that a plan of one step is a sequence of ops of the other.
         sizes: of other sizes, as for `profile_kernels`.
         one_plan, functional: as for `operations`.
         collectives_again: as for `with_collectives_once`.
-        run: as for `capture`.
         price: gives the costs of the kernels in place of a measurement here.
         phase: called with what is done from now on.
         release: what takes the gradients of its parameters inside the backward pass.
         halves: keeps the second half of each backward pass, that of the parameters' gradients, until it is asked for.
 
     Raises:
-        CaptureError: it cannot be captured as one graph.
+        CaptureError: it cannot be lowered, or its gradients cannot be released.
     """
-    phase("capturing")
-    captured = capture(module, args, kwargs, run)
-    flow = dataflow(captured.joint, captured.forward_outputs)
+    own = {id(p): name for name, p in module.named_parameters(remove_duplicate=False)}
+    found = list(tensors(tuple(traced.inputs)))
+    names = tuple(own.get(id(tensor), f"tensor {n} of the graph") for n, tensor in enumerate(found))
+    parameters = frozenset(n for n, tensor in enumerate(found) if id(tensor) in own)
+    constants = dict(enumerate(found))
+    fixed = {**resident(module, found if given is None else given, constants), **(extra or {})}
+    flow = dataflow(traced.joint, traced.forward_outputs)
     same = groups_like(flow, like.operations) if like is not None else None
     ops = operations(flow, same or (groups(flow) if grouped else None), one_plan=one_plan, functional=functional)
-    call = Call(module, module if run is None else run, args, kwargs)
-    with _compat.numbers_kept() if captured.guards.drawing else nullcontext():
-        state = Holders((*captured.params, *captured.buffers), captured.guards).tensors(call)
-    names = captured.guards.names
-    split = frozenset(n for n, tensor in enumerate(state) if here(tensor) is not tensor)
+    split = frozenset(n for n, tensor in enumerate(found) if here(tensor) is not tensor)
     if release is not None:
-        ops = _released(ops, captured, state, split, release)
+        ops = _released(ops, names, {n: found[n] for n in sorted(parameters)}, split, release)
     if halves is not None:
-        ops = in_halves(ops, range(len(state), len(flow.backward_results)))
-    given = _real_inputs(flow, [*state, *tensors((call.args, call.kwargs))])
+        ops = in_halves(ops, _no_parameters(flow, parameters))
     phase("pricing" if price else "profiling")
-    profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, given, functional)
+    real = _real_inputs(flow, found)
+    profiled = price(flow.kernels) if price else profile_kernels(flow.kernels, table, sizes, real, functional)
     ops = with_collectives_once(ops, profiled.kernels, collectives_again)
-    read = {name: t for name, t in zip(captured.buffers, state[len(captured.params) :], strict=True) if name in names}
-    fixed = {**resident(module, (args, kwargs), read), **(extra or {})}
     graph, values = to_graph(ops, profiled.kernels, sum(fixed.values()))
-    return TrainingStep(captured, ops, graph, values, profiled, fixed, release, halves, split)
+    traced = replace(traced, inputs=())
+    return TrainingStep(traced, names, parameters, ops, graph, values, profiled, fixed, release, halves, split)
+
+
+def _no_parameters(flow: Dataflow, parameters: frozenset[int]) -> list[int]:
+    """The positions of the backward pass's results that are gradients of no parameter."""
+    own = {primal for n, primal in enumerate(flow.given) if n in parameters}
+    return [n for n, primal in enumerate(flow.primals) if primal not in own]
 
 
 def _released(
     ops: Operations,
-    captured: Capture,
-    state: Sequence[torch.Tensor],
+    names: Sequence[str],
+    parameters: Mapping[int, torch.Tensor],
     split: Collection[int],
     release: Release | Delivery,
 ) -> Operations:
@@ -312,10 +338,12 @@ def _released(
     Raises:
         CaptureError: a parameter is split over ranks and steps by itself.
     """
+    split = parameters.keys() & split
     if split and not release.together:
-        name = (*captured.params, *captured.buffers)[min(split)]
+        name = names[min(split)]
         raise CaptureError(f"release_gradients=True, and {name} is split over ranks (DTensor): leave it out")
-    named = list(zip(ops.flow.given, state, strict=False))[: len(captured.params)]
+    given = ops.flow.given
+    named = [(given[n], tensor) for n, tensor in parameters.items() if n < len(given)]
     sizes_of = {p: size for p, t in named if (size := release.workspace(t)) is not None}
     if not release.together or (not split and len(sizes_of) == sum(t.requires_grad for _, t in named)):
         return with_updates(ops, sizes_of, release.together)

@@ -21,7 +21,9 @@ from remat_ir import (
     problem_digest,
 )
 
+from ..compile.curve import Point, curve, point_of, unit_problem
 from ..errors import BudgetTooSmall, NothingFound
+from ..planning.allot import Place, allot, least_budget, peak_of
 from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
@@ -31,8 +33,6 @@ from ..training.job import Job
 from ..training.planned import Planned
 from ..training.reserved import Whole
 from ..training.step import TrainingStep
-from .allot import Place, allot, least_budget, peak_of
-from .curve import Point, curve, point_of, unit_problem
 from .trial import Rest, Trace, rest_of
 from .unit import UNBOUNDED, Unit
 

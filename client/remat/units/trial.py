@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ..device import Interval, of
 from ..errors import CaptureError
+from ..planning.allot import Option, Place
 from ..training.planned import Planned
-from .allot import Option, Place
 
 Pass: TypeAlias = Literal["forward", "backward", "weight", "between"]
 
@@ -69,9 +69,9 @@ class Trace:
             self.cut("backward", unit)
             return gradients
 
-        def run(tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        def run(*given: Any) -> Any:
             self.cut("between")
-            output = planned.run(tensors, args, kwargs, backward)
+            output = planned.run(*given, around=backward)
             self.cut("forward", unit)
             return output
 

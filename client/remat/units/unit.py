@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from remat_ir import Answer, Plan, checkpointed
 
-from ..capture.guards import Call
-from ..chains.chained import ChainedModule
+from ..compile.curve import unit_problem
+from ..compile.sized import Traced
 from ..errors import CaptureError
 from ..planning.budget import UnitBytes
 from ..planning.options import OnFailure, SolveOptions
+from ..planning.phases import Phases
 from ..planning.planner import CoordinatedPlanner
-from ..training.enable import install
+from ..training.enable import install, refuse_enabled
 from ..training.halves import Halves
-from ..training.module import refuse_enabled
-from ..training.optimize import carry_out, plan_step
+from ..training.job import Job
+from ..training.optimize import carry_out, planned_step, profiled_step
 from ..training.planned import Planned
-from ..training.reserved import Whole, linked
-from ..training.step import BUSY, TrainingStep, training_step
-from .curve import unit_problem
+from ..training.reserved import Whole
+from ..training.step import TrainingStep
+from ..training.traced import TrainingBackend
 
 UNBOUNDED = 2**53
 
@@ -54,35 +56,28 @@ class Unit:
         self.first: Planned
         self._planner, self._asking = planner, asking
         refuse_enabled(module)
-        self.planned = install(module, self._make_plan, self_check=False, on_failure=on_failure)
+        options = replace(asking, self_check=False, on_failure=on_failure)
+        self.carrier = install(module, lambda model: TrainingBackend(model, self._make_plan, planner, options))
 
-    def _make_plan(self, call: Call, known: Sequence[Planned | ChainedModule]) -> Planned:
+    def _make_plan(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
+        phases = Phases()
         if self.size is not None:
-            steps = [made for made in known if isinstance(made, Planned)]
-            given = self.size, self._planner, self._asking
-            return plan_step(call, *given, known=steps, halves=self.halves, whole=self.whole)
+            job = Job()
+            given = self._planner, self._asking, job, known, phases
+            step = profiled_step(model, traced, *given, halves=self.halves)
+            return planned_step(step, model, self.size, *given, whole=self.whole)
         try:
-            self.first = self._captured(call)
+            if self.step is not None and self.carrier.backend.trained:
+                raise CaptureError(
+                    f"{self.name} runs twice in one step, with two kinds of arguments or in parts, which a budget for "
+                    "units cannot follow yet"
+                )
+            self.step = profiled_step(model, traced, self._planner, self._asking, None, (), phases, halves=self.halves)
+            self.first = self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
         except CaptureError as error:
             self.failed = error
             raise
         return self.first
-
-    def _captured(self, call: Call) -> Planned:
-        with BUSY:
-            self.step = training_step(
-                call.module,
-                call.args,
-                call.kwargs,
-                table=self._planner.profiles,
-                one_plan=self._planner.coordinator.in_step,
-                run=call.run,
-                functional=self._asking.functional_ops,
-                collectives_again=self._asking.recompute_collectives,
-                halves=self.halves,
-            )
-        self.step = linked(self.step, self._asking, self._planner.coordinator)
-        return self.carried_out(UnitBytes(UNBOUNDED // 4, UNBOUNDED // 4), checkpointed(self.step.graph))
 
     def carried_out(self, size: UnitBytes, plan: Plan) -> Planned:
         """A plan of this unit within its bounds, verified; compiled in the unit's next call, under the state there."""
@@ -96,9 +91,10 @@ class Unit:
         Raises:
             CaptureError: the trial called the unit with two kinds of arguments.
         """
-        if len(self.planned.plans) != 1:
+        made = self.carrier.backend.trained
+        if len(made) != 1:
             raise CaptureError(
-                f"{self.name} runs twice in one step, with {len(self.planned.plans)} kinds of arguments, which a "
+                f"{self.name} runs twice in one step, with {len(made)} kinds of arguments or in parts, which a "
                 "budget for units cannot follow yet"
             )
-        self.planned.put(next(iter(self.planned.plans)), planned)
+        made[0].use(planned)

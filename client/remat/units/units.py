@@ -18,9 +18,10 @@ from remat_ir import InvalidData
 
 from ..capture.call import example_call
 from ..capture.operations import check_functional
+from ..distributed.ranks import planner_of
 from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
-from ..planning.planner import Planner, planner_for
+from ..planning.planner import Planner
 from ..profiling.fixed import resident
 from ..profiling.measure import forward_backward
 from ..training.compared import undisturbed
@@ -58,7 +59,7 @@ def optimize_units(
         example_args, example_kwargs: the largest batch; one call of the model.
         budget: as for `remat.optimize`; a fraction is one of what plain training needs besides the fixed bytes. Bytes
             of an accelerator are those that its driver has to give: three more steps show what is reserved.
-        planner: as for `remat.optimize`; among ranks a `remat.RankPlanner`.
+        planner: as for `remat.optimize`.
         loss: from the model's output to the scalar that is differentiated; by default the output, its `loss` or its
             first entry.
         options, fields: those of `remat.SolveOptions` that concern a step and its plan, for each solve of the
@@ -78,7 +79,7 @@ def optimize_units(
     if isinstance(budget, UnitBytes):
         raise InvalidData(f"the budget of a whole model is bytes or a share of what it needs, not {budget!r}")
     job = Job(optimizer)
-    split = Split(model, _named(model, units), planner_for(planner), asking, job)
+    split = Split(model, _named(model, units), planner_of(planner, asking), asking, job)
     args, kwargs = example_call(example_args, example_kwargs)
     fixed = sum(resident(model, (args, kwargs), {}).values()) + sum(job.fixed(model).values())
     try:

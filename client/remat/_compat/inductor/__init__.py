@@ -2,12 +2,10 @@
 
 from .code import Event, Generated, alone, generated
 from .compiling import (
-    Partitioner,
     Plain,
     compile_graph,
     copied,
     dry_run,
-    forward_results,
     is_seed,
     plain_code,
     prefers_channels_last,
@@ -20,7 +18,6 @@ __all__ = [
     "CustomKnapsackSolver",
     "Event",
     "Generated",
-    "Partitioner",
     "Plain",
     "alone",
     "channels_last_cat",
@@ -29,7 +26,6 @@ __all__ = [
     "copied",
     "dry_run",
     "force_stride_order",
-    "forward_results",
     "generated",
     "is_fusible_node",
     "is_seed",

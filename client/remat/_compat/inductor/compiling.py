@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..tracing import is_tangent, only_real_tensors
+from ..tracing import only_real_tensors
 from .code import Generated, generated, input_strides
 from .fusion import PlanOrder, fusing
 from .parts import (
@@ -34,35 +34,10 @@ class _Stop(Exception):
         self.generated = generated
 
 
-class Partitioner(CustomPartitionerFn):
-    """A partition function as Inductor's configuration wants it.
-
-    The configuration is copied deeply more than once; copies are this very object, since what it holds can be copied
-    neither cheaply nor at all. `key` enters the keys of Inductor's caches.
-    """
-
-    def __init__(self, partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]], key: str) -> None:
-        self.partition, self.key = partition, key
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return self.partition(gm, joint_inputs, **kwargs)
-
-    def uuid(self) -> str:
-        # None would not keep Inductor from taking another plan's code out of its caches, whatever its docs say
-        return self.key
-
-    def __deepcopy__(self, memo: Any) -> Partitioner:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (str, (self.key,))  # all that a cache's key may know of it
-
-
 def compile_graph(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],
-    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
-    key: str,
+    partition: CustomPartitionerFn,
     options: Mapping[str, Any],
     seen: Callable[[bool, Generated], None],
     cached: bool = True,
@@ -86,7 +61,7 @@ def compile_graph(
         with _after_generation(lambda graph: seen(bool(kwargs.get("is_backward")), generated(graph))):
             return compile_fx.compile_fx_inner(gm, inputs, **kwargs)
 
-    ours = {"custom_partitioner_fn": Partitioner(partition, key), "inductor_choices_class": PlanOrder}
+    ours = {"custom_partitioner_fn": partition, "inductor_choices_class": PlanOrder}
     settings = {"force_non_lazy_backward_lowering": True} | ({} if cached else {"enable_autograd_cache": False})
     own_save = replaced(AOTAutogradCache, "save", staticmethod(saved))
     with functorch_config.patch(settings), fusing(PlanOrder()), own_save:
@@ -193,14 +168,6 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     made = graph.output(output[0])  # type: ignore[index]
     made.meta = dict(module.graph.output_node().meta)
     return fx.GraphModule(module, graph)
-
-
-def forward_results(graph: fx.Graph) -> int:
-    """How many results of a joint graph are the forward pass's; a gradient, or None, for each input follows."""
-    results: Any = graph.output_node().args[0]
-    primals = sum(n.op == "placeholder" and not is_tangent(n) for n in graph.nodes)
-    count: int = len(results) - primals
-    return count
 
 
 def _inputs(module: fx.GraphModule) -> list[Any]:

@@ -9,23 +9,27 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from torch import fx
 
-from remat_ir import Answer, InvalidData, Problem
+from remat_ir import Answer, Graph, InvalidData, Problem
 
 from ... import _compat
 from ..._compat import inductor
+from ..._compat.tags import Partitioner
+from ...capture.dataflow import resident_bytes, tensors
 from ...capture.operations import notes
+from ...capture.refused import refuse_split_by_ddp
 from ...planning.budget import Budget, budget_bytes, readable
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
 from ...planning.quick import improved, quick_answer
+from ...planning.sizes import Known
 from ...planning.sources import OnProgress
 from ...profiling.collectives import with_collectives_once
 from ...profiling.profile import device_kind
-from ..eager import MOST_KNOWN, Backend, noted, resident_bytes
+from ...switch import note_planned_call
 from .cost import region_costs
 from .joint import joint_of
 from .layout import note_layouts
@@ -33,6 +37,9 @@ from .regions import region_graph, regions
 from .replan import Carried, Search
 
 log = logging.getLogger("remat")
+
+MOST_KNOWN = 64
+"""Graphs of a backend that are remembered; new sizes start from what was planned lately."""
 
 FORMAT = 2
 """Of the cache keys; another number for another way of carrying out plans."""
@@ -47,10 +54,12 @@ NOT_WITH = {
 """Options of Inductor that plans cannot be carried out with, and why."""
 
 
-class InductorBackend(Backend):
+class InductorBackend:
     """A backend for `torch.compile` that runs each training graph by a plan of its own, under Inductor's kernels.
 
     Attributes:
+        answers: the answers that the graphs compiled lately follow, in order, `MOST_KNOWN` at most.
+        graphs: the graphs that these are of.
         carried: what was planned and compiled lately, in order; a graph from Inductor's caches has no entry.
     """
 
@@ -62,11 +71,20 @@ class InductorBackend(Backend):
         options: Mapping[str, Any],
         on_progress: OnProgress | None = None,
     ) -> None:
-        super().__init__(budget, planner, asking, on_progress)
+        self.budget, self.asking, self.on_progress = budget, asking, on_progress
+        self._given = self.planner = planner
+        self.answers: list[Answer] = []
+        self.graphs: list[Graph] = []
+        self._frames: set[int | None] = set()
+        self._known_frame = False
         self.options = checked_options(options)
         self.carried: list[Carried] = []
         self._quick: list[Problem] = []
         self.asked = _planner_name(planner.asked)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself, as `Backend`."""
+        return self
 
     def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """What Dynamo calls for each graph and each kind of input.
@@ -80,15 +98,41 @@ class InductorBackend(Backend):
         function = inductor.compile_graph(
             module,
             example_inputs,
-            self.partition,
-            self.key(),
+            Partitioner(self.partition, self.key()),
             self.options,
             self._seen,
             # a rank that took its code from a cache would leave the others waiting for its word
             cached=not self.planner.coordinator.in_step,
             stored=lambda: not self._quick,
         )
-        return noted(function)
+        return _noted(function)
+
+    def note_frame(self) -> None:
+        """Say so in the log where Dynamo compiles a part of a model that is not the first.
+
+        Raises:
+            CaptureError: the part is one of DistributedDataParallel's buckets.
+        """
+        refuse_split_by_ddp()
+        self.planner = self._given.here()
+        frame = _compat.frame_number()
+        self._known_frame = frame in self._frames
+        if self._frames and not self._known_frame:
+            log.warning(
+                "torch.compile has split the model, or this backend serves two: each part is given the whole budget; "
+                "use fullgraph=True and a backend a model"
+            )
+        self._frames.add(frame)
+
+    def remember(self, answer: Answer, graph: Graph) -> None:
+        """Note what was planned, and drop what was long ago."""
+        self.answers.append(answer)
+        self.graphs.append(graph)
+        del self.answers[:-MOST_KNOWN], self.graphs[:-MOST_KNOWN]
+
+    def known(self) -> list[Known]:
+        """What was planned lately, the latest last."""
+        return list(zip(self.graphs, self.answers, strict=True))
 
     def _ask(self, problem: Problem) -> Answer:
         """The planner's answer; for another kind of input to a known frame a quick one."""
@@ -171,6 +215,18 @@ class InductorBackend(Backend):
         self.carried.append(carried)
         del self.carried[:-MOST_KNOWN]
         return carried.forward, carried.backward
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph whose calls count as planned where they give gradients; without, it has no plan."""
+
+    def run(*inputs: Any) -> Any:
+        output = function(*inputs)
+        if any(tensor.requires_grad for tensor in tensors(output)):
+            note_planned_call()
+        return output
+
+    return run
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:

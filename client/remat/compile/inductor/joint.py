@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import fx
 
 from ... import _compat
 from ..._compat import inductor
 from ...capture.dataflow import Dataflow, dataflow, is_random, tensors
 from ...capture.trace import refuse
+from ...capture.updates import copy_, updates_as_results
 from ...errors import CaptureError
 from ...lowering.lower import Lowered
 from .layout import keep_layouts
-
-copy_ = torch.ops.aten.copy_.default
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,25 +40,7 @@ def joint_of(module: fx.GraphModule, forward_outputs: int, layouts_noted: bool =
         CaptureError: the graph cannot be planned under Inductor; the message says why.
     """
     module = inductor.copied(module)
-    graph = module.graph
-    output = graph.output_node()
-    results = tuple(output.args[0])  # type: ignore[arg-type]
-    updates: dict[fx.Node, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.target is not copy_:
-            continue
-        target, new = node.args[0], node.args[1]
-        assert isinstance(target, fx.Node)
-        assert isinstance(new, fx.Node)
-        if target.op != "placeholder" or target in updates:
-            raise CaptureError(f"{node.name} updates what is no input, or an input twice: it cannot be planned")
-        node.replace_all_uses_with(new)
-        results = tuple(new if r is node else r for r in results)
-        updates[target] = new
-        graph.erase_node(node)
-    descriptors = _compat.descriptors(graph) or [None] * len(results)
-    output.args = ((*updates.values(), *results),)
-    _compat.set_descriptors(graph, [None] * len(updates) + descriptors)
+    updates = updates_as_results(module.graph)
     _refuse(module)
     flow = dataflow(module, forward_outputs + len(updates))
     return Joint(replace(flow, mutated=updates), tuple(updates), layouts_noted)

@@ -12,15 +12,17 @@ from remat_ir import Answer, Compute, Plan, Problem, plain_peak, verify
 
 from ... import _compat
 from ..._compat import inductor
-from ...capture.dataflow import is_random, tensors
+from ..._compat.tags import forward_results
+from ...capture.dataflow import is_random, resident_bytes, tensors
 from ...capture.group import groups
 from ...capture.operations import operations, to_graph
+from ...distributed.ranks import planner_of
 from ...errors import CaptureError
 from ...planning.budget import UnitBytes, bounded
 from ...planning.options import PlanFields, SolveOptions, solve_options
-from ...planning.planner import Planner, plan_or_raise, planner_for
+from ...planning.planner import Planner, plan_or_raise
 from ...profiling.profile import profile_kernels
-from ..eager import MOST_KNOWN, resident_bytes
+from .backend import MOST_KNOWN
 from .joint import joint_of
 
 
@@ -62,7 +64,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
         **fields: Unpack[PlanFields],
     ) -> None:
         self.asking = solve_options(MemoryBudgetSolver, PlanFields, options, fields)
-        self.planner = planner_for(planner)
+        self.planner = planner_of(planner, self.asking)
         self.answers: list[Answer] = []
 
     def __call__(
@@ -78,7 +80,7 @@ class MemoryBudgetSolver(inductor.CustomKnapsackSolver):
         module = joint_graph.owning_module
         if module is None:
             raise CaptureError("torch handed over a joint graph without its module, which cannot be planned")
-        flow = joint_of(module, inductor.forward_results(joint_graph)).flow
+        flow = joint_of(module, forward_results(joint_graph)).flow
         if any(map(is_random, flow.kernels)):
             raise CaptureError(
                 "the step draws random numbers, and torch's memory budget draws them anew in the backward pass: its "

@@ -31,6 +31,15 @@ def refuse_sharded(module: nn.Module) -> None:
             f"{name} is sharded over ranks (DTensor) when this {type(module).__name__} is captured: use "
             "remat.enable on the unit that fully_shard gathers, which plans inside its call, and not remat.optimize"
         )
+    refuse_flattened(module)
+
+
+def refuse_flattened(module: nn.Module) -> None:
+    """Refuse a module whose parameters the older FSDP has flattened.
+
+    Raises:
+        CaptureError: it has.
+    """
     if any(map(_compat.flattened_by_fsdp, module.modules())):
         raise CaptureError(
             f"FullyShardedDataParallel has flattened the parameters of this {type(module).__name__}, which is not "

@@ -1,26 +1,46 @@
-"""The plans of a unit of a model at several bounds: the problems that give its trade-off."""
+"""The plans of a part of a step at several bounds: the problems that give its trade-off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from remat_ir import Graph, InvalidPlan, Moment, Plan, Problem, least_memory, replay, verify, working_set
 
+from ..capture.operations import Operations
 from ..lowering.peak import Phases, kernel_phases
+from ..planning.allot import Option
 from ..planning.budget import UnitBytes, bounded, bytes_of
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner
-from ..training.step import TrainingStep
-from .allot import Option
+from ..profiling.profile import Profiled
 
 LEVELS = 9
 """Bounds on what is held, from the least to what plain training holds."""
 
 PEAKS = 3
 """Bounds on the peak at each of them."""
+
+
+class Priced(Protocol):
+    """A part of a step whose operations have been priced."""
+
+    @property
+    def operations(self) -> Operations:
+        """What runs, in order."""
+        ...
+
+    @property
+    def graph(self) -> Graph:
+        """The problem that it poses."""
+        ...
+
+    @property
+    def profiled(self) -> Profiled:
+        """What its kernels cost."""
+        ...
 
 
 class Point(NamedTuple):
@@ -44,7 +64,7 @@ def curve_problems(graph: Graph, least: tuple[int, int], plain: tuple[int, int])
                 yield size, unit_problem(graph, size)
 
 
-def curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
+def curve(step: Priced, ends: tuple[Point, Point]) -> list[Point]:
     """Greedy plans of a step at several bounds and one of a small peak, with the ends: the least held, and plain."""
     graph = step.graph
     least, plain = ((bytes_of(p.size.peak), bytes_of(p.size.held)) for p in ends)
@@ -56,7 +76,7 @@ def curve(step: TrainingStep, ends: tuple[Point, Point]) -> list[Point]:
     return list(found)
 
 
-def point_of(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> Point:
+def point_of(step: Priced, plan: Plan, size: UnitBytes | None = None) -> Point:
     """A plan of a step, and what it comes to; without bounds these are what the plan itself needs."""
     phases = kernel_phases(step.operations, plan, step.profiled.kernels)
     moments = list(replay(step.graph, plan))
@@ -67,7 +87,7 @@ def point_of(step: TrainingStep, plan: Plan, size: UnitBytes | None = None) -> P
     return Point(size, plan, _option(step, phases, moments))
 
 
-def _option(step: TrainingStep, phases: Phases, moments: Sequence[Moment]) -> Option:
+def _option(step: Priced, phases: Phases, moments: Sequence[Moment]) -> Option:
     forward = next(m.cost_ns for m in moments if m.op == step.graph.backward_from)
     cost, halfway = moments[-1].cost_ns, step.operations.halfway
     weight = 0 if halfway is None else cost - next(m.cost_ns for m in moments if m.op == halfway)
@@ -83,7 +103,7 @@ def _option(step: TrainingStep, phases: Phases, moments: Sequence[Moment]) -> Op
     )
 
 
-def solved(step: TrainingStep, point: Point, room_bytes: int, planner: Planner, asking: SolveOptions) -> Point | None:
+def solved(step: Priced, point: Point, room_bytes: int, planner: Planner, asking: SolveOptions) -> Point | None:
     """What a planner makes of a point that recomputes, where its stage may take so much while it runs."""
     if point.option.cost_ns == step.graph.total_cost_ns:
         return None

@@ -1,0 +1,99 @@
+"""What plans by tags need of torch: the tag of a node, torch's partitioner, and the switches around both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from .tracing import is_tangent
+from .versions import lacking, require, required
+
+with required("a plan by tags"):
+    import torch._functorch.config as functorch_config
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from torch._prims.rng_prims import run_with_rng_state
+
+require(
+    lacking(
+        ((min_cut_rematerialization_partition, ("joint_module", "_joint_inputs", "num_fwd_outputs")),),
+        ((functorch_config, "joint_custom_pass"), (functorch_config, "enable_autograd_cache")),
+    ),
+    "a plan by tags",
+)
+
+_TAG = "recompute"
+_CHECKPOINTS = ("ac_graph_id", "has_backward_hook")
+"""What the partitioner reads tags of the module's own checkpoints by, and might change ours for."""
+
+
+class Partitioner(CustomPartitionerFn):
+    """A partition function as `torch._inductor.config.custom_partitioner_fn` wants it.
+
+    The configuration is copied deeply more than once and pickled for keys; copies are this very object, since what it
+    holds can be copied neither cheaply nor at all. `key` enters those keys.
+    """
+
+    def __init__(self, partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]], key: str) -> None:
+        self.partition, self.key = partition, key
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return self.partition(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> str:
+        # None would not keep Inductor from taking another plan's code out of its caches, whatever its docs say
+        return self.key
+
+    def __deepcopy__(self, memo: Any) -> Partitioner:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (str, (self.key,))  # all that a cache's key may know of it
+
+
+def write_tag(node: fx.Node, save: bool) -> None:
+    """Say that a node is saved where it is needed, or computed again."""
+    node.meta[_TAG] = CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.MUST_RECOMPUTE
+    for key in _CHECKPOINTS:
+        node.meta.pop(key, None)
+
+
+def is_saved(node: fx.Node) -> bool | None:
+    """Whether a node's tag says that it is saved; None without a tag."""
+    tag = node.meta.get(_TAG)
+    return None if tag is None else tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+
+
+def prepare(module: fx.GraphModule) -> None:
+    """What the partitioner does first: drop dead nodes, and make equal ones one."""
+    module.graph.eliminate_dead_code()
+    if functorch_config.cse:
+        module.graph = fx_graph_cse(module.graph)
+    module.recompile()
+
+
+def partition(module: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's own partition of a joint graph."""
+    forward, backward = min_cut_rematerialization_partition(module, inputs, **given)
+    return forward, backward
+
+
+def replayed(node: fx.Node) -> tuple[Any, tuple[Any, ...]] | None:
+    """The operator that a node of a backward graph runs again from a saved generator's state, and its arguments."""
+    return (node.args[1], tuple(node.args[2:])) if node.target is run_with_rng_state else None
+
+
+def forward_results(graph: fx.Graph) -> int:
+    """How many results of a joint graph are the forward pass's; a gradient, or None, for each input follows."""
+    results: Any = graph.output_node().args[0]
+    count: int = len(results) - sum(n.op == "placeholder" and not is_tangent(n) for n in graph.nodes)
+    return count
+
+
+def cache_is_on() -> bool:
+    """Whether AOTAutograd keeps compiled graphs by keys that know nothing of passes over the joint graph."""
+    return bool(functorch_config.enable_autograd_cache)

@@ -1,0 +1,111 @@
+"""The calls of a backend whose backward pass may still come: what they hold is there while others run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import _compat
+from ..capture.dataflow import tensors
+from ..planning.division import Stack
+
+if TYPE_CHECKING:
+    from .curve import Point
+    from .sized import PlannedSizes
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call:
+    """One call.
+
+    Attributes:
+        stack: the calls that were outstanding when it began, and itself at the end.
+        planned: the graph at its sizes.
+        point: the plan by which it runs, to its end; None: its graph's own.
+    """
+
+    stack: Stack
+    planned: PlannedSizes
+    point: Point | None
+
+
+_ENDS: dict[tuple[int, int], Callable[[], None]] = {}
+"""What is called when the backward function that runs next in a thread's backward pass has ended."""
+
+
+def _pass() -> tuple[int, int]:
+    return threading.get_ident(), _compat.backward_task()
+
+
+def noting_end(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """A backward function after which `Calls` knows that it has run. A hook behind autograd's node says so, too, but
+    with one autograd keeps the gradients that arrive until the pass has ended."""
+
+    def run(args: list[Any]) -> Any:
+        ended = _ENDS.pop(_pass(), None)
+        results = function(args)
+        if ended is not None:
+            ended()
+        return results
+
+    return _compat.boxed(run)
+
+
+class _Token:
+    """Held by autograd's node of a call alone: it goes when no backward pass can come any more."""
+
+
+class Calls:
+    """Those that are outstanding, the oldest first, and whether a backward pass has run since a step began.
+
+    A call is outstanding until its backward pass has run without the graph being kept, or its node in autograd's graph
+    is gone. Nothing is a thread's own: the backward passes of an accelerator run in a thread of its own.
+
+    Args:
+        before, after: called when the backward pass of a call begins, and when it has run.
+
+    Attributes:
+        passed: whether a backward pass has run: the next forward call begins a step.
+    """
+
+    def __init__(self, before: Callable[[Call], None], after: Callable[[Call], None]) -> None:
+        self._before, self._after = before, after
+        self._numbers = itertools.count()
+        self._found: dict[int, Call] = {}
+        self.passed = False
+
+    def outstanding(self) -> tuple[Call, ...]:
+        """Those that are, the oldest first."""
+        return tuple(self._found.copy().values())
+
+    def begun(self, planned: PlannedSizes, point: Point | None) -> Call:
+        """A call that is about to run."""
+        below = (call.planned.number for call in self.outstanding())
+        return Call((*below, planned.number), planned, point)
+
+    def note(self, call: Call, inputs: Sequence[Any], results: Any) -> None:
+        """A call has run forward; where gradients come back to it, it is outstanding from now on."""
+        node = _compat.compiled_node(tensors(results), tensors(inputs), self)
+        if node is None:
+            return
+        number, found = next(self._numbers), self._found
+        token = _Token()
+        node.metadata[self] = token
+        found[number] = call
+        weakref.finalize(token, found.pop, number, None).atexit = False
+
+        def before(_: Any) -> None:
+            self._before(call)
+            _ENDS[_pass()] = after
+
+        def after() -> None:
+            self.passed = True
+            if not _compat.keeps_graph():
+                found.pop(number, None)
+            self._after(call)
+
+        node.register_prehook(before)

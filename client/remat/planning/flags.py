@@ -1,0 +1,193 @@
+"""What the recompute flags of other training stacks can express on a captured graph, and the best of it in a budget.
+
+Such a flag checkpoints whole modules: nothing inside is saved, and all of it, up to the last value that is needed, runs
+again at once when the backward pass first needs something of it. Every setting is evaluated, so the best is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, plan_of, verify
+
+Chunks = Sequence[Sequence[int]]
+"""Forward ops that are checkpointed together, each chunk ascending."""
+
+_BLOCK = re.compile(r"^(.*?)(?:^|\.)(\d+)(?=[.:])")
+_PARTS = {"core_attn": r"attn|attention", "mlp": r"mlp|feed_forward|ffn|fc\d?", "layernorm": r"norm|ln_?\d?"}
+"""Megatron's names of modules that it recomputes selectively, and what is taken for them in a path."""
+_ANY = 2**52
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a stack's flags on a graph.
+
+    Attributes:
+        flags: as they are written there.
+        plan: what they make a step do. cost_ns, peak_bytes: of it, fixed bytes included.
+    """
+
+    flags: str
+    plan: Plan
+    cost_ns: int
+    peak_bytes: int
+
+
+def best_flags(graph: Graph, stack: str, budget_bytes: int) -> Setting:
+    """The cheapest setting of a stack's flags whose peak is within the budget.
+
+    Raises:
+        InvalidData: the stack is not known; the graph has no names, no backward pass or no repeated blocks; or no
+            setting fits, and then the message says the least that one needs.
+    """
+    found = every_setting(graph, stack)
+    fitting = [setting for setting in found if setting.peak_bytes <= budget_bytes]
+    if not fitting:
+        least = min(found, key=lambda setting: setting.peak_bytes)
+        raise InvalidData(
+            f"no setting of {stack} fits {budget_bytes} bytes; the least is {least.peak_bytes} bytes, by {least.flags}"
+        )
+    return min(fitting, key=lambda setting: (setting.cost_ns, setting.peak_bytes))
+
+
+def every_setting(graph: Graph, stack: str) -> list[Setting]:
+    """All that a stack's flags can express on a graph, each evaluated.
+
+    Raises:
+        InvalidData: as `best_flags`.
+    """
+    if stack not in STACKS:
+        raise InvalidData(f"--for takes {', '.join(sorted(STACKS))}, not {stack!r}")
+    if graph.backward_from is None:
+        raise InvalidData("the graph marks no backward pass")
+    found = []
+    for flags, chunks in STACKS[stack](graph, blocks_of(graph)):
+        plan = checkpointed_plan(graph, chunks)
+        try:
+            verdict = verify(Problem(graph, _ANY), plan)
+        except InvalidPlan:  # something in a module must not run again
+            continue
+        found.append(Setting(flags, plan, verdict.cost_ns, verdict.peak_bytes))
+    return found
+
+
+def blocks_of(graph: Graph) -> list[list[int]]:
+    """The forward ops of each of the repeated blocks that hold the most time, by the numbers in their modules' paths.
+
+    Raises:
+        InvalidData: the graph has no names, or no module path with a number.
+    """
+    if graph.op_names is None:
+        raise InvalidData("flags name modules, and the graph has no names: capture the model with remat capture")
+    series: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for op in range(graph.backward_from or 0):
+        place = _BLOCK.match(graph.op_names[op])
+        if place is not None:
+            series[place[1]][int(place[2])].append(op)
+    if not series:
+        raise InvalidData("the model has no numbered blocks, such as layers.0 and layers.1, for flags to name")
+
+    def time(numbered: dict[int, list[int]]) -> int:
+        return sum(graph.op_cost_ns[op] for ops in numbered.values() for op in ops)
+
+    most = max(sorted(series), key=lambda prefix: time(series[prefix]))
+    return [series[most][number] for number in sorted(series[most])]
+
+
+def checkpointed_plan(graph: Graph, chunks: Chunks) -> Plan:
+    """The plan of a step in which each chunk is checkpointed: what it gives to others is saved, nothing else of it."""
+    boundary = graph.backward_from or 0
+    keep = frozenset(graph.keep)
+    again: dict[int, int] = {}  # op → its chunk
+    rows: list[list[int]] = []
+    for number, chunk in enumerate(chunks):
+        inside = frozenset(chunk)
+
+        def given(value: int, inside: frozenset[int] = inside) -> bool:
+            return value in keep or any(user < boundary and user not in inside for user in graph.users[value])
+
+        own = [op for op in chunk if graph.last_stage[op] != op and not any(given(v) for v in graph.op_values[op])]
+        needed = [op for op in own if any(u >= boundary for v in graph.op_values[op] for u in graph.users[v])]
+        rows.append([op for op in own if op <= max(needed, default=-1)])
+        again.update(dict.fromkeys(rows[-1], number))
+    order = list(range(boundary))
+    for op in range(boundary, graph.ops):
+        for maker in sorted(graph.value_op[value] for value in graph.op_inputs[op]):
+            chunk_number = again.get(maker)
+            if chunk_number is not None and rows[chunk_number]:
+                order += rows[chunk_number]
+                rows[chunk_number] = []
+        order.append(op)
+    return plan_of(graph, order)
+
+
+def _hf(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+    yield "gradient_checkpointing=False", ()
+    yield "gradient_checkpointing=True", blocks
+
+
+def _deepspeed(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+    yield "no checkpoint() calls", ()
+    yield "deepspeed.checkpointing.checkpoint() around each block", blocks
+
+
+def _torchtitan(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+    yield '[activation_checkpoint] mode = "none"', ()
+    yield '[activation_checkpoint] mode = "full"', blocks
+
+
+def _megatron(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+    yield "no --recompute-granularity", ()
+    count = len(blocks)
+    full = "--recompute-granularity full"
+    for layers in range(1, count + 1):
+        yield f"{full} --recompute-method block --recompute-num-layers {layers}", blocks[:layers]
+        joined = [[op for block in blocks[start : start + layers] for op in block] for start in range(0, count, layers)]
+        yield f"{full} --recompute-method uniform --recompute-num-layers {layers}", joined
+    parts = {name: _parts(graph, blocks, pattern) for name, pattern in sorted(_PARTS.items())}
+    there = [name for name, chunks in parts.items() if chunks]
+    for size in range(1, len(there) + 1):
+        for names in combinations(there, size):
+            chunks = [chunk for name in names for chunk in parts[name]]
+            yield f"--recompute-granularity selective --recompute-modules {' '.join(names)}", chunks
+
+
+def _nemo(graph: Graph, blocks: Chunks) -> Iterator[tuple[str, Chunks]]:
+    for flags, chunks in _megatron(graph, blocks):
+        words = re.sub(r"--recompute-([a-z-]+) ", lambda found: f"recompute_{found[1].replace('-', '_')}=", flags)
+        yield words.replace("no --recompute-granularity", "recompute_granularity=null"), chunks
+
+
+def _parts(graph: Graph, blocks: Chunks, pattern: str) -> list[list[int]]:
+    """The ops of each module in each block whose name in the path is like a pattern."""
+    assert graph.op_names is not None
+    found: list[list[int]] = []
+    for block in blocks:
+        chunks: dict[str, list[int]] = defaultdict(list)
+        for op in block:
+            for part in graph.op_names[op].partition(":")[0].split("."):
+                if re.search(pattern, part):
+                    chunks[part].append(op)
+                    break
+        found += [chunks[part] for part in sorted(chunks)]
+    return found
+
+
+STACKS: dict[str, Callable[[Graph, Chunks], Iterator[tuple[str, Chunks]]]] = {
+    "deepspeed": _deepspeed,
+    "hf": _hf,
+    "megatron": _megatron,
+    "nemo": _nemo,
+    "torchtitan": _torchtitan,
+}
+LOST = {
+    "deepspeed": "DeepSpeed's configuration chooses no layers: a block is checkpointed where the code says so",
+    "hf": "the switch is on for every block or off",
+    "torchtitan": "a mode applies to every block; selective modes are not evaluated",
+}
+"""What a stack's flags cannot say."""

@@ -1,0 +1,163 @@
+"""Where `remat.tag` runs inside of torch's compilers: a pass over joint graphs, and a partitioner for Inductor."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Unpack
+
+from torch import fx
+
+from .. import _compat
+from .._compat import tags as torch_tags
+from ..capture.refused import refuse_split_by_ddp
+from ..distributed.ranks import planner_of
+from ..errors import CaptureError
+from ..planning.budget import Budget, read_budget
+from ..planning.options import SolveOptions, solve_options
+from ..planning.planner import Planner
+from .tag import TagFields, Tagged, tagged
+
+MOST_KNOWN = 64
+"""Graphs that are remembered."""
+
+
+class _Tags:
+    """A budget for one graph of Dynamo's, who plans it, and what was tagged."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        planner: Planner | str | None = None,
+        options: SolveOptions | None = None,
+        **fields: Unpack[TagFields],
+    ) -> None:
+        self._budget = read_budget(budget)
+        self._asking = solve_options(type(self), TagFields, options, fields)
+        self._planner = planner_of(planner, self._asking)
+        # an object's address would be another one in each process; any planner keeps to the budget
+        named = planner if planner is None or isinstance(planner, str) else type(planner).__qualname__
+        self._key = json.dumps((version("remat"), repr(self._budget), named, repr(self._asking)))
+        self.tagged: list[Tagged] = []
+        self.peaks: list[int] = []
+        self._frame: int | None = None
+
+    def _tag(self, module: fx.GraphModule, forward_outputs: int | None) -> Tagged:
+        """Tag a graph of the one frame that the budget is for.
+
+        Raises:
+            CaptureError: it is a part of a step of several graphs; or as `remat.tag`.
+        """
+        refuse_split_by_ddp()
+        frame = _compat.frame_number()
+        if self.tagged and frame != self._frame:
+            raise CaptureError(
+                "the step has a second graph, and the budget was given to the first one: torch.compile has split the "
+                "model, or two models share this object; use fullgraph=True and an object a model, or "
+                "remat.enable(budget=…), which divides a budget"
+            )
+        self._frame = frame
+        found = tagged(module, self._budget, self._planner, self._asking, forward_outputs)
+        self.tagged.append(found)
+        del self.tagged[:-MOST_KNOWN]
+        return found
+
+    def _check(self, found: Tagged, backward: fx.GraphModule) -> None:
+        """Compare torch's own partition with what was planned."""
+        self.peaks.append(found.checked(backward))
+        del self.peaks[:-MOST_KNOWN]
+
+
+class TagPass(_Tags):
+    """A pass `(graph, example inputs) -> graph` that tags a joint graph within a budget: see `remat.tag`.
+
+    For `torch._functorch.config.joint_custom_pass`, with `torch.compile(backend="aot_eager")`, and for compilers that
+    run passes of this form on joint graphs. AOTAutograd's cache does not know of the pass: with it on, a second budget
+    would run by the first one's code, so the pass refuses. Under Inductor use `TagPartitioner`.
+
+    Args:
+        budget: of the whole step, as for `remat.optimize`. A step of several graphs is refused.
+        planner: as for `remat.optimize`.
+        options, fields: as for `remat.tag`.
+
+    Attributes:
+        tagged: what was tagged lately, in order.
+        peaks: the peak in bytes of torch's own partition of each of them.
+
+    Example:
+        >>> import torch, torch._functorch.config as functorch
+        >>> parts = [part for _ in range(6) for part in (torch.nn.Linear(64, 64), torch.nn.GELU())]
+        >>> model = torch.nn.Sequential(*parts)
+        >>> tags = TagPass("75%", planner="greedy")
+        >>> with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
+        ...     torch.compile(model, backend="aot_eager", dynamic=False)(torch.ones(512, 64)).sum().backward()
+        >>> tags.peaks == [tags.tagged[0].peak_bytes]
+        True
+
+    Raises:
+        InvalidData: not a budget, a planner or an option.
+        CaptureError: in a compilation, AOTAutograd's cache is on, or the graph cannot be planned.
+        BudgetTooSmall, NothingFound: in a compilation, no plan that torch can carry out fits.
+    """
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any] = (), **unused: Any) -> fx.GraphModule:
+        """The same graph, its nodes tagged; torch's partition of a copy is checked against the plan."""
+        if torch_tags.cache_is_on():
+            raise CaptureError(
+                "AOTAutograd's cache does not know of this pass, so that another budget would run by this one's code: "
+                "set torch._functorch.config.enable_autograd_cache = False, or use TagPartitioner under Inductor"
+            )
+        found = self._tag(gm, None)
+        outputs = torch_tags.forward_results(gm.graph)
+        trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        _, backward = torch_tags.partition(trial, example_inputs, num_fwd_outputs=outputs)
+        self._check(found, backward)
+        return gm
+
+
+class TagPartitioner(_Tags, torch_tags.Partitioner):
+    """What `torch._inductor.config.custom_partitioner_fn` may be set to: torch's own partition, tagged within a budget.
+
+    The graph is the one that Inductor has decomposed, and the plan is made for its kernels as they are: Inductor fuses
+    them afterwards, so that a step mostly needs less than planned. `uuid()` has the budget, the options and the
+    version, so that caches of compiled code tell two budgets apart.
+
+    Args:
+        budget: of the whole step, as for `remat.optimize`. A step of several graphs is refused.
+        planner: as for `remat.optimize`.
+        options, fields: as for `remat.tag`.
+
+    Attributes:
+        tagged: what was tagged lately, in order; nothing of what came from a cache.
+        peaks: the peak in bytes of torch's own partition of each of them, its kernels as they are.
+
+    Example:
+        >>> import torch._inductor.config as inductor
+        >>> with inductor.patch(custom_partitioner_fn=TagPartitioner("70%", planner="greedy")):
+        ...     pass  # torch.compile(model)(batch).backward() here
+
+    Raises:
+        InvalidData: not a budget, a planner or an option.
+        CaptureError: in a compilation, the graph cannot be planned; the message says why.
+        BudgetTooSmall, NothingFound: in a compilation, no plan that torch can carry out fits.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        planner: Planner | str | None = None,
+        options: SolveOptions | None = None,
+        **fields: Unpack[TagFields],
+    ) -> None:
+        super().__init__(budget, planner, options, **fields)
+        torch_tags.Partitioner.__init__(self, self._tag_and_partition, self._key)
+
+    def _tag_and_partition(
+        self, module: fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **given: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        found = self._tag(module, num_fwd_outputs)
+        forward, backward = torch_tags.partition(module, inputs, num_fwd_outputs=num_fwd_outputs, **given)
+        self._check(found, backward)
+        return forward, backward

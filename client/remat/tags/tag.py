@@ -1,0 +1,243 @@
+"""`remat.tag`: a plan written on a joint graph's nodes as the tags that torch's own partitioner reads."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Unpack
+
+from torch import fx
+
+from remat_ir import Answer, InvalidPlan, Plan, Problem, greedy_plans, tagged_plan, tags_of, verify
+
+from .. import _compat
+from .._compat import tags as torch_tags
+from ..capture.operations import notes
+from ..distributed.ranks import planner_of
+from ..errors import CaptureError, NothingFound
+from ..planning.budget import Budget, UnitBytes, bounded, budget_bytes, readable
+from ..planning.options import PlanFields, SolveOptions, solve_options
+from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
+from .joint import Joint, joint_of, peak_of_partition
+
+log = logging.getLogger("remat")
+
+METHOD = "tags"
+_TRIES = 4
+"""How often a plan is asked for where torch's order of kernels needs more than the order of groups."""
+_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""Budgets, as shares of the one asked for, whose greedy plans may fit as torch runs them."""
+
+
+class TagFields(PlanFields, total=False):
+    """The fields of `SolveOptions` that concern a tagged graph."""
+
+    functional_ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Tagged:
+    """A joint graph whose nodes have tags, as planned.
+
+    Attributes:
+        answer: the plan that torch is to carry out, with its cost, and how far it is from the best; its peak is that of
+            groups of kernels.
+        peak_bytes: of the step as torch runs it, kernel by kernel, fixed bytes included.
+        again: the names of the nodes that are computed again.
+        joint: what was planned.
+
+    Example:
+        >>> import torch, torch._functorch.config as functorch
+        >>> from remat.tags.passes import TagPass
+        >>> model, tags = torch.nn.Linear(8, 8), TagPass("100%", planner="greedy")
+        >>> with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
+        ...     torch.compile(model, backend="aot_eager", dynamic=False)(torch.ones(4, 8)).sum().backward()
+        >>> tags.tagged[0].again
+        frozenset()
+    """
+
+    answer: Answer
+    peak_bytes: int
+    again: frozenset[str]
+    joint: Joint
+
+    def checked(self, backward: fx.GraphModule) -> int:
+        """The peak in bytes of torch's partition of the tagged graph, kernel by kernel; where it is more than promised,
+        a warning says so.
+
+        Args:
+            backward: the backward graph of that partition.
+
+        Raises:
+            CaptureError: the partition computes other kernels again than the tags say.
+        """
+        peak, again = peak_of_partition(self.joint, backward)
+        if not again <= self.again:
+            other = ", ".join(sorted(again - self.again)[:3])
+            raise CaptureError(f"torch's partition computes what is tagged to be saved again: {other}: a bug in remat")
+        if peak > self.peak_bytes:
+            log.warning(
+                "torch's partition of the tagged graph needs %s, and %s were promised",
+                readable(peak),
+                readable(self.peak_bytes),
+            )
+        return peak
+
+
+def tag(
+    joint_graph: fx.GraphModule,
+    budget: Budget,
+    *,
+    forward_outputs: int | None = None,
+    planner: Planner | str | None = None,
+    options: SolveOptions | None = None,
+    **fields: Unpack[TagFields],
+) -> Tagged:
+    """Tag every node of a joint graph, so that torch's min-cut partitioner saves and computes again as planned.
+
+    Torch computes each value again once at most, just before its first use in the backward pass. Its cut has nothing
+    left to decide. Equal nodes become one first, as the partitioner would make them. Batch normalization in training
+    and what reads an overwritten input are saved, since torch cannot run them again.
+
+    Args:
+        joint_graph: of AOTAutograd; its nodes get tags, in place.
+        budget: of the whole step, as for `remat.optimize`.
+        forward_outputs: how many results are the forward pass's; by default, what is left by a gradient for each input.
+        planner: as for `remat.optimize`. With "greedy" the tags are those of a greedy plan.
+        options, fields: those of `remat.SolveOptions` that concern a plan. The method is "tags" unless one is named.
+
+    Example:
+        >>> from torch._functorch.aot_autograd import aot_export_joint_simple
+        >>> step = lambda x, w: (((x @ w).tanh() @ w).tanh(),)
+        >>> import torch
+        >>> args = [torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)]
+        >>> graph = aot_export_joint_simple(step, args, trace_joint=True)
+        >>> tag(graph, "100%", planner="greedy").again
+        frozenset()
+
+    Raises:
+        InvalidData: not a budget, a planner or an option.
+        CaptureError: the graph cannot be planned; the message says why.
+        BudgetTooSmall, NothingFound: no plan that torch can carry out fits.
+    """
+    asking = solve_options(tag, TagFields, options, fields)
+    return tagged(joint_graph, budget, planner_of(planner, asking), asking, forward_outputs)
+
+
+def tagged(
+    module: fx.GraphModule,
+    budget: Budget,
+    planner: CoordinatedPlanner,
+    asking: SolveOptions,
+    forward_outputs: int | None = None,
+) -> Tagged:
+    """`tag` with a planner and options that have been read."""
+    if not _compat.has_tangents(module.graph):
+        raise CaptureError(
+            "the graph has no tangents: it is no joint graph of AOTAutograd's, whose backward pass begins with them; "
+            "a graph that computes its own loss and gradients cannot be tagged"
+        )
+    torch_tags.prepare(module)
+    outputs = torch_tags.forward_results(module.graph) if forward_outputs is None else forward_outputs
+    joint = joint_of(module, outputs, planner.profiles, asking.functional_ops)
+    answer, again, peak = _by_kernels(joint, budget, planner, asking)
+    _write(module, joint, again)
+    for note in notes(joint.step):
+        log.info("%s", note)
+    log.info("tags: %d kernels are computed again; %s", len(again), answer.message)
+    return Tagged(answer, peak, again, joint)
+
+
+def _by_kernels(
+    joint: Joint, budget: Budget, planner: CoordinatedPlanner, asking: SolveOptions
+) -> tuple[Answer, frozenset[str], int]:
+    """A plan whose peak is within the budget kernel by kernel, too: the answer, what it computes again, and that peak.
+
+    Raises:
+        BudgetTooSmall, NothingFound: there is none.
+    """
+    size = budget_bytes(budget, joint.graph, asking.slack)
+    less = 0
+    for _ in range(_TRIES):
+        answer = tagged_answer(joint, budget, size - less, planner, asking)
+        assert isinstance(answer.plan, Plan)
+        again = joint.kernels_of(tags_of(joint.graph, answer.plan))
+        peak = joint.peak_of(again)
+        if peak <= size:
+            return answer, again, peak
+        less += peak - size
+    raise NothingFound(
+        f"no plan was found whose kernels torch runs within {readable(size)}; the best needs {readable(peak)}",
+        replace(answer, plan=None),
+    )
+
+
+def tagged_answer(joint: Joint, budget: Budget, size: int, planner: CoordinatedPlanner, asking: SolveOptions) -> Answer:
+    """The planner's answer within so many bytes, as a plan that torch carries out.
+
+    Raises:
+        BudgetTooSmall, NothingFound: no such plan fits.
+    """
+    graph = bounded(joint.graph, budget) if isinstance(budget, UnitBytes) else joint.graph
+    problem = Problem(graph, size)
+    asking = replace(asking, method=METHOD) if asking.method == "auto" else asking
+    answer = planner.plan(problem, asking)
+    if answer.plan is None:
+        plan_or_raise(answer, graph, budget)
+    best = min(_fitting(problem, answer), key=lambda found: found.cost_ns or 0, default=None)
+    if best is None:
+        raise NothingFound(
+            f"no plan was found that torch carries out within {readable(size)}; a plan of remat.backend(budget=…) fits",
+            replace(answer, plan=None),
+        )
+    return best
+
+
+def _fitting(problem: Problem, answer: Answer) -> Iterator[Answer]:
+    """Plans that torch carries out within the budget: by the answer's tags, else by those of greedy plans."""
+    plan = answer.plan
+    if isinstance(plan, Plan):
+        found = _as_tagged(problem, plan, answer)
+        if found is not None:
+            yield found
+            return
+    for share in _SHARES:
+        for greedy in greedy_plans(problem.graph, int(share * problem.budget_bytes)):
+            found = _as_tagged(problem, greedy, answer)
+            if found is not None:
+                yield found
+
+
+def _as_tagged(problem: Problem, plan: Plan, answer: Answer) -> Answer | None:
+    """A plan's tags as an answer, where they fit: its own where torch carries out that very plan."""
+    ours = tagged_plan(problem.graph, tags_of(problem.graph, plan))
+    try:
+        verify(problem, ours)
+    except InvalidPlan:
+        return None
+    if ours == answer.plan:
+        return answer
+    bound = answer.bound_ns if not answer.restricted_to else None
+    return replace(
+        Answer.of_plan(problem, ours, method=METHOD, bound_ns=bound, seconds=answer.seconds),
+        message=f"{answer.method}'s choice of what is saved, as torch runs it.",
+    )
+
+
+def _write(module: fx.GraphModule, joint: Joint, again: frozenset[str]) -> None:
+    """Tag every node that calls a function.
+
+    Views are computed again, at no cost. What the backward pass makes without tangents is computed there, as the plan
+    has it, and not moved to the forward pass.
+    """
+    flow = joint.step.flow
+    forward = {n.name for n in flow.kernels[: flow.forward_kernels]}
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        maker = node
+        while maker.target is operator.getitem:
+            maker = maker.all_input_nodes[0]
+        torch_tags.write_tag(node, maker.name in forward and maker.name not in again)

@@ -1,0 +1,228 @@
+"""Plans of the graphs that Dynamo captures of a module that trains: all that a job adds to them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from remat_ir import Plan
+
+from .. import _compat, generators
+from ..compile.sized import Backend, PlannedSizes, Run, SizedGraph, Traced
+from ..device import capturing
+from ..device_flags import device_failed
+from ..errors import CaptureError
+from ..planning.budget import Budget, Fraction
+from ..planning.options import OnFailure, SolveOptions
+from ..planning.planner import CoordinatedPlanner
+from ..planning.quick import Better
+from .job import Job
+from .planned import Planned
+from .selfcheck import SelfCheck, StepPeak
+
+log = logging.getLogger("remat")
+
+WHOLE = Fraction(1.0)
+
+MakePlan: TypeAlias = Callable[[nn.Module, Traced, Sequence[Planned]], Planned]
+"""Plans a traced graph of a module, given the plans of the same code for other calls, the latest last."""
+
+
+@dataclass(eq=False)
+class Trained(PlannedSizes):
+    """One graph of Dynamo's at one set of sizes, in a job that trains a module.
+
+    Attributes:
+        traced: what was traced.
+        planned: the plan that it runs by, and what is known of it.
+        check: measures the peak of its first step; None: nothing does.
+        new: whether it has just been made: its first call runs by the plan that it was made with.
+        failed: whether the traced step has not run: Dynamo's graph runs in its place.
+    """
+
+    traced: Traced = field(kw_only=True, repr=False)
+    planned: Planned = field(kw_only=True)
+    check: SelfCheck | None = field(kw_only=True, repr=False)
+    on_failure: OnFailure = field(kw_only=True, repr=False)
+    new: bool = field(default=True, kw_only=True, repr=False)
+    failed: bool = field(default=False, kw_only=True)
+
+    @classmethod
+    def of(cls, traced: Traced, planned: Planned, check: SelfCheck | None, on_failure: OnFailure) -> Trained:
+        """What runs by a plan that has just been made."""
+        made = cls(
+            planned.step.graph,
+            planned.answer,
+            planned.run,
+            None,
+            traced=replace(traced, inputs=()),
+            priced=planned.step,
+            planned=planned,
+            check=check,
+            on_failure=on_failure,
+        )
+        made.use(planned)
+        return made
+
+    def compiled(self, plan: Plan) -> Run:
+        """What runs it by a plan that the verifier has passed, in a step of several calls."""
+        function = self.planned.step.compile(plan)
+        return lambda *inputs: function(inputs)
+
+    def use(self, planned: Planned) -> None:
+        """Run by this plan from the next call on."""
+        if self.check is not None:
+            self.check.forget(self.planned)
+            self.check.expect(planned)
+        self.planned, self.graph, self.answer, self.run = planned, planned.step.graph, planned.answer, planned.run
+
+    @property
+    def looked_for(self) -> Better[Planned] | None:
+        """The better plan that is still to come."""
+        return None if self.planned.better is None or self.planned.better.over else self.planned.better
+
+    def take_over(self) -> None:
+        """Run by the better plan from now on, if it has come; a call that has begun ends by the plan it began with."""
+        better, new, self.new = self.looked_for, self.new, False
+        if better is None or new:
+            return
+        before, found = self.answer, better.take(self.outstanding.may_change())
+        if found is not None:
+            log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, before.cost_ns)
+            self.use(found)
+
+    def known(self) -> Planned:
+        """Its plan, with the better answer that has come for it: that takes over at its own next call."""
+        found = None if self.looked_for is None else self.looked_for.found()
+        return self.planned if found is None else replace(self.planned, answer=found)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """One forward pass by the plan; as Dynamo captured it, where its first step did not run.
+
+        Raises:
+            CaptureError: it did not, and `on_failure` is "raise".
+        """
+        if self.failed:
+            return self._plainly(inputs)
+        check, planned = self.check, self.planned
+        if check is None or planned not in check.due or capturing():
+            output = planned.run(inputs)
+        else:
+            before = generators.noted()
+            try:
+                output = check.watch(planned, partial(planned.run, inputs))
+            except (RuntimeError, CaptureError) as error:
+                if device_failed(error):
+                    raise
+                before.restore_torch()  # a step draws no other numbers after its inputs are read
+                output = self._plainly(inputs)  # raises what the module's code raises
+                self._refuse(error)
+                return output
+        if self.looked_for is not None:
+            self.outstanding.note(output)
+        return output
+
+    def _plainly(self, inputs: Sequence[Any]) -> Any:
+        taken = len(self.traced.module.graph.find_nodes(op="placeholder"))
+        return self.traced.module(*inputs[len(inputs) - taken :])
+
+    def _refuse(self, error: Exception) -> None:
+        """The step has no plan from now on.
+
+        Raises:
+            CaptureError: unless `on_failure` is "plain".
+        """
+        text = str(error).partition("\n")[0]
+        if not isinstance(error, CaptureError):
+            text = f"the captured step does not run, since real tensors do not lie in memory as the traced ones: {text}"
+        if self.on_failure != "plain":
+            raise error if isinstance(error, CaptureError) else CaptureError(text) from error
+        log.warning("training runs without a plan: %s", text)
+        self.failed = True
+        if self.check is not None:
+            self.check.forget(self.planned)
+
+
+class TrainingBackend(Backend):
+    """The backend of one module that trains, with all that its job has: optimizer, gradients that stay, a check.
+
+    Args:
+        job: of which `release` may outdate plans; None: nothing does.
+        counts_gradients: whether plans hold for calls alone that find gradients as the call did that was planned.
+        budget: of a whole step, where it has several calls; `make_plan` has its own for a step of one.
+        make_least: as `make_plan` for such calls: by the plan that holds least; None: each has the whole budget.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_plan: MakePlan,
+        planner: CoordinatedPlanner,
+        asking: SolveOptions,
+        job: Job | None = None,
+        counts_gradients: bool = False,
+        budget: Budget = WHOLE,
+        make_least: MakePlan | None = None,
+    ) -> None:
+        super().__init__(budget, planner, asking)
+        self._model, self._make_plan = weakref.ref(model), make_plan  # Dynamo holds the backend as long as the code
+        self._make_least, self.shared.shares = make_least, make_least is not None
+        self._job, self._release = job, None if job is None else job.release
+        self._settled = False  # whether all plans count the gradients of all parameters
+        self._counts_gradients = counts_gradients and asking.accumulate == 1 and not asking.release_gradients
+        self.check = SelfCheck() if asking.self_check else None
+
+    def state(self) -> tuple[Any, ...]:
+        """Gradients that are there before a step, where the budget counts them, and gradients that hooks leave."""
+        outdated = "" if self._release is None else self._release.outdated()
+        found = self._counts_gradients and not self._settled and _finds_gradients(self._model())
+        return found, outdated
+
+    def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
+        """A plan of a traced graph within the job.
+
+        Raises:
+            CaptureError, PlanningError: there is none.
+        """
+        alike = [each for other in self.graphs if other.frame == graph.frame for each in other.made.values()]
+        model = self._model()
+        assert model is not None
+        with _compat.only_real_tensors():  # the trace's mode is still on, and ranks speak here
+            known = [each.known() for each in alike if isinstance(each, Trained)]
+            planned = self._make_plan(model, traced, known)
+            stay = 0 if self._job is None else self._job.gradients(model, True)
+        self._settled = (self._settled or not self.trained) and planned.step.fixed.get("gradients", 0) >= stay
+        return Trained.of(traced, planned, self.check, self.asking.on_failure)
+
+    def least(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
+        """By the plan that holds least, in a step of several calls.
+
+        Raises:
+            CaptureError: the graph cannot be planned.
+        """
+        model = self._model()
+        assert model is not None
+        assert self._make_least is not None
+        with _compat.only_real_tensors():
+            planned = self._make_least(model, traced, ())
+        return Trained.of(traced, planned, None, self.asking.on_failure)
+
+    @property
+    def trained(self) -> list[Trained]:
+        """All that has a plan now."""
+        return [each for each in self.planned if isinstance(each, Trained)]
+
+    @property
+    def peaks(self) -> Mapping[Planned, StepPeak]:
+        """What the first step of each plan came to, where it has run and was watched."""
+        return {} if self.check is None else self.check.found
+
+
+def _finds_gradients(model: nn.Module | None) -> bool:
+    return model is not None and any(p.is_leaf and p.grad is not None for p in model.parameters())

@@ -1,0 +1,125 @@
+"""Blocks that repeat in a graph of torch.compile's: few of them are traced, at the sizes of each call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import remat
+from client.test_named_backend import OPTIONS
+from remat import _compat
+from remat.capture import joint
+from remat.capture.joint import at_sizes, compiled_joint
+from remat.capture.repeats import runs
+from remat.profiling import measure
+
+
+class Blocks(nn.Module):
+    """Equal blocks with dropout, whose attention reads a size."""
+
+    def __init__(self, count: int = 8) -> None:
+        super().__init__()
+        parts = (nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Dropout(0.1))
+        self.blocks = nn.ModuleList(nn.Sequential(*copy.deepcopy(parts)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            heads = x.view(x.shape[0], x.shape[1], 4, 4).transpose(1, 2)
+            mixed = torch.softmax(heads @ heads.transpose(-1, -2) / x.shape[1], -1) @ heads
+            x = x + block(mixed.transpose(1, 2).reshape(x.shape))
+        return x.square().mean()
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    torch._dynamo.reset()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) -> None:
+    """Bit for bit what eager trains, static and with symbols, by plans that compute again."""
+    plain = Blocks()
+    model = copy.deepcopy(plain)
+    behind = remat.backend("60%", planner="greedy")
+    run = torch.compile(model, backend=behind)
+    with caplog.at_level(logging.INFO, "remat"):
+        for length in (24, 20, 17, 24, 20):
+            x = (torch.randn(4, length, 16),)
+            expected = measure.outcome(plain, measure.forward_backward(plain, x))
+            assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
+    assert caplog.text.count("blocks that repeat (8 of ") >= 3
+    assert all(answer.overhead for answer in behind.answers)
+
+
+def test_a_trace_that_fails_for_blocks_is_made_of_the_whole(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("not alike")
+
+    monkeypatch.setattr(joint, "expand", failing)
+    model, x = Blocks(), torch.randn(4, 24, 16)
+    with caplog.at_level(logging.INFO, "remat"):
+        torch.compile(model, backend="aot_eager")(x)
+        torch._dynamo.reset()
+        torch.compile(model, backend=remat.backend(**OPTIONS))(x).backward()
+    assert "traced one by one: RuntimeError: not alike" in caplog.text
+
+
+def test_torchs_notes_on_a_short_graph_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its inputs, outputs and tangents, field by field: the runtime of the compiled function goes by them."""
+    seen: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def keep(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+        def run(*given: Any) -> Any:
+            seen.append((graph, list(given)))
+            return graph(*given)
+
+        return run
+
+    torch.compile(Blocks(), backend=keep, dynamic=False)(torch.randn(4, 24, 16))
+    ((graph, inputs),) = seen
+    assert runs(graph.graph)
+    found = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr(joint, "runs", lambda _: [])
+        with ExitStack() as stack:
+            stack.enter_context(_compat.traced_alone())
+            descriptor = compiled_joint(stack, graph, inputs)
+        state = descriptor._aot_state
+        found.append((len(_compat.joint_graph(descriptor).graph.nodes), state.fw_metadata, state.flat_args))
+    (nodes, one, args), (others, other, same) = found
+    assert nodes == others
+    assert len(args) == len(same)
+    for field in dataclasses.fields(one):
+        assert repr(getattr(one, field.name)) == repr(getattr(other, field.name)), field.name
+
+
+def test_numbers_take_the_place_of_symbols() -> None:
+    """Without them no blocks are alike: each has symbols of its own."""
+    seen: list[tuple[fx.GraphModule, tuple[Any, ...]]] = []
+
+    def keep(graph: fx.GraphModule, _: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            seen.append((graph, inputs))
+            return graph(*inputs)
+
+        return run
+
+    torch.compile(Blocks(), backend=keep, dynamic=True)(torch.randn(4, 24, 16))
+    ((graph, inputs),) = seen
+    whole = at_sizes(graph, inputs)
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    assert not any(isinstance(_compat.example_of(node), symbols) for node in whole.graph.nodes)
+    assert runs(whole.graph)
+    assert not runs(graph.graph)
+    assert at_sizes(whole, inputs) is whole

@@ -1,0 +1,362 @@
+"""One budget for a step of several graphs or calls: divided by what is outstanding, and held."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from remat.compile.shared import Division
+from remat.compile.sized import Backend
+from remat.planning import division
+from remat.planning.allot import Option
+from remat.planning.division import Row, divide, least_bytes, peak_by
+from remat.profiling.measure import peak_memory
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    torch._dynamo.reset()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def stretch(layers: int, width: int = 64) -> nn.Sequential:
+    kinds = ((nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.LayerNorm(width)),)
+    return nn.Sequential(*(copy.deepcopy(part) for _ in range(layers) for part in kinds[0]))
+
+
+class Broken(nn.Module):
+    """A forward that Dynamo cuts into three graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(stretch(n, 128) for n in (2, 3, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.parts[0](x)
+        torch._dynamo.graph_break()
+        x = self.parts[1](x).tanh()
+        torch._dynamo.graph_break()
+        return self.parts[2](x).square().mean()
+
+
+class Residual(nn.Module):
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(stretch(1) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+Loop = Callable[[Any, Any, torch.Tensor], None]
+
+
+def dcgan(g: Any, d: Any, x: torch.Tensor) -> None:
+    d(x).square().mean().backward()
+    fake = g(x)
+    d(fake.detach()).square().mean().backward()
+    d(fake).square().mean().backward()
+
+
+def gradient_midway(g: Any, d: Any, x: torch.Tensor) -> None:
+    h = g(x)
+    (gradient,) = torch.autograd.grad(h.square().mean(), next(g.parameters()), retain_graph=True)
+    d(h * (1 + gradient.norm())).square().mean().backward()
+
+
+def retained(g: Any, d: Any, x: torch.Tensor) -> None:
+    h = g(x)
+    loss = h.square().mean()
+    loss.backward(retain_graph=True)
+    (loss + d(h).square().mean()).backward()
+
+
+def in_flight(g: Any, d: Any, x: torch.Tensor) -> None:
+    losses = [d(g(x)).square().mean()]
+    for _ in range(3):
+        losses.append(d(g(x)).square().mean())
+        losses.pop(0).backward()
+    losses.pop().backward()
+
+
+def gradients(*modules: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for module in modules for p in module.parameters() if p.grad is not None]
+
+
+def cleared(*modules: nn.Module) -> None:
+    for module in modules:
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p)
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+def backend(budget: Any, **options: Any) -> Backend:
+    found = remat.backend(budget, planner="greedy", **options)
+    assert isinstance(found, Backend)
+    return found
+
+
+@pytest.mark.parametrize("share", ["55%", "60%", "75%"])
+def test_the_peak_of_a_broken_forward_is_the_predicted_one(share: str) -> None:
+    """To the byte, within a share of the whole step; gradients are those of eager, before and after."""
+    model, x = Broken(), torch.randn(256, 128)
+    plain, behind = copy.deepcopy(model), backend(share)
+    run = torch.compile(model, backend=behind)
+
+    def step(call: Any) -> torch.Tensor:
+        loss = call(x)
+        loss.backward()
+        return loss.detach()
+
+    expected = step(plain)
+    for _ in range(4):
+        model.zero_grad()
+        assert torch.equal(step(run), expected)
+        assert equal(gradients(model), gradients(plain))
+    found = behind.division
+    assert found is not None
+    assert (found.calls, len(behind.answers)) == (3, 3)
+    assert found.overhead > 0
+    model.zero_grad(), plain.zero_grad()
+    whole = peak_memory(lambda: step(plain)).peak_bytes
+    measured = peak_memory(lambda: step(run)).peak_bytes
+    assert measured == found.predicted_bytes <= found.allowed_bytes
+    assert found.allowed_bytes == pytest.approx(float(share[:-1]) / 100 * whole, rel=0.001)
+
+
+def test_an_enabled_module_whose_forward_breaks_has_one_budget() -> None:
+    """With all that its job has; what it comes to is within the share and as predicted."""
+    model, x = Broken(), torch.randn(256, 128)
+    plain = copy.deepcopy(model)
+    remat.enable(model, budget="60%", planner="greedy")
+
+    def step(call: Any) -> None:
+        call(x).backward()
+
+    step(plain)
+    for _ in range(4):
+        model.zero_grad()
+        step(model)
+        assert equal(gradients(model), gradients(plain))
+    found = model.forward.backend.division  # type: ignore[union-attr]
+    assert isinstance(found, Division)
+    assert found.calls == 3
+    model.zero_grad()
+    measured = peak_memory(lambda: step(model)).peak_bytes
+    assert 0.99 * found.predicted_bytes <= measured <= found.predicted_bytes <= found.allowed_bytes
+
+
+@pytest.mark.parametrize("loop", [dcgan, gradient_midway, retained, in_flight])
+def test_a_loop_with_several_calls_outstanding_stays_inside_the_budget(loop: Loop) -> None:
+    """Where each call by itself would take the whole of it."""
+    g, d, x = Residual(), Residual(), torch.randn(1024, 64)
+    plain = copy.deepcopy((g, d))
+    cleared(g, d, *plain)
+    loop(*plain, x)
+    expected = gradients(*plain)
+    cleared(*plain)
+    budget = int(0.6 * peak_memory(lambda: loop(*plain, x)).peak_bytes)
+    behind = backend(remat.ActivationBytes(budget))
+    run = [torch.compile(each, backend=behind, dynamic=False) for each in (g, d)]
+    for _ in range(6):
+        cleared(g, d)
+        loop(*run, x)
+        assert equal(gradients(g, d), expected)
+    cleared(g, d)
+    assert peak_memory(lambda: loop(*run, x)).peak_bytes <= budget
+    assert behind.division is not None
+    assert behind.division.overhead > 0
+
+
+def test_one_call_a_step_has_the_whole_budget_and_is_not_watched() -> None:
+    model, behind = Residual(), backend("80%")
+    run = torch.compile(model, backend=behind)
+    for _ in range(3):
+        run(torch.randn(256, 64)).square().mean().backward()
+    assert not behind.shared.several
+    assert behind.division is None
+    assert behind.answers[0].overhead
+
+
+def test_evaluation_with_gradients_and_an_exception_leave_the_budget_held() -> None:
+    """Losses that nobody backpropagates end with their nodes; a forward that fails is gone with its exception."""
+    model, x = Broken(), torch.randn(256, 128)
+    plain, behind = copy.deepcopy(model), backend("60%")
+    run = torch.compile(model, backend=behind)
+
+    def step(call: Any) -> None:
+        call(x).backward()
+
+    def failing() -> None:
+        loss = run(x)
+        raise ArithmeticError(loss.item())
+
+    step(plain)
+    for _ in range(3):
+        step(run)
+    for _ in range(5):
+        loss = run(x)
+        loss.item()
+    del loss
+    with pytest.raises(ArithmeticError):
+        failing()
+    assert behind.shared.calls.outstanding() == ()
+    for _ in range(6):
+        model.zero_grad()
+        step(run)
+    assert equal(gradients(model), gradients(plain))
+    model.zero_grad()
+    found = behind.division
+    assert found is not None
+    assert peak_memory(lambda: step(run)).peak_bytes <= found.allowed_bytes
+
+
+def test_two_models_in_one_thread_and_one_in_two_threads() -> None:
+    models, x = [Broken(), Broken()], torch.randn(64, 128)
+    plain = copy.deepcopy(models)
+    runs = [torch.compile(model, backend=backend("75%"), dynamic=False) for model in models]
+    for _ in range(4):
+        losses = [run(x) for run in runs]
+        for loss in losses:
+            loss.backward()
+    expected = [each(x) for each in plain]
+    for loss in expected:
+        loss.backward()
+    for model, other in zip(models, plain, strict=True):
+        assert equal([g / 4 for g in gradients(model)], gradients(other))
+
+    def work() -> None:
+        parameters = list(models[0].parameters())
+        found.extend(torch.autograd.grad(runs[0](x), parameters) for _ in range(4))
+
+    found: list[Any] = []
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    for each in found:
+        assert equal(list(each), gradients(plain[0]))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("checkpointed", [2, 3])
+def test_a_users_checkpoint_around_planned_blocks(reentrant: bool, checkpointed: int) -> None:
+    """Blocks inside and outside of it, with dropout: what runs twice runs by one plan."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(stretch(1), nn.Dropout(0.1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.inner(x)
+
+    blocks = nn.ModuleList(Block() for _ in range(3))
+    plain, behind = copy.deepcopy(blocks), backend(remat.ActivationBytes("600KiB"))
+    for block in blocks:
+        block.compile(backend=behind, dynamic=False)
+
+    def step(model: nn.ModuleList, seed: int) -> None:
+        torch.manual_seed(seed)
+        x = torch.randn(64, 64).requires_grad_()
+        for n, block in enumerate(model):
+            x = checkpoint(block, x, use_reentrant=reentrant) if n < checkpointed else block(x)
+        x.square().mean().backward()
+
+    for seed in range(5):
+        blocks.zero_grad(), plain.zero_grad()
+        step(blocks, seed)
+        step(plain, seed)
+        assert equal(gradients(blocks), gradients(plain))
+
+
+def test_a_budget_that_no_choice_fits_is_refused_with_what_is_enough() -> None:
+    model, x = Broken(), torch.randn(256, 128)
+    run = torch.compile(model, backend=backend(remat.ActivationBytes("1KiB")))
+    run(x).backward()
+    run(x).backward()  # watched
+    with pytest.raises(remat.BudgetTooSmall, match=r"3 calls of a step fits .*; [0-9]+ bytes are enough"):
+        run(x)
+
+
+NUMBERS = st.integers(0, 50)
+OPTION = st.builds(Option, NUMBERS, NUMBERS, NUMBERS, st.integers(1, 50))
+
+
+@st.composite
+def moments(draw: st.DrawFn) -> tuple[list[Row], dict[division.Stack, list[Option]]]:
+    """Some calls, in any order, nested or not."""
+    calls = [(n,) for n in range(draw(st.integers(1, 3)))]
+    rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        held = draw(st.lists(st.sampled_from(calls), max_size=3))
+        call = draw(st.sampled_from([None, *calls]))
+        kind: Any = "between" if call is None else draw(st.sampled_from(["forward", "backward"]))
+        rows.append(Row(kind, call, tuple(held), draw(st.integers(-20, 50))))
+    return rows, {call: draw(st.lists(OPTION, min_size=1, max_size=3)) for call in calls}
+
+
+def cost(options: dict[division.Stack, list[Option]], chosen: dict[division.Stack, int], rows: list[Row]) -> int:
+    runs = {call: max(1, sum(r.call == call and r.kind == "forward" for r in rows)) for call in options}
+    return sum(options[call][i].cost_ns * runs[call] for call, i in chosen.items())
+
+
+@settings(max_examples=150, deadline=None)
+@given(moments(), st.integers(0, 200))
+def test_a_division_is_the_best_of_all(made: tuple[list[Row], dict[division.Stack, list[Option]]], budget: int) -> None:
+    """Of HiGHS' to within its gap; without it, one that fits."""
+    rows, options = made
+    picks = itertools.product(*(range(len(ways)) for ways in options.values()))
+    ways = [dict(zip(options, pick, strict=True)) for pick in picks]
+    fit = [w for w in ways if peak_by(rows, {c: options[c][i] for c, i in w.items()}) <= budget]
+    found = divide(rows, options, budget)
+    assert (found is not None) == bool(fit)
+    if found is not None:
+        assert found in fit
+        assert cost(options, found, rows) <= 1.002 * min(cost(options, way, rows) for way in fit)
+    weights = dict.fromkeys(options, 1)
+    without = division._greedy(rows, options, weights, budget)
+    assert without is None or without in fit
+    assert divide(rows, options, least_bytes(rows, options)) is not None
+
+
+def test_nested_passes_are_divided_exactly_without_a_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the dynamic program, with what HiGHS finds."""
+    stacks: list[division.Stack] = [(1,), (1, 2), (1, 2, 3)]
+    rows = [Row("forward", s, tuple(stacks[:n]), 3 * n) for n, s in enumerate(stacks)]
+    rows += [Row("backward", s, tuple(stacks[:n]), 7) for n, s in enumerate(stacks)]
+    rows += [Row("between", None, tuple(stacks[: n + 1]), 2) for n in range(3)]
+    ways = [Option(10, 30, 40, 100), Option(25, 30, 35, 70), Option(60, 60, 60, 50)]
+    options = dict.fromkeys(stacks, ways)
+    found = {budget: divide(rows, options, budget) for budget in range(50, 260, 15)}
+    assert any(each is None for each in found.values())
+
+    def absent(*_: Any) -> Any:
+        raise ImportError
+
+    monkeypatch.setattr(division, "_solved", absent)
+    for budget, best in found.items():
+        other = divide(rows, options, budget)
+        assert (other is None) == (best is None)
+        if other is not None and best is not None:
+            assert cost(options, other, rows) == cost(options, best, rows)
+            assert peak_by(rows, {c: options[c][i] for c, i in other.items()}) <= budget

@@ -1,0 +1,106 @@
+"""What was not planned says so, and a planner that is away is asked again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.planning import quick
+from remat.planning.options import DEFAULT, SolveOptions
+from remat.planning.sources import LocalPlanner
+from remat_ir import Answer, Problem, RematError
+
+
+@pytest.fixture(autouse=True)
+def one_thread(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_CACHE_DIR", str(tmp_path))
+    torch.set_num_threads(1)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)))
+
+
+X = torch.linspace(-1, 1, 64 * 32).reshape(64, 32)
+
+
+def test_calls_that_no_plan_runs_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = remat.enable(net(), budget="100%", planner="greedy")
+    model(X).sum().backward()
+    assert remat.plans_of(model).calls == (1, 0)
+    with torch.compiler.set_stance("force_eager"):
+        for _ in range(2):
+            model(X).sum().backward()
+    assert remat.plans_of(model).calls == (1, 2)
+    assert caplog.text.count("a call of this Sequential runs without a plan: torch.compile has captured nothing") == 1
+    torch.func.grad(lambda x: model(x).sum())(X)
+    assert remat.plans_of(model).calls == (1, 3)
+    with torch.no_grad():
+        model(X)
+    model(X).sum().backward()
+    assert remat.plans_of(model).calls == (2, 3), "evaluation is neither"
+
+
+class Away:
+    """A planner that cannot be reached some times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def plan(self, problem: Problem, options: SolveOptions = DEFAULT, *, on_progress: Any = None) -> Answer:
+        if self.left:
+            self.left -= 1
+            raise RematError("nobody is there")
+        return LocalPlanner().plan(problem, replace(options, time_limit_s=5))
+
+
+def test_a_planner_that_is_away_is_asked_again_and_its_plan_taken_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quick, "AGAIN_S", [0.01])
+    model, planner = net(), Away(3)
+    remat.optimize(model, X, budget="75%", planner=planner)
+    assert "Away gave no usable answer and is passed over: nobody is there" in caplog.text
+    assert "the plan is GreedyPlanner's instead: it costs at most" in caplog.text
+    assert "the planner that failed is asked again while training goes on" in caplog.text
+    (first,) = remat.plans_of(model).plans
+    assert first.answer.method == "greedy"
+    assert first.better is not None
+    better = first.better.wait(300)
+    assert planner.left == 0
+    model(X).sum().backward()
+    (then,) = remat.plans_of(model).plans
+    assert then.answer == (better or first.answer)
+
+
+def test_a_planner_that_fails_is_an_error_where_nobody_may_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RematError, match="nobody is there"):
+        remat.optimize(net(), X, budget="75%", planner=Away(1), strict=True)
+    monkeypatch.setenv("REMAT_STRICT", "1")
+    with pytest.raises(RematError, match="nobody is there"):
+        remat.optimize(net(), X, budget="75%", planner=Away(1))
+
+
+def test_asking_again_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two problems are asked for at once; those whose planner is away leave the place to others between."""
+    monkeypatch.setattr(quick, "AGAIN_S", [600.0])
+    lost = [remat.optimize(net(), X, budget="75%", planner=Away(10**6)) for _ in range(3)]
+    model = net()
+    remat.optimize(model, X, budget="75%", planner=Away(0), wait=False)
+    (plan,) = remat.plans_of(model).plans
+    assert plan.better is not None
+    plan.better.wait(300)
+    assert [len(remat.plans_of(each).plans) for each in lost] == [1, 1, 1]
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, "remat")
+    return caplog

@@ -1,0 +1,204 @@
+"""`remat.tag`: torch's own partitioner carries out the plan, to the byte, and its cut has nothing left to decide."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
+from torch import fx, nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+import remat
+from client.small_models import mean_square, numbers
+from remat._compat import tags as torch_tags
+from remat.planning.sources import GreedyPlanner
+from remat.tags.passes import TagPartitioner, TagPass
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        added: torch.Tensor = x + self.dropout(y)
+        return added
+
+
+class Images(nn.Module):
+    """Batch normalization in training, which torch cannot compute again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts: list[nn.Module] = []
+        for index in range(4):
+            parts += [nn.Conv2d(8 if index else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+        self.body, self.head = nn.Sequential(*parts), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.body(x).mean((2, 3)))
+        return found
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "mlp": lambda: (nn.Sequential(*[Block(32) for _ in range(6)]), numbers(128, 32)),
+    "dropout": lambda: (nn.Sequential(*[Block(32, 0.2) for _ in range(6)]), numbers(128, 32)),
+    "images": lambda: (Images(), numbers(4, 3, 16, 16)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh(own_caches: None) -> None:
+    """No compilation of another test is seen."""
+
+
+def _step(model: nn.Module, call: Callable[..., torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    """The loss, all gradients, all buffers and the generator's state after a step from the same beginning."""
+    model.zero_grad()
+    torch.manual_seed(5)
+    loss = mean_square(call(x))
+    loss.backward()
+    found = [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [*found, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+
+
+def _by_pass(model: nn.Module, x: torch.Tensor, tags: TagPass) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    with functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False):
+        return _step(model, torch.compile(model, backend="aot_eager", dynamic=False), x)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("mlp", "80%"), ("mlp", "60%"), ("dropout", "80%"), ("dropout", "60%"), ("images", "85%"), ("images", "75%")],
+)
+def test_torch_carries_out_the_plan_to_the_byte(name: str, share: str) -> None:
+    """Gradients, buffers and generator are those of the plain step; the partition's peak is the planned one."""
+    model, x = MODELS[name]()
+    plain = copy.deepcopy(model)
+    tags = TagPass(share, planner="local", time_limit_s=4)
+    got = _by_pass(model, x, tags)
+    for ours, theirs in zip(got, _step(plain, plain, x), strict=True):
+        assert torch.equal(ours, theirs)
+    (found,) = tags.tagged
+    assert found.again
+    assert tags.peaks == [found.peak_bytes]
+
+
+class _Seen:
+    """Tags, and then notes what torch's partition saved and computed again."""
+
+    def __init__(self, share: str) -> None:
+        self.share = share
+
+    def __call__(self, gm: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        self.found = remat.tag(gm, self.share, planner="greedy")
+        self.tags = {n.name: torch_tags.is_saved(n) for n in gm.graph.nodes if n.op == "call_function"}
+        trial = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        count = torch_tags.forward_results(gm.graph)
+        _, backward = torch_tags.partition(trial, inputs, num_fwd_outputs=count)
+        self.saved = {n.name for n in backward.graph.nodes if n.op == "placeholder"}
+        self.gradients = {n.name for n in backward.graph.nodes if n.op == "call_function"}
+        return gm
+
+
+def test_every_node_is_tagged_and_the_partition_follows() -> None:
+    model, x = MODELS["images"]()
+    seen = _Seen("75%")
+    with functorch.patch(joint_custom_pass=seen, enable_autograd_cache=False):
+        torch.compile(model, backend="aot_eager", dynamic=False)(x).sum().backward()
+    assert None not in seen.tags.values()
+    assert seen.found.again
+    assert seen.found.again <= seen.gradients
+    named = {name for name, saved in seen.tags.items() if saved}
+    assert {name for name in seen.saved if name in seen.tags} <= named
+    assert {name for name in seen.tags if "native_batch_norm" in name and "backward" not in name} <= named
+    assert any(seen.tags[name] for name in seen.tags if name.startswith("getitem"))
+
+
+def test_a_second_budget_does_not_run_by_the_first_ones_code() -> None:
+    """AOTAutograd's cache does not know of the pass: refused by a sentence, and nothing is left in the cache."""
+    model, x = MODELS["mlp"]()
+    for share in ("90%", "60%"):
+        torch._dynamo.reset()
+        tags = TagPass(share, planner="greedy")
+        with (
+            functorch.patch(joint_custom_pass=tags, enable_autograd_cache=True),
+            pytest.raises(BackendCompilerFailed, match="cache does not know of this pass"),
+        ):
+            torch.compile(model, dynamic=False)(x)
+        assert not tags.tagged
+
+
+def test_two_budgets_against_one_warm_cache_under_inductor() -> None:
+    """Each partitioner is called once; a third compilation with a known budget comes from the cache."""
+    model, x = MODELS["mlp"]()
+    plain = _step(model, model, x)
+    found = []
+    for share in ("90%", "60%", "90%"):
+        torch._dynamo.reset()
+        tags = TagPartitioner(share, planner="greedy")
+        with inductor.patch(custom_partitioner_fn=tags), functorch.patch(enable_autograd_cache=True):
+            got = _step(model, torch.compile(model, dynamic=False), x)
+        torch.testing.assert_close(got[:-1], plain[:-1])
+        found.append(tags)
+    assert [len(tags.tagged) for tags in found] == [1, 1, 0]
+    assert len(found[0].tagged[0].again) < len(found[1].tagged[0].again)
+    for tags in found[:2]:
+        assert tags.peaks[0] == tags.tagged[0].peak_bytes
+    assert found[0].uuid() == found[2].uuid() != found[1].uuid()
+
+
+def test_a_step_of_several_graphs_is_refused() -> None:
+    """Never the whole budget to each."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        y = first(x).tanh()
+        torch._dynamo.graph_break()
+        found: torch.Tensor = second(y).tanh()
+        return found
+
+    tags = TagPass("100%", planner="greedy")
+    with (
+        functorch.patch(joint_custom_pass=tags, enable_autograd_cache=False),
+        pytest.raises(BackendCompilerFailed, match="second graph"),
+    ):
+        torch.compile(split, backend="aot_eager", dynamic=False)(numbers(4, 8)).sum().backward()
+    assert len(tags.tagged) == 1
+
+
+def test_a_graph_without_tangents_is_refused() -> None:
+    graph = fx.symbolic_trace(nn.Linear(4, 4))
+    with pytest.raises(remat.CaptureError, match="no tangents"):
+        remat.tag(graph, "50%", planner="greedy")
+
+
+def test_a_budget_that_no_plan_fits_is_refused() -> None:
+    model, x = MODELS["mlp"]()
+    tags = TagPass("1%", planner="greedy")
+    with pytest.raises(BackendCompilerFailed) as caught:
+        _by_pass(model, x, tags)
+    assert isinstance(caught.value.inner_exception, (remat.BudgetTooSmall, remat.NothingFound))
+
+
+def test_options_are_checked_at_the_call() -> None:
+    with pytest.raises(remat.RematError, match="no option tim"):
+        TagPass("50%", tim=3)  # type: ignore[call-arg]
+    with pytest.raises(remat.RematError, match="budget"):
+        TagPartitioner(0.5)  # type: ignore[arg-type]
+
+
+def test_greedy_plans_are_tagged_too() -> None:
+    model, x = MODELS["mlp"]()
+    tags = TagPass("70%", planner=GreedyPlanner())
+    _by_pass(model, x, tags)
+    assert tags.tagged[0].answer.method in ("greedy", "tags")
+    assert tags.peaks[0] == tags.tagged[0].peak_bytes
