@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-solver test-service test-client test-slow test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help test test-solver test-service test-client test-slow test-bounds test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,12 @@ test-slow: $(STAMP)  ## the tests that take longer
 
 test-torch:  ## what has to hold on every release: TORCH=2.15.0 or nightly, in an environment of its own
 	$(PYTHON) tests/releases/lane.py $(TORCH)
+
+test-bounds: .venv-solver/.installed  ## the search's tests with its compiled code looking at every index, in a cache of its own
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-solver/numba-bounds .venv-solver/bin/python -m remat_solver.warm
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/.venv-solver/numba-bounds .venv-solver/bin/python -m pytest -q -n 2 \
+		-m 'not slow' tests/solver/test_search.py tests/solver/test_profile.py tests/solver/test_memory.py \
+		tests/solver/test_tags.py tests/solver/test_blocks.py
 
 simulate: $(STAMP)  ## replay SEED of the simulated service, or a range FIRST:END
 	PYTHONPATH=tests $(BIN)/python -m service.simulation $(SEED)

@@ -103,13 +103,20 @@ def check_command(line: str, groups: dict[str, Any], page: Path) -> None:
             assert word.split("=")[0] in known, f"{page}: {word} is no option of: {line}"
 
 
-def test_the_research_quick_start_runs() -> None:
-    """The first block of the researcher's quick start proves an optimum and passes the verifier."""
-    code = blocks(ROOT / "docs" / "quickstart-research.md", "python")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+def test_the_research_quick_start_runs(tmp_path: Path) -> None:
+    """From top to bottom: its first block proves an optimum, and a method of one's own is one."""
+    code = "\n".join(blocks(ROOT / "docs" / "quickstart-research.md", "python"))
+    code += "\nprint(PLAINEST.name, remat_solver.METHODS['auto'].name)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("optimal"), done.stdout
-    assert "Verdict" in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("optimal"), done.stdout
+    assert lines[1].startswith("Verdict"), done.stdout
+    assert lines[2] == "(3, 5)"
+    assert [line.split()[0] for line in lines[3:7]] == ["checkpoint-all", "chen-greedy", "milp", "auto"]
+    assert lines[7] == "plainest auto"
 
 
 def test_the_docs_build_without_a_broken_link(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_planted_private_name_is_found(planted: str) -> None:
     [
         "from __future__ import annotations",
         "from .. import _compat",
-        "from .._compat.module_state import SHARED",
+        "from .._compat.module_state import CALL_HOOKS",
         "node.meta['val'].shape",
         "node.meta[READ], node.meta.get(RUN), SAVED in node.meta",
         "measured._replace(workspace_bytes=0)._asdict()",
