@@ -13,6 +13,7 @@ from torch import nn
 import remat
 from client.test_around import Net, numbers, played, train
 from client.test_midway import Given
+from remat.compile.alone import capture
 from remat_ir.greedy import checkpointed
 
 
@@ -44,6 +45,17 @@ def test_nothing_that_a_call_was_given_is_kept() -> None:
     del model
     gc.collect()
     assert left() is None
+
+
+def test_nothing_of_a_call_that_was_captured_alone_is_kept() -> None:
+    """Dynamo keeps what compiled a graph until it is reset: a batch next to it would be one that training lacks."""
+    model, x = Net(), numbers()
+    traced = capture(model, (x,))
+    assert any(given is x for given in traced.inputs)
+    gone = [weakref.ref(x), weakref.ref(model)]
+    del x, model, traced
+    gc.collect()
+    assert [ref() is None for ref in gone] == [True] * 2
 
 
 def test_buffers_that_become_one_are_planned_anew() -> None:

@@ -26,10 +26,9 @@ from .sized import Backend, PlannedAhead, PlannedSizes, SizedGraph, Traced, plan
 class _Recorder(Backend):
     """Keeps what is traced of the call that is made, which ends there."""
 
-    traced: Traced | None = None
-
     def __init__(self) -> None:
         super().__init__(Fraction(1.0), planner_for("greedy"), SolveOptions(on_failure="raise"))
+        self._traced: Traced | None = None
 
     def solve(self, graph: SizedGraph, traced: Traced) -> PlannedSizes:
         """Keep it.
@@ -37,8 +36,13 @@ class _Recorder(Backend):
         Raises:
             PlannedAhead: always.
         """
-        self.traced = traced
+        self._traced = traced
         raise PlannedAhead(None, graph.draws)
+
+    def take(self) -> Traced | None:
+        """What was traced, if anything; it is not kept any longer, for Dynamo keeps each backend until it is reset."""
+        traced, self._traced = self._traced, None
+        return traced
 
 
 def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Traced:
@@ -80,10 +84,11 @@ def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, An
             f"{type(module).__name__} cannot be captured as one graph: {advice(module, found)}{first_line(found)}"
             f"{place(str(found))}"
         ) from error
-    if recorder.traced is None:
+    traced = recorder.take()
+    if traced is None:
         why = "it gives no gradients" if recorder.graphs else NOTHING_CAPTURED
         raise CaptureError(f"there is no training step in the call of this {type(module).__name__}: {why}")
-    return recorder.traced
+    return traced
 
 
 @contextlib.contextmanager
