@@ -1,0 +1,1 @@
+"""RematBench: public graphs with budgets, methods next to each other on them, and a checker that stands alone."""
