@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
@@ -152,6 +153,13 @@ Name: TypeAlias = tuple[str | ArrayLike, ...]
 """What a block is called in a certificate: a kind, then indices, each one number or one for each row or column."""
 
 
+Entries: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], Floats]
+"""Rows, columns and values, one of each an entry."""
+
+_PART = 2**18
+"""Entries that are sorted at a time."""
+
+
 class Names(NamedTuple):
     """Blocks of rows, or of columns, by the first of each."""
 
@@ -218,31 +226,21 @@ class Builder:
         self.look()
         if count:
             self._names.append((self.rows, name))
-        rows: list[NDArray[np.int64]] = []
-        columns: list[NDArray[np.int64]] = []
-        values: list[Floats] = []
+        whole: list[Entries] = []
         for term in terms:
             row, column, value = np.broadcast_arrays(
                 np.asarray(term.row, dtype=np.int64),
                 np.asarray(term.column, dtype=np.int64),
                 np.asarray(term.value, dtype=np.float64),
             )
-            rows.append(row.ravel())
-            columns.append(column.ravel())
-            values.append(value.ravel())
+            whole.append((row.ravel(), column.ravel(), value.ravel()))
             self.look()
-        # sorted block by block, which leaves the clock to be looked at between
-        length, index, merged = _by_rows(
-            _joined(rows, np.int64),
-            _joined(columns, np.int64),
-            _joined(values, np.float64),
-            count,
-            self.columns,
-            self.look,
-        )
-        self._row_length.append(length)
-        self._row_index.append(index)
-        self._row_value.append(merged)
+        for rows, entries in _parts(whole, count):
+            # sorted part by part, which leaves the clock to be looked at between
+            length, index, merged = _by_rows(entries, rows, self.columns, self.look)
+            self._row_length.append(length)
+            self._row_index.append(index)
+            self._row_value.append(merged)
         self._row_lower.append(_spread(lower, count))
         self._row_upper.append(_spread(upper, count))
         self.rows += count
@@ -298,13 +296,25 @@ def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
     return np.concatenate(parts).astype(kind, copy=False) if parts else np.zeros(0, dtype=kind)
 
 
+def _parts(whole: list[Entries], count: int) -> Iterator[tuple[int, list[Entries]]]:
+    """A block in parts of consecutive rows, each with how many; one part where a term's rows do not come in order.
+
+    A part has about `_PART` entries: a sort takes longer than in proportion, and nobody looks at the clock meanwhile.
+    """
+    size = sum(len(row) for row, _, _ in whole)
+    if size <= _PART or any(bool(np.any(row[1:] < row[:-1])) for row, _, _ in whole):
+        yield count, whole
+        return
+    ends = np.linspace(0, count, size // _PART + 2).astype(np.int64)
+    places = [np.searchsorted(row, ends) for row, _, _ in whole]
+    for i, (first, end) in enumerate(itertools.pairwise(ends.tolist())):
+        cut = [slice(place[i], place[i + 1]) for place in places]
+        part = [(r[c] - first, k[c], v[c]) for (r, k, v), c in zip(whole, cut, strict=True)]
+        yield end - first, part
+
+
 def _by_rows(
-    row: NDArray[np.int64],
-    column: NDArray[np.int64],
-    value: Floats,
-    rows: int,
-    columns: int,
-    step: Callable[[], None],
+    parts: list[Entries], rows: int, columns: int, step: Callable[[], None]
 ) -> tuple[Integers, Integers, Floats]:
     """Sort entries by (row, column), add up those that meet, and drop the zeros that this makes.
 
@@ -313,6 +323,9 @@ def _by_rows(
     Returns:
         [rows] the entries left in each row, and their columns and values.
     """
+    row = _joined([row for row, _, _ in parts], np.int64)
+    column = _joined([column for _, column, _ in parts], np.int64)
+    value = _joined([value for _, _, value in parts], np.float64)
     # most blocks arrive nearly sorted by row, where a stable sort of one combined key is close to linear
     key = row * max(columns, 1) + column
     step()

@@ -304,11 +304,12 @@ class Engine:
 def last_word(name: str, kind: str, left_s: float) -> tuple[float, float]:
     """How long before its deadline an engine is told to stop, and how long it then has for its last word, in seconds.
 
-    No more than a tenth of a second of that lies behind the deadline, however long the engine would like.
+    No more than a tenth of a second of that lies behind the deadline, however long the engine would like; none of it
+    where the time left has room for all before: a killed process takes its time to end, too.
     """
     share, grace_s = (_TREE_AHEAD_SHARE, _TREE_GRACE_S) if kind == "tree" else (_AHEAD_SHARE, _GRACE_S[name])
-    ahead_s = min(grace_s - _LATE_S, share * left_s)
-    return ahead_s, ahead_s + _LATE_S
+    ahead_s = min(grace_s, share * left_s)
+    return ahead_s, min(grace_s, ahead_s + _LATE_S)
 
 
 def check_engine(name: object) -> None:
