@@ -93,17 +93,6 @@ def openapi() -> None:
 
 
 @app.command()
-def scrub(
-    database_url: Annotated[str | None, typer.Option(help="sqlite:///PATH or postgresql://…")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Repair and drop, which can't be undone.")] = False,
-) -> None:
-    """Read everything in the store again and say what is damaged, also while a service runs; repair or drop it."""
-    from .commands.store import scrub as run
-
-    run(_settings(database_url=database_url), apply)
-
-
-@app.command()
 def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> None:
     """Copy a SQLite database, also while a service runs on it."""
     store.backup(target)
@@ -111,20 +100,23 @@ def backup(target: Annotated[Path, typer.Argument(help="The new file.")]) -> Non
 
 @app.command()
 def audit(
-    sample: Annotated[int, typer.Option(help="Stored problems to solve again.")] = 20,
+    sample: Annotated[int, typer.Option(min=0, help="Stored problems to solve again.")] = 0,
     seconds: Annotated[float, typer.Option(help="For each of them, and no more than it took.")] = 30.0,
     seed: Annotated[int, typer.Option(help="Which problems are in the sample.")] = 0,
     instances: Annotated[Path, typer.Option(help="Folder for the instances of contradictions.")] = Path("audited"),
+    apply: Annotated[bool, typer.Option("--apply", help="Repair and drop what is damaged; can't be undone.")] = False,
 ) -> None:
-    """Look for stored bounds that a stored plan refutes, and solve a sample again with this version of the solver.
+    """Read everything in the store again, also while a service runs: what is damaged, and which bounds a plan refutes.
 
-    Exit code 1 where something is wrong; plans that got worse are only reported.
+    Exit code 1 where something is wrong; plans that got worse with this version of the solver are only reported.
     """
     from .commands.audit import audit as run
 
-    found = run(sample, seconds, seed, instances, typer.echo)
-    typer.echo(found.summary())
-    if found.wrong:
+    found = run(sample, seconds, seed, instances, typer.echo, apply)
+    typer.echo("  ".join(f"{what} {count}" for what, count in found.items()))
+    if not apply and any(what.endswith((" dropped", " mended")) for what in found):
+        typer.echo("nothing was changed: `remat-service audit --apply` drops and mends what is named", err=True)
+    if found["wrong"]:
         raise typer.Exit(1)
 
 

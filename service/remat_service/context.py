@@ -95,7 +95,7 @@ def build_context(
     metrics.build.info({"solver": SOLVER, "version": version("remat")})
     if not settings.embedded and database.is_sqlite:
         raise ValueError("REMAT_DISPATCHER=cluster needs a postgresql:// database")
-    seals = seals_of(settings, database)
+    seals = seals_of(settings)
     claims, snapshots = Claims(database, seals), SnapshotReader(database)
     store = Store(database, claims)
     write_behind = WriteBehind(database, store)

@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     seal_key: SecretStr | None = Field(
         default=None,
         description="Secret by which the store seals what cannot be proved anew, several by commas: the first signs, "
-        "all are accepted. Needed with PostgreSQL; SQLite makes a file with one next to the database.",
+        "all are accepted. Needed with PostgreSQL; without it SQLite's rows are not sealed.",
     )
     dispatcher: str = Field(
         default="embedded",

@@ -54,10 +54,10 @@ def _edited(filled: Path, folder: Path, change: str) -> Path:
 def test_a_sound_store_passes_and_its_sample_is_solved_again(filled: Path) -> None:
     code, said = _audit(filled, "--sample", "9", "--seconds", "10")
     assert code == 0, said
-    assert "1 graphs" in said
-    assert re.search(r" [3-6] solved again", said)
-    assert "0 contradictions" in said
-    assert " 0 certificates" not in said
+    assert "graphs 1 " in said
+    assert re.search(r" solved again [3-6] ", said)
+    assert "wrong 0 " in said
+    assert "certificates 0" not in said
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_sound_store_passes_and_its_sample_is_solved_again(filled: Path) -> No
         ("UPDATE graphs SET data = CAST(substr(data, 1, 9) AS BLOB)", "damaged"),
         ("UPDATE solves SET cost_ns = 1 WHERE cost_ns IS NOT NULL", "a plan costs 1 ns"),
         ("UPDATE solves SET bound_ns = bound_ns * 2 WHERE bound_ns IS NOT NULL", "costs less than"),
-        ("UPDATE proofs SET bound_ns = bound_ns + 1 WHERE bound_ns IS NOT NULL", "and proves"),
+        ("UPDATE proofs SET bound_ns = bound_ns + 1 WHERE bound_ns IS NOT NULL", "and is bound_ns"),
         ("UPDATE proofs SET budget_bytes = budget_bytes * 9", "for another problem"),
         ("UPDATE proofs SET data = CAST(substr(data, 1, 9) AS BLOB)", "damaged"),
         ("UPDATE bounds SET bound_ns = bound_ns - 1", "bounds are not what was stored"),
@@ -110,7 +110,7 @@ def test_a_plan_that_only_the_present_solver_has_refutes_a_bound(filled: Path, t
     database.close()
     code, out = _audit(path, "--sample", "0", seals=False)
     assert code == 0, out
-    assert "seals not looked at" in out
+    assert "seals were not looked at" in out
     code, out = _audit(path, "--sample", "9", "--seconds", "10", seals=False)
     assert code == 1, out
     assert "the present solver" in out

@@ -240,7 +240,7 @@ def test_a_damaged_graph_is_a_miss(own: Service) -> None:
     assert own.http.get(f"/v1/solves/{first['id']}/problem").status_code == 410
 
 
-def test_scrub_finds_and_mends_damage(own: Service) -> None:
+def test_audit_finds_and_mends_damage(own: Service) -> None:
     """One bit of a plan, one claim, one column, one bit of a graph: each is found, and twice is as good as once."""
     made = [training_graph(5 + i, cost=61 + i) for i in range(4)]
     for graph in made:
@@ -256,10 +256,10 @@ def test_scrub_finds_and_mends_damage(own: Service) -> None:
         database.execute("UPDATE graphs SET total_cost_ns = 1 WHERE key = ?", (keys[2],))
     database.close()
     environment = {"REMAT_DATABASE_URL": own.database_url}
-    said = CliRunner().invoke(app, ["scrub", "--apply"], env=environment).stdout
+    said = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
     for line in ("graphs 4", "plans 3", "plans dropped 1", "plans mended 1", "graphs mended 1", "graphs damaged"):
         assert line in said, said
-    again = CliRunner().invoke(app, ["scrub", "--apply"], env=environment).stdout
+    again = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
     assert "plans 2" in again
     assert "dropped" not in again
     assert "plans mended" not in again

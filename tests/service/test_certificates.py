@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -301,15 +302,18 @@ def test_an_edited_row_is_never_believed(edited: Edited, edit: str, live: bool) 
         ("UPDATE profiles SET cost_ns = 1", "profiles dropped"),
     ],
 )
-def test_scrub_mends_what_was_edited(edited: Edited, edit: str, said: str) -> None:
+def test_audit_mends_what_was_edited(
+    edited: Edited, edit: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once is enough: the second time nothing is found, and what is left is believed."""
     edited.edit(EDITS.get(edit, edit))
     environment = {"REMAT_DATABASE_URL": edited.own.database_url}
-    shown = [CliRunner().invoke(app, ["scrub"], env=environment).stdout for _ in range(2)]
+    monkeypatch.chdir(tmp_path)  # where contradictions are written
+    shown = [CliRunner().invoke(app, ["audit"], env=environment).stdout.splitlines()[-1] for _ in range(2)]
     assert said in shown[1] == shown[0]  # nothing is changed without the word
-    done = CliRunner().invoke(app, ["scrub", "--apply"], env=environment)
+    done = CliRunner().invoke(app, ["audit", "--apply"], env=environment)
     assert said in done.stdout, done.output
-    again = CliRunner().invoke(app, ["scrub", "--apply"], env=environment).stdout
+    again = CliRunner().invoke(app, ["audit", "--apply"], env=environment).stdout
     assert "dropped" not in again
     assert "mended" not in again
     before = edited.own.metric("remat_store_damaged_total")

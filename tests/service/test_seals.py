@@ -1,4 +1,4 @@
-"""The key that seals what nobody can prove anew: where it lies, how it rotates, what is left without it."""
+"""The key that seals what nobody can prove anew: where it is from, how it rotates, what is left without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from remat_ir import Answer, Problem, budget_at, plain_peak, verify_answer
 from remat_service.cli import app
 from remat_service.errors import ServiceError
 from remat_service.settings import Settings
-from remat_service.storage.database import Database
 from remat_service.storage.seals import Seals, seals_of
 from remat_service.tenants.keys import make_key
 from service.database import postgres
@@ -28,43 +27,52 @@ def _settings(**more: Any) -> Settings:
     return Settings(**{"seal_key": None} | more)
 
 
-def test_the_key_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made once, for its owner alone; the same at the next start; one that others may read is refused."""
+def test_sqlite_is_sealed_only_by_a_key_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one no file is made next to it, and its rows are believed as they are; a store that has a key is not
+    served without it, until that is said.
+    """
     monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
-    settings = _settings(database_url=f"sqlite:///{tmp_path}/s.sqlite")
-    database = Database(settings.database_url.get_secret_value())
-    row = seals_of(settings, database).sealed("floors", {"least_bytes": 3})
-    path = tmp_path / "s.sqlite.seal-key"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert seals_of(settings, database).holds("floors", row)
-    path.chmod(0o644)
-    with pytest.raises(ServiceError, match="chmod 600"):
-        seals_of(settings, database)
-    path.chmod(0o600)
-    path.write_text("")
-    with pytest.raises(ServiceError, match="holds no seal key"):
-        seals_of(settings, database)
-    path.unlink()
-    assert not seals_of(settings, database).holds("floors", row)
+    graph = training_graph(5)
+    problem = Problem(graph, plain_peak(graph))
+    with serving(tmp_path, workers=1) as own:
+        first = own.post(problem, time_limit_s=5)[1]
+        assert not list(tmp_path.glob("*key*"))
+        with sqlite3.connect(tmp_path / "service.sqlite") as database:
+            assert database.execute("SELECT count(seal) FROM requests").fetchone() == (0,)
+            assert database.execute("SELECT count(*) FROM seal_keys").fetchone() == (0,)
+    with serving(tmp_path, workers=1, **_SEALED) as own:
+        assert own.get(first["id"], 0)[0] == 410  # written without a seal
+        second = own.post(problem, time_limit_s=5)[1]
+    for command in (["serve", "--port", "0"], ["solves", "cancel", "none"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "remat_service.cli", *command],
+            env={**os.environ, "REMAT_DATABASE_URL": own.database_url},
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "this store is sealed, and REMAT_SEAL_KEY is not set" in done.stderr
+    done = CliRunner().invoke(app, ["store", "adopt-key"], env={"REMAT_DATABASE_URL": own.database_url})
+    assert done.exit_code == 0, done.output
+    with serving(tmp_path, workers=1) as own:
+        assert [own.get(each["id"], 0) for each in (first, second)] == [(200, first), (200, second)]
 
 
 def test_postgresql_needs_a_key_and_keys_rotate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several are accepted, the first one signs."""
     monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
     url = "postgresql://u@127.0.0.1:1/none"
-    database = Database(url)
     with pytest.raises(ServiceError, match="REMAT_SEAL_KEY"):
-        seals_of(_settings(database_url=url), database)
+        seals_of(_settings(database_url=url))
     with pytest.raises(ServiceError, match="32 characters"):
-        seals_of(_settings(database_url=url, seal_key="short"), database)
+        seals_of(_settings(database_url=url, seal_key="short"))
     old, new = make_key(), make_key()
-    row = seals_of(_settings(seal_key=old), database).sealed("bounds", {"bound_ns": 7})
-    both = seals_of(_settings(seal_key=f"{new},{old}"), database)
+    row = seals_of(_settings(seal_key=old)).sealed("bounds", {"bound_ns": 7})
+    both = seals_of(_settings(seal_key=f"{new},{old}"))
     assert both.holds("bounds", row)
     assert not both.holds("bounds", row | {"bound_ns": 8})
     fresh = both.sealed("bounds", {"bound_ns": 7})
-    assert seals_of(_settings(seal_key=new), database).holds("bounds", fresh)
-    assert not seals_of(_settings(seal_key=old), database).holds("bounds", fresh)
+    assert seals_of(_settings(seal_key=new)).holds("bounds", fresh)
+    assert not seals_of(_settings(seal_key=old)).holds("bounds", fresh)
     assert not Seals([b"x" * 32]).holds("bounds", {"bound_ns": 7})
 
 
@@ -80,6 +88,7 @@ def answered(tmp_path: Path) -> tuple[Problem, dict[str, Any], str]:
 
 
 OTHER = {"REMAT_SEAL_KEY": "k" * 40}
+_SEALED = {"seal_key": "k" * 40}
 
 
 def _rows(folder: Path) -> dict[str, int]:
@@ -98,7 +107,7 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
             with sqlite3.connect(tmp_path / "service.sqlite") as database:
                 database.execute("DELETE FROM seal_keys")
         for command in (
-            ["serve", "--port", "0"], ["migrate"], ["scrub"], ["scrub", "--apply"], ["audit"], ["keys", "list"],
+            ["serve", "--port", "0"], ["migrate"], ["audit"], ["audit", "--apply"], ["keys", "list"],
             ["tenants", "add", "team"], ["store", "purge", "--solver", "x"], ["history"],
         ):  # fmt: skip
             done = subprocess.run(
@@ -108,25 +117,6 @@ def test_another_key_starts_nothing_and_changes_nothing(tmp_path: Path, answered
             assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), (command, done.stderr)
             assert "is not the key that this store is sealed with" in done.stderr
     assert _rows(tmp_path) == before
-
-
-def test_a_key_file_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that is served without the file next to it is not served with a fresh key; with the file it is."""
-    monkeypatch.delenv("REMAT_SEAL_KEY", raising=False)
-    graph = training_graph(5)
-    with serving(tmp_path, workers=1) as own:
-        first = own.post(Problem(graph, plain_peak(graph)), time_limit_s=5)[1]
-    key = (tmp_path / "service.sqlite.seal-key").read_text()
-    (tmp_path / "service.sqlite.seal-key").unlink()
-    done = subprocess.run(
-        [sys.executable, "-m", "remat_service.cli", "serve", "--port", "0", "--database-url", own.database_url],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "restore the file *.seal-key" in done.stderr
-    (tmp_path / "service.sqlite.seal-key").write_text(key)
-    with serving(tmp_path, workers=1) as own:
-        assert own.get(first["id"], 0) == (200, first)
 
 
 def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None:
@@ -148,7 +138,7 @@ def test_a_lost_key_is_replaced_by_a_word(tmp_path: Path, answered: Any) -> None
         assert again["cost_ns"] == first["cost_ns"]
         assert verify_answer(problem, Answer.from_json(again)).bound_ns == again["bound_ns"]
     assert {**_rows(tmp_path), "requests": before["requests"]} == before
-    shown = CliRunner().invoke(app, ["scrub"], env={"REMAT_DATABASE_URL": url, **OTHER})
+    shown = CliRunner().invoke(app, ["audit"], env={"REMAT_DATABASE_URL": url, **OTHER})
     assert "requests dropped 1  profiles dropped 1" in shown.stdout
     assert "nothing was changed" in shown.stderr
     both = f"{OTHER['REMAT_SEAL_KEY']},{os.environ['REMAT_SEAL_KEY']}"

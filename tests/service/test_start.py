@@ -63,7 +63,7 @@ def test_a_worker_says_what_is_wrong_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["serve"], ["migrate"], ["scrub"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"]],
+    [["serve"], ["migrate"], ["audit"], ["history"], ["keys", "list"], ["store", "adopt-key"]],
     ids=" ".join,
 )
 def test_a_program_older_than_its_store_says_so(tmp_path: Path, command: list[str]) -> None:
@@ -119,7 +119,7 @@ def test_one_owner_of_a_file_under_whatever_name(tmp_path: Path) -> None:
 
 
 async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Path) -> None:
-    """One file of that name, with what SQLite and seals put next to it; a backup; read by a connection of its own."""
+    """One file of that name, with what SQLite puts next to it; a backup; read by a connection of its own."""
     folder, name = tmp_path / "data", "a b#c?d%41"
     url = f"sqlite:///{folder}/{name}.sqlite"
     environment = {"REMAT_DATABASE_URL": url}
@@ -135,7 +135,7 @@ async def test_a_database_may_have_any_name_and_is_its_owners_alone(tmp_path: Pa
                 assert done.exit_code == 0, done.output
                 files = sorted(folder.iterdir())
                 assert {path.name.removeprefix(name) for path in files} == {
-                    ".sqlite", ".sqlite-shm", ".sqlite-wal", ".sqlite.seal-key", ".copy",
+                    ".sqlite", ".sqlite-shm", ".sqlite-wal", ".copy",
                 }  # fmt: skip
                 assert {oct(path.stat().st_mode & 0o777) for path in files} == {"0o600"}
     finally:

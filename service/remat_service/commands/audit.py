@@ -1,15 +1,23 @@
-"""`remat-service audit`: whether all that is stored can be true, and what the present solver makes of a sample."""
+"""`remat-service audit`: whether all that is stored can be true, repaired where that is asked for.
+
+Everything is read again, one graph at a time, also while a service runs. A plan is replayed on its graph: one that is
+not valid is dropped, one whose row claims another cost or peak gets the true ones. A certificate is checked on it in
+the same way. A sealed row that is not what was stored is dropped, what a running solve has told is taken back. A
+graph's columns are written anew from its bytes. A graph whose bytes are damaged stays with its plans: the next POST of
+it writes it anew (`requests/submit.py`), and until then nothing of it is served. Contradictions are only named.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import Delete, Table, Update, delete, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import (
@@ -19,91 +27,171 @@ from remat_ir import (
     RematError,
     Status,
     Subject,
+    graph_digest,
     read_plan,
 )
 from remat_ir.proof import prove, read_proof
 from remat_solver import Evidence, method_named, solve
 
+from ..identity import Caller
 from ..settings import Settings
 from ..storage.cache_key import SOLVER, certifies
 from ..storage.claims import names
-from ..storage.packing import unpack
+from ..storage.database import Database
+from ..storage.packing import checksum, unpack
 from ..storage.seals import Seals
-from ..storage.tables import bounds, efforts, floors, graphs, plans, proofs, requests, solves
+from ..storage.tables import (
+    bounds,
+    efforts,
+    floors,
+    graphs,
+    plans,
+    profile_reports,
+    profiles,
+    proofs,
+    requests,
+    scopes,
+    solves,
+)
+from ..subjects import size_of
+from ..tenants.administration import operator, record
 from .transaction import opened
+
+_PAGE = 500
+_UNREADABLE = (ValueError, TypeError, InvalidData, InvalidPlan)
 
 
 class Stored(NamedTuple):
     """The rows about one graph; `solved` are the solves that have ended, the last one last."""
 
-    key: str
-    data: bytes
+    graph: Any
     plans: list[Any]
     bounds: list[Any]
     floors: list[Any]
     efforts: list[Any]
     proofs: list[Any]
-    requests: list[Any]
     solved: list[Any]
 
 
 class Audit:
     """What an audit finds, line by line.
 
+    Args:
+        seals: None where their key is not here; then they are not looked at.
+        apply: mend and drop; else it is only counted what would be.
+
     Attributes:
-        wrong: rows that are damaged or contradict each other or the present solver.
-        worse: problems on which the present solver ends with a more expensive plan than the one stored, or none.
+        found: how many rows were looked at, are `wrong`: damaged, or contradicting each other or the present solver,
+            and are dropped or mended. `worse` are problems on which the present solver ends with a more expensive plan
+            than the one stored, or none.
     """
 
-    def __init__(self, say: Callable[[str], None], folder: Path, seconds: float, seals: Seals | None = None) -> None:
-        self.wrong = self.worse = self.graphs = self.plans = self.proofs = self.bounds = self.solved = 0
-        self._say, self._folder, self._seconds, self._seals = say, folder, seconds, seals
+    def __init__(
+        self,
+        database: Database,
+        seals: Seals | None,
+        say: Callable[[str], None],
+        folder: Path,
+        seconds: float,
+        apply: bool,
+    ) -> None:
+        self._database, self._seals, self._say, self._apply = database, seals, say, apply
+        self._folder, self._seconds = folder, seconds
+        self._callers: list[Caller] = []
+        looked = ("graphs", "plans", "certificates", "claimed bounds", "solved again", "wrong", "worse")
+        self.found: Counter[str] = Counter(dict.fromkeys(looked, 0))
 
-    def look(self, stored: Stored, sample: frozenset[tuple[str, int, str]]) -> None:
+    async def run(self, sample: int, seed: int) -> None:
+        """Look at every row, and solve again a sample of what was solved."""
+        async with self._database.read() as connection:
+            self._callers = [
+                Caller("", row.id, row.salt, epoch)
+                for row in (await connection.execute(select(scopes))).all()
+                for epoch in range(row.epoch + 1)
+            ]
+            keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
+            chosen = await _sample(connection, sample, seed)
+        for key in keys:
+            async with self._database.read() as connection:  # no transaction is open while it is solved
+                stored = await _stored(connection, key)
+            if stored is not None:
+                await self._look(key, stored, chosen)
+        for table in (bounds, floors, efforts, solves, requests, profiles, profile_reports):
+            if self._seals is not None:
+                await self._check_seals(self._seals, table)
+
+    async def _look(self, key: str, stored: Stored, sample: frozenset[tuple[str, int, str]]) -> None:
         """Compare all that is stored about a graph, and solve again what is in the sample."""
-        self.graphs += 1
+        self.found["graphs"] += 1
         try:
-            subject = Problem.from_json({**unpack(stored.data), "budget_bytes": 0}).subject
-        except (ValueError, InvalidData) as error:
-            self._wrong(f"graph {stored.key}: {error}", {})
+            subject = _subject(self._callers, key, stored.graph.data)
+        except _UNREADABLE as error:
+            self._wrong(f"graph {key}: {error}")
+            self.found["graphs damaged, mended by their next POST"] += 1
             return
+        ops, edges = size_of(subject)
+        true = {
+            "ops": ops,
+            "edges": edges,
+            "total_cost_ns": subject.total_cost_ns,
+            "size_bytes": len(stored.graph.data),
+        }
+        await self._compare(graphs, stored.graph, graphs.c.key == key, true, f"graph {key}")
         evidence = Evidence(subject)
-        self.check_seals(stored)
+        for row in stored.plans:
+            await self._look_at_plan(evidence, key, row)
+        for row in stored.proofs:
+            await self._look_at_proof(evidence, key, row)
         self._take(evidence, stored)
         last = {(row.budget_bytes, row.method_key): row for row in stored.solved}
         for (budget, method_key), row in sorted(last.items()):
-            if (stored.key, budget, method_key) in sample:
+            if (key, budget, method_key) in sample:
                 self._solve_again(evidence, subject, row)
         for refutation in evidence.refutations():
-            self._wrong(f"graph {stored.key}: {refutation}", refutation.to_json())
+            self._wrong(f"graph {key}: {refutation}", refutation.to_json())
 
-    def summary(self) -> str:
-        """How much was looked at and what was found."""
-        looked = f"{self.graphs} graphs, {self.plans} plans, {self.proofs} certificates, {self.bounds} claimed bounds"
-        looked += "" if self._seals is not None else ", seals not looked at, since their key is not here"
-        found = f"{self.wrong} contradictions, {self.worse} plans that got worse"
-        return f"{looked}, {self.solved} solved again by {SOLVER}: {found}"
+    async def _look_at_plan(self, evidence: Evidence, key: str, row: Any) -> None:
+        self.found["plans"] += 1
+        what = f"graph {key}: plan {row.id}"
+        try:
+            verdict = evidence.plan(read_plan(unpack(row.data)), f"plan {row.id}{_by(row)}")
+        except _UNREADABLE as error:
+            self._wrong(f"{what}: {error}")
+            await self._change("plans dropped", delete(plans).where(plans.c.id == row.id, plans.c.data == row.data))
+            return
+        true = {"cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes, **_of_bytes(row.data)}
+        await self._compare(plans, row, plans.c.id == row.id, true, what)
+
+    async def _look_at_proof(self, evidence: Evidence, key: str, row: Any) -> None:
+        self.found["certificates"] += 1
+        source = f"certificate {row.id}{_by(row)}"
+        try:
+            proved = prove(Problem(evidence.subject, row.budget_bytes), read_proof(unpack(row.data))).bound_ns
+        except _UNREADABLE as error:
+            self._wrong(f"graph {key}: {source}: {error}")
+            of_row = proofs.c.id == row.id, proofs.c.data == row.data
+            rested = delete(efforts).where(efforts.c.graph_key == key)
+            await self._change("certificates dropped", delete(proofs).where(*of_row), rested)
+            return
+        if proved is None:
+            evidence.infeasible(row.budget_bytes, (), source)
+        else:
+            evidence.bound(row.budget_bytes, proved, (), source)
+        true = {"bound_ns": proved, **_of_bytes(row.data)}
+        await self._compare(proofs, row, proofs.c.id == row.id, true, f"graph {key}: {source}")
+
+    async def _compare(self, table: Table, row: Any, of_row: Any, true: dict[str, Any], what: str) -> None:
+        """Report and mend the columns of a row that say something else than its bytes."""
+        said = {name: getattr(row, name) for name in true}
+        if said != true:
+            self._wrong(f"{what} is stored as {_listed(said, true)}, and is {_listed(true, said)}")
+            name = "certificates" if table is proofs else table.name
+            await self._change(f"{name} mended", update(table).where(of_row).values(true))
 
     def _take(self, evidence: Evidence, stored: Stored) -> None:
-        for row in stored.plans:
-            self.plans += 1
-            try:
-                verdict = evidence.plan(read_plan(unpack(row.data)), f"plan {row.id}{_by(row)}")
-            except (ValueError, InvalidData, InvalidPlan) as error:
-                self._wrong(f"graph {stored.key}: plan {row.id}: {error}", {})
-                continue
-            if tuple(verdict) != (row.cost_ns, row.peak_bytes):
-                said = f"{row.cost_ns} ns and {row.peak_bytes} bytes"
-                self._wrong(
-                    f"graph {stored.key}: plan {row.id} is stored as {said}, and is {verdict.cost_ns} ns and "
-                    f"{verdict.peak_bytes} bytes",
-                    {},
-                )
-        for row in stored.proofs:
-            self.proofs += 1
-            self._check_proof(evidence, stored.key, row)
+        """What is said about a graph and can't be checked by itself."""
         for row in stored.bounds:
-            self.bounds += 1
+            self.found["claimed bounds"] += 1
             source = f"bound {row.method_key}{_by(row)}"
             evidence.bound(row.budget_bytes, row.bound_ns, names(row.restricted_to), source)
         for row in stored.floors:
@@ -119,35 +207,33 @@ class Audit:
             if row.cost_ns is not None:
                 evidence.known(row.budget_bytes, row.cost_ns, f"solve {row.id}")
 
-    def _check_proof(self, evidence: Evidence, key: str, row: Any) -> None:
-        problem = Problem(evidence.subject, row.budget_bytes)
-        try:
-            proof = read_proof(unpack(row.data))
-            proved = prove(problem, proof).bound_ns
-        except (ValueError, TypeError, InvalidData, InvalidPlan) as error:
-            self._wrong(f"graph {key}: certificate {row.id}{_by(row)}: {error}", {})
-            return
-        source = f"certificate {row.id}{_by(row)}"
-        if proved is None:
-            evidence.infeasible(row.budget_bytes, (), source)
-        else:
-            evidence.bound(row.budget_bytes, proved, (), source)
-        if proved != row.bound_ns:
-            said = ["that no plan fits" if bound is None else f"{bound} ns" for bound in (row.bound_ns, proved)]
-            self._wrong(f"graph {key}: {source} is stored as proving {said[0]}, and proves {said[1]}", {})
-
-    def check_seals(self, stored: Stored) -> None:
-        """Report rows that are not what was stored."""
-        if self._seals is None:
-            return
-        told = [row for row in stored.solved if row.plan_id is not None or row.bound_ns is not None]
-        for table, rows in (
-            ("bounds", stored.bounds), ("floors", stored.floors), ("efforts", stored.efforts), ("solves", told),
-            ("requests", stored.requests),
-        ):  # fmt: skip
-            bad = sum(not self._seals.holds(table, dict(row._mapping)) for row in rows)
-            if bad:
-                self._wrong(f"graph {stored.key}: {bad} of {len(rows)} {table} are not what was stored", {})
+    async def _check_seals(self, seals: Seals, table: Table) -> None:
+        """Drop the rows of a table that are not what was stored; of solves, what they have told."""
+        keys = list(table.primary_key.columns)
+        last: dict[str, Any] | None = None
+        looked = bad = 0
+        while True:
+            page = select(table).order_by(*keys).limit(_PAGE)
+            if last is not None:
+                page = page.where(tuple_(*keys) > tuple_(*(last[key.name] for key in keys)))
+            async with self._database.read() as connection:
+                rows = [dict(row) for row in (await connection.execute(page)).mappings()]
+            for row in rows:
+                told = row.get("ended", True) and (table is not solves or row["plan_id"] or row["bound_ns"] is not None)
+                looked += bool(told)
+                if not told or seals.holds(table.name, row):
+                    continue
+                bad += 1
+                of_row = [key == row[key.name] for key in keys] + [table.c.seal.is_not_distinct_from(row["seal"])]
+                nothing = dict.fromkeys(("plan_id", "cost_ns", "peak_bytes", "bound_ns", "seal"))
+                change = update(table).values(nothing) if table is solves else delete(table)
+                what = "solves mended" if table is solves else f"{table.name} dropped"
+                await self._change(what, change.where(*of_row))
+            if len(rows) < _PAGE:
+                break
+            last = rows[-1]
+        if bad:
+            self._wrong(f"{bad} of {looked} {table.name} are not what was stored", count=bad)
 
     def _solve_again(self, evidence: Evidence, subject: Subject, row: Any) -> None:
         try:
@@ -156,7 +242,7 @@ class Audit:
             # an older solver had this method or option, which makes nothing wrong that it left
             self._say(f"not solved again: graph {row.graph_key} within {row.budget_bytes} bytes: {error}")
             return
-        self.solved += 1
+        self.found["solved again"] += 1
         seconds = max(1.0, min(self._seconds, row.spent_s or self._seconds))
         problem = Problem(subject, row.budget_bytes)
         try:
@@ -171,40 +257,51 @@ class Audit:
             return
         if row.cost_ns is None or (answer.cost_ns is not None and answer.cost_ns <= row.cost_ns):
             return
-        self.worse += 1
+        self.found["worse"] += 1
         now = "no plan" if answer.cost_ns is None else f"{answer.cost_ns} ns, {answer.cost_ns / row.cost_ns - 1:+.3%}"
         self._say(
             f"worse: graph {row.graph_key} within {row.budget_bytes} bytes by {row.method}: stored {row.cost_ns} ns "
             f"after {row.spent_s:.1f} s, now {now} after {answer.seconds:.1f} s"
         )
 
-    def _wrong(self, claim: str, instance: dict[str, Any]) -> None:
-        self.wrong += 1
+    def _wrong(self, claim: str, instance: dict[str, Any] | None = None, count: int = 1) -> None:
+        self.found["wrong"] += count
         written = ""
         if instance:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is a tenant's graph
-            path = self._folder / f"{self.wrong:03}.json"
+            path = self._folder / f"{self.found['wrong']:03}.json"
             path.write_text(json.dumps(instance))
             written = f" ({path})"
         self._say(f"wrong: {claim}{written}")
 
+    async def _change(self, what: str, *statements: Update | Delete) -> None:
+        """Count what is to be done and, where that is wanted, carry it out in one transaction."""
+        self.found[what] += 1
+        if self._apply:
+            async with self._database.write() as connection:
+                for statement in statements:
+                    await connection.execute(statement)
 
-def audit(sample: int, seconds: float, seed: int, folder: Path, say: Callable[[str], None]) -> Audit:
-    """Look through the store of the settings, graph by graph, and solve a sample again; a service may run meanwhile."""
 
-    async def run() -> Audit:
+def audit(
+    sample: int, seconds: float, seed: int, folder: Path, say: Callable[[str], None], apply: bool = False
+) -> Counter[str]:
+    """Look through the store of the settings, and say what was found.
+
+    Raises:
+        ServiceError: the seal key is at hand and is not the store's; the schema is another version's.
+    """
+
+    async def run() -> Counter[str]:
         async with opened(Settings(), upgraded=False) as (database, seals):
-            found = Audit(say, folder, seconds, seals)
-            async with database.read() as connection:
-                keys = list((await connection.execute(select(graphs.c.key).order_by(graphs.c.key))).scalars())
-                chosen = await _sample(connection, sample, seed)
-            for key in keys:
-                # one graph at a time, and no transaction open while it is solved
-                async with database.read() as connection:
-                    stored = await _stored(connection, key)
-                if stored is not None:
-                    found.look(stored, chosen)
-            return found
+            looks = Audit(database, seals, say, folder, seconds, apply)
+            await looks.run(sample, seed)
+            if apply:
+                async with database.write() as connection:
+                    await record(connection, operator(), "audit", looks.found)
+            if seals is None:
+                say("seals were not looked at: their key is not here (REMAT_SEAL_KEY)")
+            return looks.found
 
     return asyncio.run(run())
 
@@ -217,18 +314,39 @@ async def _sample(connection: AsyncConnection, count: int, seed: int) -> frozens
 
 
 async def _stored(connection: AsyncConnection, key: str) -> Stored | None:
-    data = await connection.scalar(select(graphs.c.data).where(graphs.c.key == key))
-    if data is None:
+    graph = (await connection.execute(select(graphs).where(graphs.c.key == key))).first()
+    if graph is None:  # evicted meanwhile
         return None
     rows = [
         list(await connection.execute(select(table).where(table.c.graph_key == key)))
         for table in (plans, bounds, floors, efforts, proofs)
     ]
-    answered = select(requests).where(requests.c.graph_key == key, requests.c.ended.is_(True))
-    rows.append(list(await connection.execute(answered)))
     ended = select(solves).where(solves.c.graph_key == key, solves.c.ended_at.is_not(None)).order_by(solves.c.ended_at)
     rows.append(list(await connection.execute(ended)))
-    return Stored._make([key, data, *rows])
+    return Stored._make([graph, *rows])
+
+
+def _subject(callers: list[Caller], key: str, packed: bytes) -> Subject:
+    """The graph, if its digest leads to its key for some scope and epoch.
+
+    Raises:
+        ValueError: it is damaged, or another graph.
+        InvalidData: it is none.
+    """
+    subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
+    digest = graph_digest(subject)
+    if not any(caller.key(digest) == key for caller in callers):
+        raise ValueError("damaged: another graph than its key says")
+    return subject
+
+
+def _of_bytes(packed: bytes) -> dict[str, Any]:
+    return {"checksum": checksum(packed), "size_bytes": len(packed)}
+
+
+def _listed(some: dict[str, Any], other: dict[str, Any]) -> str:
+    """The columns in which two rows differ, as the first one has them."""
+    return ", ".join(f"{name} {value}" for name, value in some.items() if value != other[name])
 
 
 def _by(row: Any) -> str:

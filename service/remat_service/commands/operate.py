@@ -13,6 +13,7 @@ from ..context import Context, build_context
 from ..errors import Invalid
 from ..requests import operate
 from ..settings import Settings
+from ..storage.seal_keys import check_key
 from ..tenants.administration import operator, record
 from .transaction import in_database, opened
 
@@ -30,7 +31,10 @@ def in_context(work: Callable[[Context], Awaitable[T]]) -> T:
 
     async def run() -> T:
         async with opened(Settings()) as (database, _):
-            return await work(build_context(Settings(), database))
+            context = build_context(Settings(), database)
+            async with database.read() as connection:
+                await check_key(connection, context.seals)
+            return await work(context)
 
     return asyncio.run(run())
 

@@ -16,7 +16,6 @@ from ..errors import Invalid
 from ..settings import Settings, driver_url
 from ..storage.database import Database, read_only
 from ..storage.prepare import migrate as prepare
-from ..storage.scrub import scrub as read_again
 from ..storage.seal_keys import adopt_key
 from ..storage.seals import seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
@@ -69,7 +68,8 @@ def purge(
 
 @store_app.command("adopt-key")
 def adopt() -> None:
-    """Take REMAT_SEAL_KEY for the store's key, where the one that sealed it is lost. Nothing is removed.
+    """Take REMAT_SEAL_KEY for the store's key, where the one that sealed it is lost; without it, SQLite goes on
+    unsealed. Nothing is removed.
 
     What the lost key has sealed is not believed: ids of earlier answers are answered 410, claims are found and profiles
     measured again. It is believed again once that key is found and stands in second place.
@@ -81,7 +81,7 @@ def adopt() -> None:
         try:
             await prepare(database)
             async with database.write() as connection:
-                await adopt_key(database, connection, seals_of(settings, database))
+                await adopt_key(database, connection, seals_of(settings))
                 await record(connection, operator(), "store adopt-key", {})
         finally:
             await database.close()
@@ -95,28 +95,6 @@ def migrate(settings: Settings) -> None:
     async def work() -> None:
         async with opened(settings):
             pass
-
-    asyncio.run(work())
-
-
-def scrub(settings: Settings, apply: bool) -> None:
-    """Print what of the store is damaged and what becomes of it; repair and drop it only where `apply` is set.
-
-    Raises:
-        ServiceError: the seal key is at hand and is not the store's.
-    """
-
-    async def work() -> None:
-        async with opened(settings) as (database, seals):
-            found = await read_again(database, seals, apply)
-            if apply:
-                async with database.write() as connection:
-                    await record(connection, operator(), "scrub", found)
-        typer.echo("  ".join(f"{what} {count}" for what, count in found.items()) or "nothing is stored")
-        if seals is None:
-            typer.echo("seals were not looked at: their key is not here (REMAT_SEAL_KEY)", err=True)
-        if not apply and any(what.endswith((" dropped", " mended")) for what in found):
-            typer.echo("nothing was changed: `remat-service scrub --apply` drops and mends what is named", err=True)
 
     asyncio.run(work())
 

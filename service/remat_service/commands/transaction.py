@@ -33,7 +33,7 @@ async def opened(settings: Settings, upgraded: bool = True) -> AsyncIterator[tup
     """
     database = Database(settings.database_url.get_secret_value())
     try:
-        seals = seals_at_hand(settings, database)
+        seals = seals_at_hand(settings)
         if upgraded:
             await migrate(database)
         async with database.read() as connection:

@@ -22,8 +22,12 @@ _LATEST = 20  # of each table, in a store that is older than `seal_keys`
 
 _WRONG = (
     "REMAT_SEAL_KEY is not the key that this store is sealed with, so nothing that it has sealed would be believed; "
-    "set the right one (with SQLite: restore the file *.seal-key next to the database). If it is lost, run "
-    "`remat-service store adopt-key`"
+    "set the right one (earlier versions kept that of SQLite in a file *.seal-key next to the database). If it is "
+    "lost, run `remat-service store adopt-key`"
+)
+_NONE = (
+    "this store is sealed, and REMAT_SEAL_KEY is not set (earlier versions kept the key of SQLite in a file *.seal-key "
+    "next to the database); to go on without seals, run `remat-service store adopt-key`"
 )
 _ORDER = (
     "REMAT_SEAL_KEY begins with a key that the other servers and workers do not know yet; start all of them with "
@@ -41,8 +45,8 @@ async def check_key(connection: AsyncConnection, seals: Seals) -> None:
     ours = seals.of_keys()
     signing = [row.seal for row in rows if row.signs]
     if signing and not set(signing) & set(ours):
-        raise ServiceError(_WRONG)
-    if not rows and not await _holds_something(connection, seals):
+        raise ServiceError(_WRONG if ours else _NONE)
+    if ours and not rows and not await _holds_something(connection, seals):
         raise ServiceError(_WRONG)
 
 
@@ -55,19 +59,21 @@ async def take_key(database: Database, connection: AsyncConnection, seals: Seals
     await connection.run_sync(migrations.lock)
     await check_key(connection, seals)
     known = set((await connection.execute(select(seal_keys.c.seal))).scalars())
-    first, *_ = ours = seals.of_keys()
-    if known and first not in known and not database.is_sqlite:
+    ours = seals.of_keys()
+    if known and ours[0] not in known and not database.is_sqlite:
         raise ServiceError(_ORDER)
     await _note(database, connection, ours)
 
 
 async def adopt_key(database: Database, connection: AsyncConnection, seals: Seals) -> None:
-    """Make these keys the store's, whatever it was sealed with."""
+    """Make these keys the store's, whatever it was sealed with; without one, it is sealed no longer."""
     await connection.execute(delete(seal_keys))
     await _note(database, connection, seals.of_keys())
 
 
 async def _note(database: Database, connection: AsyncConnection, ours: list[str]) -> None:
+    if not ours:
+        return
     rows = [{"seal": one, "signs": False, "at": database.clock.now()} for one in ours]
     await connection.execute(database.insert(seal_keys).values(rows).on_conflict_do_nothing())
     await connection.execute(update(seal_keys).values(signs=seal_keys.c.seal == ours[0]))

@@ -3,24 +3,21 @@
 Plans and certificates need none: they are checked on the problem itself. Everything else that is believed (what engines
 claim, floors, efforts, what a running solve has told, ended answers, profiles) is signed column by column. A row whose
 seal does not hold counts as not there.
+
+A key is given from elsewhere, or there is none: one next to the database would be read, and used, by whoever writes to
+the database. Without a key, which only SQLite may be, rows are believed as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
-import os
-import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ServiceError
-from ..settings import Settings
-from .database import Database
+from ..settings import Settings, driver_url
 
 SEALED: dict[str, tuple[str, ...]] = {
     "bounds": ("graph_key", "budget_bytes", "method_key", "restricted_to", "solver", "bound_ns", "source"),
@@ -38,11 +35,10 @@ SEALED: dict[str, tuple[str, ...]] = {
 
 _SHORTEST = 32
 _OF_KEY = '["seal_keys"]'
-_SUFFIX = ".seal-key"
 
 
 class Seals:
-    """Signs rows with the first of its keys and accepts those of any.
+    """Signs rows with the first of its keys and accepts those of any; without keys signs none and accepts all.
 
     >>> seals = Seals([b"new" * 20, b"old" * 20])
     >>> row = {"graph_key": "g", "solver": "1", "least_bytes": 3, "enough_bytes": None}
@@ -58,9 +54,9 @@ class Seals:
         """A row with its seal; columns that are not given are null."""
         return {**row, "seal": self.seal(signed_text(table, row))}
 
-    def seal(self, text: str) -> str:
+    def seal(self, text: str) -> str | None:
         """The seal of a row with this `signed_text`."""
-        return _seal(self._keys[0], text)
+        return _seal(self._keys[0], text) if self._keys else None
 
     def of_keys(self) -> list[str]:
         """A seal by each of the keys on one and the same text: equal keys have equal ones."""
@@ -68,6 +64,8 @@ class Seals:
 
     def holds(self, table: str, row: Mapping[str, Any]) -> bool:
         """Whether a row is what was sealed."""
+        if not self._keys:
+            return True
         seal = row.get("seal")
         if not isinstance(seal, str):
             return False
@@ -85,64 +83,28 @@ def _seal(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode(), hashlib.sha256).hex()
 
 
-def seals_at_hand(settings: Settings, database: Database) -> Seals | None:
-    """The seals of a database for a command that looks at it, None where its key is not here: it makes none."""
-    path = database.engine.url.database
-    in_file = database.is_sqlite and path is not None and Path(path + _SUFFIX).exists()
-    return seals_of(settings, database) if settings.seal_key is not None or in_file else None
-
-
-def seals_of(settings: Settings, database: Database) -> Seals:
-    """The seals of a database: by the keys of the settings, or by the key file next to a SQLite file.
+def seals_at_hand(settings: Settings) -> Seals | None:
+    """The seals of a database for a command that looks at it, None where their key is not here.
 
     Raises:
-        ServiceError: a key that is too short, none at all for a database that several processes share, or a key file
-            that others may read.
+        ServiceError: as `seals_of`.
+    """
+    return None if settings.seal_key is None else seals_of(settings)
+
+
+def seals_of(settings: Settings) -> Seals:
+    """The seals of a database, by the keys of the settings.
+
+    Raises:
+        ServiceError: a key that is too short, or none at all for a database that several processes share.
     """
     given = settings.seal_key.get_secret_value().split(",") if settings.seal_key is not None else []
     keys = [key.strip().encode() for key in given if key.strip()]
     if any(len(key) < _SHORTEST for key in keys):
         raise ServiceError(f"each key in REMAT_SEAL_KEY needs {_SHORTEST} characters or more: `openssl rand -hex 32`")
-    if keys:
-        return Seals(keys)
-    if not database.is_sqlite:
+    if not keys and isinstance(driver_url(settings.database_url.get_secret_value()), str):
         raise ServiceError(
             "a PostgreSQL database needs REMAT_SEAL_KEY, the same for all servers and workers, kept apart from the "
             "database: `openssl rand -hex 32` makes one"
         )
-    path = database.engine.url.database
-    if not path or path == ":memory:":
-        return Seals([secrets.token_bytes(32)])
-    return Seals([_key_in_file(Path(path + _SUFFIX))])
-
-
-def _key_in_file(path: Path) -> bytes:
-    """The key in a file, which is made with a fresh one where there is none."""
-    if not path.exists():
-        _write_key(path)
-    try:
-        if path.stat().st_mode & 0o077:
-            raise ServiceError(f"{path} is readable by others; run `chmod 600 {path}`")
-        key = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServiceError(f"the seal key in {path} cannot be read: {error}") from None
-    if len(key) < _SHORTEST:
-        raise ServiceError(f"{path} holds no seal key; restore it, or remove it: what it sealed is then solved anew")
-    return key.encode()
-
-
-def _write_key(path: Path) -> None:
-    """A fresh key, whole or not at all; of several processes the first one's stands."""
-    try:
-        handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)  # readable by its owner alone
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(32) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(name, path)
-        finally:
-            os.unlink(name)
-    except OSError as error:
-        raise ServiceError(f"the seal key {path} cannot be written: {error}; set REMAT_SEAL_KEY") from None
+    return Seals(keys)

@@ -83,7 +83,7 @@ async def _prepare(settings: Settings) -> None:
         with sole_owner(database):
             await migrate(database)
             async with database.write() as connection:
-                await take_key(database, connection, seals_of(settings, database))
+                await take_key(database, connection, seals_of(settings))
     finally:
         await database.close()
 
