@@ -12,6 +12,7 @@ from torch.nn.modules import module as modules
 
 import remat
 from remat._compat import tracing
+from remat.compile.sized import Backend
 
 
 def test_hooks_of_all_modules_are_those_that_other_threads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +39,29 @@ def test_hooks_of_all_modules_are_those_that_other_threads_leave(monkeypatch: py
     finally:
         for handle in (*added, removed):
             modules._global_forward_hooks.pop(handle.id, None)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_capture_that_hooks_end_is_made_again(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """Another thread removes a hook of all modules between Dynamo's trace and its guards, which look for it."""
+    removed = [modules.register_module_forward_hook(lambda *_: None) for _ in range(2)]
+    compiled, ended = Backend.__call__, 0
+
+    def meanwhile(self: Backend, *args: Any) -> Any:
+        nonlocal ended
+        if removed:
+            ended += 1
+            thread = threading.Thread(target=removed.pop().remove)
+            thread.start()
+            thread.join()
+        return compiled(self, *args)
+
+    monkeypatch.setattr(Backend, "__call__", meanwhile)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.ones(4, 8)
+    if ahead:
+        remat.optimize(model, x, budget="100%", planner="greedy")
+    else:
+        remat.enable(model, budget="100%", planner="greedy")
+    model(x).sum().backward()
+    assert ended == 2
+    assert len(remat.plans_of(model).plans) == 1

@@ -13,7 +13,7 @@ import torch._dynamo.config as _dynamo_config
 import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import (
     SubclassGetAttrAOTInput,
@@ -44,6 +44,7 @@ __all__ = [
     "frame_number",
     "has_tangents",
     "inside_transform",
+    "is_internal",
     "is_no_graph",
     "is_tangent",
     "joint_graph",
@@ -296,6 +297,11 @@ def raised_by_backend(error: Exception) -> Exception:
 def is_no_graph(error: Exception) -> bool:
     """Whether Dynamo says that a function is no single graph."""
     return isinstance(error, TorchDynamoException)
+
+
+def is_internal(error: Exception) -> bool:
+    """Whether Dynamo itself has failed, of something that it did not foresee."""
+    return isinstance(error, InternalTorchDynamoError)
 
 
 def saved_unchecked(node: fx.Node) -> bool:

@@ -19,7 +19,7 @@ from ..errors import CaptureError
 from ..planning.budget import Fraction
 from ..planning.options import SolveOptions
 from ..planning.planner import planner_for
-from .carrier import MOST_GRAPHS, NOTHING_CAPTURED, Carrier, compiled
+from .carrier import MOST_GRAPHS, NOTHING_CAPTURED, Carrier, compiled, undisturbed
 from .sized import Backend, PlannedAhead, PlannedSizes, SizedGraph, Traced, planned_ahead
 
 
@@ -75,7 +75,7 @@ def capture(module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, An
     run = compiled(_call_of(module), recorder, fullgraph=True, dynamic=False)
     try:
         with _no_collections(), _compat.dynamo_settings(logging_functions(module), MOST_GRAPHS):
-            planned_ahead(lambda: run(*args, **kwargs))
+            undisturbed(lambda: planned_ahead(lambda: run(*args, **kwargs)))
     except Exception as error:
         found = _compat.raised_by_backend(error)
         if isinstance(found, CaptureError):

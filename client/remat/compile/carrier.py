@@ -26,6 +26,7 @@ from .sized import Backend, PlannedAhead, PlannedSizes, is_ahead, planned_ahead
 log = logging.getLogger("remat")
 
 B = TypeVar("B", bound=Backend)
+T = TypeVar("T")
 
 
 class Stages(Protocol):
@@ -45,6 +46,9 @@ NOTHING_CAPTURED = (
     'on a part, torch.compiler.set_stance("force_eager") and code that it skips are the usual causes, and '
     'TORCH_LOGS="graph_breaks" names the place'
 )
+
+MOST_ATTEMPTS = 5
+"""Captures of one call while another thread changes hooks of all modules."""
 
 MOST_GRAPHS = 64
 """Graphs of one frame: past them Dynamo warns, and runs the frame as it is."""
@@ -120,8 +124,8 @@ class Carrier(Generic[B, S]):
             self._unguarded = self._seen()
         try:
             with _compat.dynamo_settings(self._logging, MOST_GRAPHS):
-                before = self.backend.calls
-                output = self._run(*args, **self._cache.planned(args, kwargs))
+                before, run = self.backend.calls, self._run
+                output = undisturbed(lambda: run(*args, **self._cache.planned(args, kwargs)))
                 return self._noted(output, "" if self.backend.calls > before else NOTHING_CAPTURED)
         except Exception as error:
             refused = _compat.raised_by_backend(error)
@@ -201,6 +205,22 @@ def compiled(
     if isinstance(own, MethodType):  # Dynamo guards what it is given, and not what a method is bound to
         return functools.partial(torch.compile(own.__func__, **how), own.__self__)
     return torch.compile(own, **how)
+
+
+def undisturbed(call: Callable[[], T]) -> T:
+    """A call that Dynamo captures; made again where another thread has changed the hooks of all modules meanwhile.
+
+    Dynamo reads them more than once: one that goes in between ends the capture, before anything of the call has run.
+    """
+    for _ in range(MOST_ATTEMPTS - 1):
+        hooks = global_hooks()
+        try:
+            return call()
+        except Exception as error:
+            if not _compat.is_internal(error) or global_hooks() == hooks:
+                raise
+            log.info("hooks of all modules were changed while the call was captured: it is captured again")
+    return call()
 
 
 def _is_of_the_capture(error: Exception) -> bool:
