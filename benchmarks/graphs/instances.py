@@ -16,7 +16,10 @@ normalisations and attention also make statistics, convolutions have workspaces,
     gpt-L         transformer layers        about 30 L (whole: 22 L)
     random-L      forward ops               about 4 L, layered, with a backward pass
     dag-L         ops                       L, layered, without a backward pass
+    dense-L       ops                       the same with up to nine inputs an op
     tape-L        blocks                    2 L + 1
+
+The random families (random, dag, dense, tape) have a graph for each seed: `dag-250-s3`; without one it is their first.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from remat_ir import Graph, InvalidData
 
@@ -51,6 +55,7 @@ class _Tape:
     """Builds a forward pass op by op, then its backward pass."""
 
     whole: bool
+    seed: int = 0
     cost: list[int] = field(default_factory=list)
     reads: list[tuple[int, ...]] = field(default_factory=list)
     workspace: list[int] = field(default_factory=list)
@@ -59,6 +64,10 @@ class _Tape:
     keep: list[int] = field(default_factory=list)
     once: list[int] = field(default_factory=list)
     records: list[_Record] = field(default_factory=list)
+
+    def random(self, length: int) -> random.Random:
+        """Numbers of the seed."""
+        return random.Random(length if self.seed == 0 else f"{length}/{self.seed}")
 
     def op(self, cost_ns: int, reads: Sequence[int], sizes: Sequence[int], workspace: int = 0) -> list[int]:
         """Append an op and give the values that it makes."""
@@ -294,8 +303,13 @@ def _gpt(length: int, tape: _Tape) -> Graph:
     return tape.finish(logits)
 
 
-def _layered(rng: random.Random, length: int) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-    """Costs, sizes and inputs of a random layered graph: layers of one to six ops, some edges far back."""
+def _layered(
+    rng: random.Random, length: int, more: int = 2, back: int = 4
+) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+    """Costs, sizes and inputs of a random layered graph: layers of one to six ops, some edges far back.
+
+    An op reads one of the layer before, up to `more` of the last `back` layers, and one in ten reads any.
+    """
     cost: list[int] = []
     size: list[int] = []
     reads: list[tuple[int, ...]] = []
@@ -306,8 +320,8 @@ def _layered(rng: random.Random, length: int) -> tuple[list[int], list[int], lis
             read: set[int] = set()
             if layers:
                 read.add(rng.choice(layers[-1]))
-                for _ in range(rng.randint(0, 2)):
-                    read.add(rng.choice(rng.choice(layers[-4:])))
+                for _ in range(rng.randint(0, more)):
+                    read.add(rng.choice(rng.choice(layers[-back:])))
                 if rng.random() < 0.1:
                     read.add(rng.choice(rng.choice(layers)))
             layer.append(len(cost))
@@ -319,8 +333,8 @@ def _layered(rng: random.Random, length: int) -> tuple[list[int], list[int], lis
 
 
 def _random(length: int, tape: _Tape) -> Graph:
-    cost, size, reads = _layered(random.Random(length), length)
-    rng = random.Random(-length)
+    cost, size, reads = _layered(tape.random(length), length)
+    rng = tape.random(-length)
     for i in range(length):
         made = tape.op(cost[i], reads[i], [size[i]])[0]
         assert made == i
@@ -331,14 +345,14 @@ def _random(length: int, tape: _Tape) -> Graph:
     return tape.finish(last[0] if len(last) == 1 else tape.layer(last, 1 << 20))
 
 
-def _dag(length: int, tape: _Tape) -> Graph:
-    cost, size, reads = _layered(random.Random(length), length)
+def _dag(length: int, tape: _Tape, more: int = 2, back: int = 4) -> Graph:
+    cost, size, reads = _layered(tape.random(length), length, more, back)
     return Graph(tuple(cost), tuple(reads), tuple(range(length)), tuple(size))
 
 
 def _lifted_chain(length: int, tape: _Tape) -> Graph:
     """Ops F^1 … F^L, the tangent δ^L, B^L … B^1; F^l makes a^l and, when kept, the rest of its tape."""
-    rng = random.Random(length)
+    rng = tape.random(length)
     activation = [rng.randint(8, 64) << 20 for _ in range(length + 1)]
     previous: list[int] = []
     rest: list[int] = []
@@ -373,8 +387,11 @@ _FAMILIES: dict[str, Callable[[int, _Tape], Graph]] = {
     "gpt": _gpt,
     "random": _random,
     "dag": _dag,
+    "dense": partial(_dag, more=7, back=12),
     "tape": _lifted_chain,
 }
+
+_RANDOM = ("random", "dag", "dense", "tape")
 
 NAMES = (
     *("vgg-13", "vgg-13-whole", "unet-4", "unet-4-whole", "unet-2", "tape-16", "tape-64", "dag-100", "dag-250"),
@@ -386,13 +403,16 @@ NAMES = (
 
 
 def instance(name: str) -> Graph:
-    """The generated graph of that name: `family-length`, with `-whole` for the whole model.
+    """The generated graph of that name: `family-length`, with `-whole` for the whole model, `-s3` for another seed.
 
     Raises:
         InvalidData: no such family, or a length that is not a positive integer.
     """
     family, _, rest = name.partition("-")
     length, _, kind = rest.partition("-")
-    if family not in _FAMILIES or not length.isdecimal() or int(length) < 1 or kind not in ("", "whole"):
-        raise InvalidData(f"no instance {name!r}: FAMILY-LENGTH[-whole], FAMILY one of {', '.join(_FAMILIES)}")
-    return _FAMILIES[family](int(length), _Tape(kind == "whole" or family == "tape"))
+    seed = int(kind[1:]) if kind[:1] == "s" and kind[1:].isdecimal() and family in _RANDOM else 0
+    known = family in _FAMILIES and length.isdecimal() and int(length) > 0
+    if not known or not (kind in ("", "whole") or seed):
+        named = ", ".join(_FAMILIES)
+        raise InvalidData(f"no instance {name!r}: FAMILY-LENGTH[-whole or -sSEED], FAMILY one of {named}")
+    return _FAMILIES[family](int(length), _Tape(kind == "whole" or family == "tape", seed))

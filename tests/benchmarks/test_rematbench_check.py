@@ -295,7 +295,7 @@ def test_a_release_with_one_thing_changed_is_refused(release: Path, wrong: str, 
     (path,) = (release / "answers").iterdir()
     answer = check.load(path)
     if wrong == "plan":
-        answer["plan"]["steps"].pop(len(answer["plan"]["steps"]) // 2)
+        del answer["plan"]["steps"][0]
     elif wrong == "proof":
         answer |= {"proof": None, "bound_ns": answer["cost_ns"]}
     elif wrong == "graph_digest":

@@ -1,0 +1,143 @@
+"""Run methods on RematBench, and print the table.
+
+    python -m benchmarks.rematbench --bench                  24 graphs × 3 budgets, `auto` at 10 s, fast baselines
+    python -m benchmarks.rematbench --all --seconds 60       all instances, all methods: for who has a day
+    python -m benchmarks.rematbench --table                  the table of the rows that there are
+
+A run appends one row for each problem and method to a file (`--rows`), and goes on there after it was stopped: what the
+file has at the same seconds and seed is not run again. `--minutes` ends a run between two rows. `--answers` keeps the
+best plans and certificates as a folder that `check.py` confirms. `--report` writes a page with performance profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.machine import machine
+from benchmarks.rematbench.answers import keep_best
+from benchmarks.rematbench.instances import load, manifest
+from benchmarks.rematbench.methods import FAST, METHODS, Question, measure
+from benchmarks.rematbench.report import table_of, write_page
+from remat_solver.kernels import loading
+
+BENCH = (
+    *("gpt2-medium-grouped", "llama3-1b-grouped", "bert-large-grouped", "t5-large-grouped", "vit-large-grouped"),
+    *("convnext-base-grouped", "resnet50-grouped", "resnet50-kernels", "mobilenet-v2-grouped", "sd15-unet-grouped"),
+    *("checkmate-unet-b32", "checkmate-mobilenet-b32", "checkmate-resnet50-b32", "checkmate-segnet-b32"),
+    *("dag-100-s1", "dag-500-s1", "dense-250-s1", "random-125-s1", "gpt-36"),
+    *("chain-resnet101-4x500", "chain-random-50", "join-10-10", "resnet-8-pcie4", "pofo-resnet50-8x500-pcie3"),
+)
+
+
+def commit() -> str:
+    """The commit that is run, with a plus where files were changed."""
+    here = Path(__file__).parent
+    said = [
+        subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+    ]
+    return said[0] + ("+" if said[1] else "")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line that was cut short is none."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def questions(names: list[str], budgets: list[int], seed: int) -> Iterator[Question]:
+    """Each instance at each of its budgets."""
+    for name in names:
+        instance = load(name)
+        yield from (Question(instance, number, seed) for number in budgets)
+
+
+def run(given: argparse.Namespace, names: list[str], budgets: list[int], methods: list[str]) -> None:
+    """Ask each method about each problem that the file has no row of."""
+    done = {(row["problem"], row["method"], row["seconds_given"], row["seed"]) for row in read_rows(given.rows)}
+    left = [
+        name
+        for name in names
+        if any((f"{name}@{k}", m, given.seconds, given.seed) not in done for k in budgets for m in methods)
+    ]
+    until = time.monotonic() + 60 * given.minutes
+    at = commit()
+    given.rows.parent.mkdir(parents=True, exist_ok=True)
+    for question in questions(left, budgets, given.seed):
+        for name in methods:
+            if (question.key, name, given.seconds, given.seed) in done:
+                continue
+            if time.monotonic() > until:
+                print("the minutes are over: the same command goes on here")
+                return
+            found, here = measure(METHODS[name], question, given.seconds), machine()
+            row = {
+                "problem": question.key, "family": question.instance.family, "method": name, "seed": given.seed,
+                "ops": question.problem.graph.ops, "seconds_given": given.seconds, "seconds": found.seconds,
+                "cost_ns": found.cost_ns, "bound_ns": found.bound_ns, "claimed_ns": found.claimed_ns,
+                "total_ns": question.problem.graph.total_cost_ns, "peak_bytes": found.peak_bytes,
+                "budget_bytes": question.problem.budget_bytes, "why": found.why, "progress": found.progress,
+                "commit": at, "machine": f"{here.cores} × {here.processor}", "load": here.load, "date": here.date,
+            }  # fmt: skip
+            with given.rows.open("a") as file:  # one write, so that a kill leaves whole lines or a last one cut short
+                file.write(json.dumps(row) + "\n")
+            if given.answers is not None:
+                keep_best(given.answers, question, name, found)
+            over = "–" if found.cost_ns is None else f"{100 * (found.cost_ns / row['total_ns'] - 1):.2f} % over"
+            print(f"{question.key} {name}: {over} in {found.seconds:.1f} s {found.why[:90]}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for, print the table, write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rematbench", description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="all instances and all methods")
+    parser.add_argument("--bench", action="store_true", help="24 graphs at three budgets, auto and the fast baselines")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each problem and method")
+    parser.add_argument("--methods", help="names, separated by commas")
+    parser.add_argument("--instances", help="names, separated by commas")
+    parser.add_argument("--budgets", help="numbers from 0, the smallest, to 5, separated by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10**6, help="ends the run between two rows after so long")
+    parser.add_argument("--rows", type=Path, default=Path("rematbench-out/rows.jsonl"))
+    parser.add_argument("--answers", type=Path, help="keep the best plans and certificates in this folder")
+    parser.add_argument("--report", type=Path, help="write a page into this folder")
+    given = parser.parse_args(arguments)
+    known = manifest()
+    names = (given.instances or "").split(",") if given.instances else list(BENCH if given.bench else known)
+    if not given.instances:
+        for name in [name for name in names if name not in known]:
+            print(f"{name} is not in the manifest: left out", file=sys.stderr)
+        names = [name for name in names if name in known]
+    budgets = [int(k) for k in (given.budgets or ("0,2,4" if given.bench else "0,1,2,3,4,5")).split(",")]
+    methods = given.methods.split(",") if given.methods else ["auto", *FAST] if given.bench else list(METHODS)
+    for wrong in [*(n for n in names if n not in known), *(m for m in methods if m not in METHODS)]:
+        parser.error(f"there is no {wrong}")
+    if not given.table:
+        if not (given.all or given.bench or given.instances):
+            parser.error("write --all, --bench or --instances")
+        loading()
+        print(f"{len(names)} graphs × {len(budgets)} budgets × {len(methods)} methods; load {os.getloadavg()[0]:.1f}")
+        run(given, names, budgets, methods)
+    rows = read_rows(given.rows)
+    print(table_of(rows))
+    if given.report is not None:
+        print(write_page(rows, given.report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Scores of rows: the table, and a page with performance profiles.
+
+For a problem, *best* is the least cost of any row, and *bound* the greatest certified bound of any row. A method's
+*gap* there is (cost − bound) / cost, and 1 without a plan. Of a method over the problems that it was asked about (those
+of its families, up to its ops):
+
+- the shifted geometric mean of gaps in %: exp(mean(log(gap + 1))) − 1, of seconds the same with a shift of 1 s;
+- *within 0.1 %* and *within 1 %*: on how many it is that close to the best cost known, in % of the best;
+- *certified*: on how many its own certificate shows a gap of at most 0.1 %;
+- the primal integral: the mean over time of (cost so far − best) / cost so far, 1 until the first plan; where a method
+  reports no progress, its plan counts from its end.
+
+The performance profile of Dolan and Moré (2002): the share of problems on which a method's cost is at most τ times the
+best cost of the methods shown. A row with `why` of a family that a method doesn't answer is no problem of it.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.table import table
+
+Row = dict[str, Any]
+NOT_ASKED = ("doesn't answer this family", "not asked beyond")
+COLUMNS = (
+    "method", "problems", "plans", "gap, %", "within 0.1 %", "within 1 %", "certified", "seconds", "primal integral"
+)  # fmt: skip
+
+
+def asked(row: Row) -> bool:
+    """Whether the method was asked at all."""
+    return not row["why"].startswith(NOT_ASKED)
+
+
+def shifted(numbers: Sequence[float], shift: float = 1.0) -> float:
+    """The shifted geometric mean."""
+    return math.exp(sum(math.log(number + shift) for number in numbers) / len(numbers)) - shift if numbers else math.nan
+
+
+def gap(cost: float | None, bound: float) -> float:
+    """(cost − bound) / cost; 1 without a plan."""
+    return 1.0 if cost is None else (cost - bound) / cost if cost else 0.0
+
+
+def known(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, int]]:
+    """The least cost and the greatest bound of each problem."""
+    best: dict[str, int] = {}
+    bound: dict[str, int] = {}
+    for row in rows:
+        key = row["problem"]
+        bound[key] = max(row["bound_ns"], bound.get(key, 0))
+        if row["cost_ns"] is not None:
+            best[key] = min(row["cost_ns"], best.get(key, row["cost_ns"]))
+    return best, bound
+
+
+def primal_integral(row: Row, best: int | None) -> float:
+    """The mean over the seconds given of how far the plan so far is above the best one."""
+    if best is None or row["cost_ns"] is None:
+        return 1.0
+    events = [(s, c) for s, c, _ in row["progress"] if c is not None] or [(row["seconds"], row["cost_ns"])]
+    total, end = 0.0, max(row["seconds_given"], row["seconds"])
+    points = [(0.0, None), *events, (end, None)]
+    for (start, cost), (until, _) in pairwise(points):
+        total += (min(until, end) - min(start, end)) * gap(cost, best)
+    return total / end
+
+
+def table_of(rows: Sequence[Row]) -> str:
+    """The table, a line a method, the closest first; with what it was measured on."""
+    best, bound = known(rows)
+    lines: list[tuple[float, list[str]]] = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method and asked(row)]
+        if not mine:
+            continue
+        off = [
+            math.inf if row["cost_ns"] is None else row["cost_ns"] / max(1, best[row["problem"]]) - 1 for row in mine
+        ]
+        mean = shifted([100 * gap(row["cost_ns"], bound[row["problem"]]) for row in mine])
+        certified = sum(gap(row["cost_ns"], row["bound_ns"]) <= 0.001 for row in mine)
+        integral = sum(primal_integral(row, best.get(row["problem"])) for row in mine) / len(mine)
+        cells = [method, len(mine), sum(row["cost_ns"] is not None for row in mine), f"{mean:.3f}"]
+        cells += [sum(x <= 0.001 for x in off), sum(x <= 0.01 for x in off), certified]
+        cells += [f"{shifted([row['seconds'] for row in mine]):.2f}", f"{integral:.4f}"]
+        lines.append((mean, list(map(str, cells))))
+    return f"{table(COLUMNS, (cells for _, cells in sorted(lines)))}\n\n{said_of(rows)}"
+
+
+def said_of(rows: Sequence[Row]) -> str:
+    """Problems, commits, machines and load of rows, in a sentence."""
+    if not rows:
+        return "No rows."
+    loads = [row["load"] for row in rows]
+    each = {key: ", ".join(sorted({str(row[key]) for row in rows})) for key in ("commit", "machine", "seconds_given")}
+    return (
+        f"{len({row['problem'] for row in rows})} problems, {len(rows)} rows; commit {each['commit']}; "
+        f"{each['machine']}; {each['seconds_given']} s each; load average {min(loads)} to {max(loads)}; "
+        f"{min(row['date'] for row in rows)} to {max(row['date'] for row in rows)}."
+    )
+
+
+def profiles(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """By method: cost over the best cost, ascending, infinite without a plan; of all problems that have one."""
+    best, _ = known(rows)
+    cost = {(row["method"], row["problem"]): row["cost_ns"] for row in rows}
+    found = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        costs = [(cost.get((method, problem)), least) for problem, least in best.items()]
+        found[method] = sorted(math.inf if c is None else c / max(1, least) for c, least in costs)
+    return found
+
+
+def _picture(rows: Sequence[Row], family: str | None) -> str:
+    """The profiles of a family, or of all, as SVG."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    found = profiles([row for row in rows if family in (None, row["family"])])
+    shares = {m: sum(r <= 1.5 for r in ratios) for m, ratios in found.items()}
+    for number, (method, ratios) in enumerate(sorted(found.items(), key=lambda item: -shares[item[0]])):
+        finite = [r for r in ratios if r <= 2]
+        xs = [1.0, *finite, 2.0]
+        ys = [sum(r <= 1 for r in finite), *range(1, len(finite) + 1), len(finite)]
+        style = ("-", "--", ":")[number // 10 % 3]
+        axes.step([x - 1 + 1e-4 for x in xs], [y / len(ratios) for y in ys], style, where="post", label=method)
+    axes.set(xscale="log", xlim=(1e-4, 1), ylim=(0, 1.02), xlabel="cost over the best, − 1", ylabel="share of problems")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.set_title(family or "all families")
+    out = io.StringIO()
+    figure.savefig(out, format="svg", bbox_inches="tight")
+    plt.close(figure)
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _over_time(rows: Sequence[Row]) -> str:
+    """By method that reports progress: its mean gap at moments of its time."""
+    _, bound = known(rows)
+    moments = (0.1, 0.3, 1, 3, 10, 30, 60)
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["progress"]):
+        mine = [row for row in rows if row["method"] == method and asked(row)]
+        gaps = []
+        for moment in moments:
+            costs = [[c for s, c, _ in row["progress"] if c is not None and s <= moment] for row in mine]
+            each = [gap(c[-1] if c else None, bound[row["problem"]]) for c, row in zip(costs, mine, strict=True)]
+            gaps.append(f"{100 * sum(each) / len(each):.2f} %")
+        lines.append([method, *gaps])
+    return table(("method", *(f"{moment} s" for moment in moments)), lines)
+
+
+def write_page(rows: Sequence[Row], folder: Path) -> Path:
+    """One HTML file: the table, profiles of all and of each family, the mean gap over time, and what was left open."""
+    folder.mkdir(parents=True, exist_ok=True)
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    pictures = [_picture(rows, family) for family in [None, *families]]
+    open_ = [[row["problem"], row["method"], row["why"][:120]] for row in rows if row["cost_ns"] is None and asked(row)]
+    parts = [
+        "<!doctype html><meta charset=utf-8><title>RematBench</title><style>body{font:15px sans-serif;max-width:70em;"
+        "margin:2em auto}pre{overflow:auto}</style><h1>RematBench</h1>",
+        f"<pre>{html.escape(table_of(rows))}</pre>",
+        "<h2>Performance profiles</h2><p>The share of problems on which a method costs at most so much over the best.",
+        *pictures,
+        f"<h2>Mean gap over time</h2><pre>{html.escape(_over_time(rows))}</pre>",
+        f"<h2>No plan</h2><pre>{html.escape(table(('problem', 'method', 'why'), open_))}</pre>",
+    ]
+    path = folder / "index.html"
+    path.write_text("\n".join(parts) + "\n")
+    return path
