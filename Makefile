@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-solver test-service test-client test-slow test-bounds test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## train two real models at half their activation memory, planned by the service
 	$(BIN)/python -m benchmarks.demo
+
+bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table and a page in rematbench-out/; goes on after a kill
+	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out
 
 test: $(STAMP) lint  ## the checks and every test that is quick
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not standin'

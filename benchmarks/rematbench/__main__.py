@@ -76,6 +76,9 @@ def run(given: argparse.Namespace, names: list[str], budgets: list[int], methods
     until = time.monotonic() + 60 * given.minutes
     at = commit()
     given.rows.parent.mkdir(parents=True, exist_ok=True)
+    if given.rows.exists() and not given.rows.read_bytes().endswith(b"\n"):
+        with given.rows.open("a") as file:  # a kill cut the last line short: what is added is a line of its own
+            file.write("\n")
     for question in questions(left, budgets, given.seed):
         for name in methods:
             if (question.key, name, given.seconds, given.seed) in done:

@@ -265,6 +265,7 @@ def enter(names: list[str]) -> Iterator[str]:
         try:
             known[name] = entry_of(name)
         except Exception as error:  # what can't be captured is left out, and said
+            known.pop(name, None)
             yield f"{name}: left out: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
             continue
         kept = {key: known[key] for key in order if key in known}

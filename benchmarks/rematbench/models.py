@@ -162,14 +162,6 @@ def mamba_370m() -> Made:
     return _causal("Mamba", 2, 1024, hidden_size=1024, num_hidden_layers=48, state_size=16)
 
 
-@model("RWKV 4 430M, 4 × 1,024 tokens")
-def rwkv_430m() -> Made:
-    import transformers
-
-    config = transformers.RwkvConfig(hidden_size=1024, num_hidden_layers=24, use_cache=False)
-    return transformers.RwkvForCausalLM(config).to(HALF), (), _tokens(4, 1024)
-
-
 @model("BERT large, 16 × 512 tokens")
 def bert_large() -> Made:
     import transformers
