@@ -33,11 +33,10 @@ from benchmarks.harness.serve import serving
 from benchmarks.models.subject import Subject
 from benchmarks.models.zoo import build
 from remat.cli.show import percent
-from remat.planning.budget import readable
 from remat.planning.planner import Planner, planner_for
 from remat.profiling.measure import differences, forward_backward, loss_of, outcome
 from remat.settings import settings
-from remat_ir import Answer, Progress, plain_peak
+from remat_ir import Answer, Progress, plain_peak, readable
 
 OUT = Path("demo-out")
 STEPS = 3

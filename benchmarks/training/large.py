@@ -23,13 +23,12 @@ from remat.capture.dataflow import dataflow
 from remat.capture.group import groups
 from remat.capture.operations import operations, to_graph
 from remat.compile.alone import capture
-from remat.planning.budget import readable
 from remat.planning.greedy import greedy_answer
 from remat.planning.profiles import DiskProfiles
 from remat.planning.sources import LocalPlanner
 from remat.profiling.fixed import resident
 from remat.profiling.profile import profile_kernels
-from remat_ir import Problem, plain_peak, verify
+from remat_ir import Problem, plain_peak, readable, verify
 from remat_ir.working_set import working_set
 
 T = TypeVar("T")

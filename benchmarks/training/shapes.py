@@ -26,11 +26,10 @@ import remat
 from benchmarks.harness.machine import machine
 from benchmarks.harness.table import table
 from remat.batch.buckets import Buckets
-from remat.planning.budget import readable
 from remat.planning.sources import LocalPlanner
 from remat.profiling import measure
 from remat.training.step import training_step
-from remat_ir import Answer, Problem, budget_at
+from remat_ir import Answer, Problem, budget_at, readable
 
 LONGEST, BATCH, MOST = 128, 4, 4
 FRACTION = 0.6

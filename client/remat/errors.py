@@ -21,6 +21,8 @@ RematError                    anything that remat refuses (remat_ir)
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from remat_ir import Answer, InvalidData, InvalidPlan, RematError
 
 REMEDIES = {
@@ -51,7 +53,17 @@ __all__ = [
 ]
 
 
-class CaptureError(RematError):
+class _Remedied:
+    """Shows what to do below the message, where an error ends a program."""
+
+    remedy: ClassVar[str]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)  # type: ignore[call-arg]
+        self.add_note(self.remedy)  # type: ignore[attr-defined]
+
+
+class CaptureError(_Remedied, RematError):
     """A module whose training step cannot be captured; the message says why and what to do.
 
     Attributes:
@@ -78,7 +90,7 @@ class CaptureError(RematError):
         self.stages_may_do = stages_may_do
 
 
-class PlanMismatch(RematError):
+class PlanMismatch(_Remedied, RematError):
     """A plan file holds no plan for the step at hand: another graph, or other fixed bytes than the budget allows.
 
     Example:
@@ -99,7 +111,7 @@ class PlanMismatch(RematError):
     )
 
 
-class PlanningError(RematError):
+class PlanningError(_Remedied, RematError):
     """There is no plan to run; `answer` says how the solve ended.
 
     Example:
@@ -154,7 +166,7 @@ class NothingFound(PlanningError):
     )
 
 
-class RanksDiffer(RematError):
+class RanksDiffer(_Remedied, RematError):
     """The ranks of a job do not train the same step: their graphs or budgets are not equal.
 
     Example:
@@ -167,7 +179,7 @@ class RanksDiffer(RematError):
     )
 
 
-class ServiceError(RematError):
+class ServiceError(_Remedied, RematError):
     """The service did not give a usable answer.
 
     Example:
@@ -212,9 +224,7 @@ class Refused(ServiceError):
 class NotAllowed(Refused):
     """The API key is missing, wrong, or does not allow this."""
 
-    remedy = (
-        "Set `REMAT_API_KEY` to a key of this service; an operator makes one by `remat-service keys create TENANT`."
-    )
+    remedy = "An operator makes a key by `remat-service keys create TENANT`; the client reads it from `REMAT_API_KEY`."
 
 
 class NotFound(Refused):

@@ -39,6 +39,7 @@ from .subject import SUBJECTS, AnyPlan, Subject, plain_plan_of, read_plan, repla
 from .tags import is_tagged, tagged_plan, tags_of
 from .verify import Verdict, host_peak, verify
 from .verify_answer import AnswerVerdict, Certificate, certificate_for, certified, certified_need, verify_answer
+from .words import duration, readable
 from .working_set import pinned_ops, working_set
 
 __all__ = [
@@ -93,6 +94,7 @@ __all__ = [
     "checkpointed",
     "digests_of",
     "draw_memory",
+    "duration",
     "figure_of",
     "from_node_link",
     "gap_of",
@@ -121,6 +123,7 @@ __all__ = [
     "plan_of",
     "problem_digest",
     "read_plan",
+    "readable",
     "recomputed",
     "replay",
     "replay_any",

@@ -8,6 +8,7 @@ from .chain import Chain
 from .chain_plan import TRANSFERS, ChainPlan, Verb
 from .errors import InvalidPlan
 from .replay import Moment
+from .words import readable
 
 _FORWARD = (Verb.F_ALL, Verb.F_CK, Verb.F_NONE)
 
@@ -140,9 +141,8 @@ class _State:
                 raise InvalidPlan(f"offload of {cut}, which is not resident or already has a copy on the host", i)
             self.host_bytes += self.size(cut, self.stored[cut])
             if self.chain.host_bytes is not None and self.host_bytes > self.chain.host_bytes:
-                raise InvalidPlan(
-                    f"the host would hold {self.host_bytes} bytes, over its limit of {self.chain.host_bytes}", i
-                )
+                over = f"over its limit of {readable(self.chain.host_bytes)}"
+                raise InvalidPlan(f"the host would hold {readable(self.host_bytes)}, {over}", i)
             self.start(verb, cut, self.stored[cut], i)
         elif verb is Verb.WAIT:
             self.wait(cut, i)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .errors import InvalidPlan
 from .graph import Graph
 from .link import Link
+from .words import readable
 
 
 class Transfers:
@@ -33,7 +34,9 @@ class Transfers:
             raise InvalidPlan(f"value {value} is offloaded but already has a copy on the host", step)
         self.host_bytes += self.graph.value_bytes[value]
         if link.host_bytes is not None and self.host_bytes > link.host_bytes:
-            raise InvalidPlan(f"the host would hold {self.host_bytes} bytes, over its limit of {link.host_bytes}", step)
+            raise InvalidPlan(
+                f"the host would hold {readable(self.host_bytes)}, over its limit of {readable(link.host_bytes)}", step
+            )
         begin = max(now_ns, self._out_free_ns)
         self._out_free_ns = self.leaving[value] = begin + link.to_host_ns(self.graph.value_bytes[value])
         return begin, self._out_free_ns

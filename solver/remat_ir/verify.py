@@ -7,6 +7,7 @@ from typing import NamedTuple
 from .errors import InvalidPlan
 from .problem import Problem
 from .subject import AnyPlan, Subject, replay_any
+from .words import readable
 
 
 class Verdict(NamedTuple):
@@ -35,7 +36,8 @@ def verify(problem: Problem, plan: AnyPlan, *, cost_ns: int | None = None, peak_
     cost, peak = 0, subject.fixed_bytes
     for moment in replay_any(subject, plan):
         if moment.peak_bytes > limit:
-            raise InvalidPlan(f"memory is {moment.peak_bytes} bytes, over the budget of {limit}", moment.step)
+            over = f"{readable(moment.peak_bytes - limit)} over the budget of {readable(limit)}"
+            raise InvalidPlan(f"memory is {readable(moment.peak_bytes)}, {over}", moment.step)
         peak = max(peak, moment.peak_bytes)
         cost = moment.cost_ns
     if cost_ns is not None and cost_ns != cost:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Problem, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Problem, readable, verify
 
 from .array_view import view_of
 from .backends import free_memory
@@ -80,8 +80,9 @@ def import_solution(
         raise InvalidData(f"the solution is no plan of this problem: {error}") from None
     if peak > problem.budget_bytes:
         raise InvalidData(
-            f"the plan of the solution peaks at {peak} bytes, {peak - problem.budget_bytes} over the budget of "
-            f"{problem.budget_bytes}; export with a budget that much smaller, or with tighter tolerances of the engine"
+            f"the plan of the solution peaks at {readable(peak)}, {readable(peak - problem.budget_bytes)} over the "
+            f"budget of {readable(problem.budget_bytes)}; export with a budget that much smaller, or with tighter "
+            "tolerances of the engine"
         )
     return Answer.of_plan(problem, plan, method=method, message=f"Imported solution: {found.said or 'no status'}.")
 
@@ -105,9 +106,11 @@ def _formulation(problem: Problem, method: str, options: Mapping[str, object] | 
         raise InvalidData("the graph does not say where its backward pass begins", "/graph/backward_from")
     least, who = least_need(problem.graph)
     if least > problem.budget_bytes:
-        raise InvalidData(f"no plan fits: {who} alone needs {least} bytes, and the budget is {problem.budget_bytes}")
+        raise InvalidData(
+            f"no plan fits: {who} alone needs {readable(least)}; the budget is {readable(problem.budget_bytes)}"
+        )
     view = view_of(problem)
     need, allowed = engine_bytes(program_entries(view, chosen)), chosen.memory_bytes or free_memory()
     if need > allowed:
-        raise InvalidData(f"the program would need about {need} bytes of memory, more than the {allowed} for it")
+        raise InvalidData(f"the program would need about {readable(need)}, more than the {readable(allowed)} for it")
     return formulation_of(method, view, chosen)

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from remat_ir import Graph, Problem, problem_digest
+from remat_ir import Graph, Problem, problem_digest, readable
 from remat_ir.proof import InvalidProof, PairProof, graph_of_subject, prove
 from remat_ir.proof.pairs import PairCheck
 from remat_ir.working_set import WorkingSet, working_set
@@ -144,8 +144,8 @@ def prove_by_pairs(incumbent: Incumbent) -> None:
         incumbent.suffices(known_budget(graph, incumbent.stopped))
         who = graph.op_label(least.op)
         incumbent.prove_infeasible(
-            f"No plan fits: to hold two of the values that {who} reads takes {least.least_bytes} bytes on the way, and "
-            f"the budget is {problem.budget_bytes}.",
+            f"No plan fits: to hold two of the values that {who} reads takes {readable(least.least_bytes)} on the way; "
+            f"the budget is {readable(problem.budget_bytes)}.",
             proof=proof,
         )
 

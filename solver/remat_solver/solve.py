@@ -17,6 +17,7 @@ from remat_ir import (
     Progress,
     Proof,
     plain_peak,
+    readable,
 )
 from remat_ir.proof import InvalidProof, carried, certifiable, graph_of_subject, prove
 
@@ -124,7 +125,7 @@ def _hopeless(incumbent: Incumbent) -> bool:
     _await_kernels(incumbent)
     incumbent.suffices(known_budget(problem.subject, incumbent.stopped))
     incumbent.prove_infeasible(
-        f"No plan fits: {who} alone needs {needed} bytes, and the budget is {problem.capacity_bytes}.",
+        f"No plan fits: {who} alone needs {readable(needed)}; the budget is {readable(problem.capacity_bytes)}.",
         proof=impossible,
     )
     return True
@@ -152,7 +153,7 @@ def _carry(incumbent: Incumbent, proof: Proof) -> None:
         here = carried(proof, problem)
         bound_ns = prove(problem, here).bound_ns
         if bound_ns is None:
-            reason = f"No plan fits into {problem.budget_bytes} bytes, as proved before."
+            reason = f"No plan fits into {readable(problem.budget_bytes)}, as proved before."
             incumbent.prove_infeasible(reason, problem.budget_bytes + 1, here)
         else:
             incumbent.raise_bound(bound_ns, "start", proof=here)

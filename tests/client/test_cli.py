@@ -83,7 +83,7 @@ def test_verify_names_the_first_wrong_step(remat: Any, graph_file: Path, tmp_pat
     ran = remat("verify", graph_file, plan, "-b", 14)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"remat: {plan}: step ")
-    assert "over the budget of 14" in ran.err
+    assert "over the budget of 14 B" in ran.err
     ran = remat("verify", graph_file, plan, "-b", 14, "--json")
     assert (ran.code, ran.data["valid"]) == (2, False)
     assert "over the budget" in ran.data["reason"]

@@ -177,7 +177,7 @@ def test_a_body_beyond_the_bound_is_refused() -> None:
     body.add(b"12345")
     body.add(b"67890")
     assert body.whole() == b"1234567890"
-    with pytest.raises(encoding.Unusable, match="larger than 10 bytes"):
+    with pytest.raises(encoding.Unusable, match="larger than 10 B"):
         body.add(b"1")
 
 

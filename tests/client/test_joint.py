@@ -55,7 +55,7 @@ def test_few_blocks_are_traced_at_each_size(caplog: pytest.LogCaptureFixture) ->
             x = (torch.randn(4, length, 16),)
             expected = measure.outcome(plain, measure.forward_backward(plain, x))
             assert measure.differences(expected, measure.outcome(model, measure.forward_backward(run, x))) == []
-    assert caplog.text.count("blocks that repeat (8 of ") >= 3
+    assert caplog.text.count("the model repeats 8 blocks of ") >= 3
     assert all(answer.overhead for answer in behind.answers)
 
 

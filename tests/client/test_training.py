@@ -15,7 +15,7 @@ import remat
 from client.small_models import Mlp, numbers
 from remat._compat import FakeTensor, FakeTensorMode
 from remat.errors import BudgetTooSmall
-from remat.planning.budget import budget_bytes, bytes_of, readable
+from remat.planning.budget import budget_bytes, bytes_of
 from remat.planning.coordinator import OneProcess
 from remat.planning.greedy import greedy_answer
 from remat.planning.options import DEFAULT, SolveOptions
@@ -25,7 +25,7 @@ from remat.profiling.optimizers import update_memory
 from remat.training.enable import backend_of
 from remat.training.optimize import carry_out
 from remat.training.step import training_step
-from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, verify
+from remat_ir import Answer, InvalidData, InvalidPlan, Plan, Problem, budget_at, graph_of, plain_plan, readable, verify
 
 
 class Net(nn.Module):

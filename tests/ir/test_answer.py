@@ -24,6 +24,7 @@ from remat_ir import (
     plain_plan,
     plan_of,
     problem_digest,
+    readable,
     verify,
 )
 
@@ -57,7 +58,7 @@ def test_a_wrong_plan_is_refused() -> None:
 
 def test_a_plan_over_the_budget_is_refused() -> None:
     budget = plain_peak(GRAPH) - 1
-    with pytest.raises(InvalidPlan, match=f"over the budget of {budget}"):
+    with pytest.raises(InvalidPlan, match=f"over the budget of {readable(budget)}"):
         Answer.of_plan(Problem(GRAPH, budget), plain_plan(GRAPH), method="auto")
 
 

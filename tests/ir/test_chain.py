@@ -194,7 +194,7 @@ def test_transfers_that_break_a_rule(text: str, message: str) -> None:
 
 
 def test_the_hosts_limit_is_checked() -> None:
-    with pytest.raises(InvalidPlan, match="step 3: the host would hold 80 bytes, over its limit of 79"):
+    with pytest.raises(InvalidPlan, match="step 3: the host would hold 80 B, over its limit of 79 B"):
         verify(Problem(replace(LINKED, host_bytes=79), PLENTY), plan("F_all 1, offload 1, F_all 2, offload 2"))
 
 

@@ -202,12 +202,12 @@ def test_transfers_without_a_link(step: Step) -> None:
 
 def test_over_the_budget_by_a_byte() -> None:
     assert verify(Problem(GRAPH, 1150), Plan(GOOD)).peak_bytes == 1150
-    refuse(GOOD, "memory is 1150 bytes, over the budget of 1149", 4, budget=1149)
+    refuse(GOOD, "memory is 1.12 KiB, 1 B over the budget of 1.12 KiB", 4, budget=1149)
 
 
 def test_workspace_counts() -> None:
     heavy = replace(GRAPH, op_workspace_bytes=(0, 1, 2, 500))
-    refuse(GOOD, "memory is 1640 bytes, over the budget of 1150", 5, graph=heavy, budget=1150)
+    refuse(GOOD, "memory is 1.60 KiB, 490 B over the budget of 1.12 KiB", 5, graph=heavy, budget=1150)
 
 
 def test_fixed_bytes_count() -> None:

@@ -143,7 +143,7 @@ def test_plain(lengths: tuple[int, ...]) -> None:
         ("D_bar 0", "step 0: D_bar discards x̄ 0 of branch 0, which is not in memory"),
         ("S 0 0, F 0 0", "the turn is never computed"),
         ("S 0 0, F 0 0, F 0 1, F 1 0, turn", "x̄ 0 of branch 0 is never computed"),
-        ("S 0 0, S 0 0, S 0 0", "step 2: memory is 5 bytes, over the budget of 4"),
+        ("S 0 0, S 0 0, S 0 0", "step 2: memory is 5 B, 1 B over the budget of 4 B"),
         ("S 0 0, F 0 0, F 0 1, F 1 0, turn, turn", "step 5: the turn runs a second time"),
         (
             "S 0 0, F 0 0, F 0 1, S 1 0, F 1 0, turn, B 1 0, D_bar 1, S 0 0, F 0 0, B 0 1, B 0 0",

@@ -71,7 +71,7 @@ def test_an_answer_says_what_its_numbers_say(
     answer = known.answer("auto", gap, Ending(limit))
     if infeasible:
         assert (answer.status, answer.cost_ns, answer.bound_ns) == (Status.INFEASIBLE, None, None)
-        assert "needs at least 101 bytes" in answer.message
+        assert "needs at least 101 B" in answer.message
     elif answer.cost_ns is None:
         assert answer.status is (Status.CANCELLED if limit == "cancel" else Status.NOTHING_FOUND)
         assert answer.limit == limit

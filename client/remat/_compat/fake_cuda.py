@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from .versions import lacking, require
+from .versions import lacking, library, require
 
 __all__ = ["OnMeta", "fake_cuda", "fake_on", "replaced"]
 
@@ -111,14 +110,6 @@ def _meta_for(value: Any) -> Any:
     return torch.device("meta") if isinstance(value, torch.device) and value.type != "cpu" else value
 
 
-def _library(name: str) -> ctypes.CDLL:
-    folder = Path(torch.__file__).parent / "lib"
-    found = [path for path in folder.glob(f"lib{name}.*") if path.suffix in (".so", ".dylib")]
-    if not found:
-        raise OSError(f"{folder} has no lib{name}")
-    return ctypes.CDLL(str(found[0]))
-
-
 def _set_guard() -> None:
     if _kept:
         return
@@ -126,7 +117,7 @@ def _set_guard() -> None:
     table = (ctypes.c_void_p * _SLOTS)(*[ctypes.cast(function, ctypes.c_void_p).value] * _SLOTS)
     guard = (ctypes.c_void_p * 1)(ctypes.addressof(table))
     if not torch._C._has_cuda:  # else torch has one
-        register = getattr(_library("c10"), _REGISTER)
+        register = getattr(library("c10"), _REGISTER)
         register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
         register(_CUDA, ctypes.addressof(guard))
     torch._C._ensureCUDADeviceGuardSet()
@@ -135,7 +126,7 @@ def _set_guard() -> None:
 
 def _answer_hooks() -> Any:
     """Answer the two hooks; returns what undoes that."""
-    hooks = getattr(_library("torch_cpu"), _HOOKS)
+    hooks = getattr(library("torch_cpu"), _HOOKS)
     hooks.restype = ctypes.c_void_p
     place = ctypes.cast(hooks(), ctypes.POINTER(ctypes.c_void_p))
     before = place[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 import torch._C._autograd as _autograd
 import torch._C._profiler as _profiler
 
-from .versions import lacking, require
+from .versions import lacking, library, require
 
 __all__ = [
     "is_batched",
@@ -54,6 +55,36 @@ class _Here(threading.local):
 _HERE = _Here()
 
 
+class _Quiet:
+    """Keeps torch's C++ log to errors while recordings run: it warns of blocks that are freed and were made before.
+
+    The level is the process's, so that it counts how many recordings run. A build without it logs as it does.
+    """
+
+    ERROR = 2
+
+    def __init__(self) -> None:
+        self._lock, self._running, self._before = threading.Lock(), 0, 0
+        try:
+            self._level: ctypes.c_int | None = ctypes.c_int.in_dll(library("c10"), "FLAGS_caffe2_log_level")
+        except (OSError, ValueError):
+            self._level = None
+
+    def add(self, more: int) -> None:
+        """One recording more, or one less (-1)."""
+        with self._lock:
+            first, self._running = self._running == 0, self._running + more
+            if self._level is None:
+                return
+            if first:
+                self._before, self._level.value = self._level.value, max(self._level.value, self.ERROR)
+            elif not self._running:
+                self._level.value = self._before
+
+
+_QUIET = _Quiet()
+
+
 def start_recording(gives_way: Callable[[], None] | None = None) -> None:
     """Note all that this thread's CPU allocator does, until `stop_recording`: by the profiler without Kineto.
 
@@ -67,6 +98,7 @@ def start_recording(gives_way: Callable[[], None] | None = None) -> None:
     _HERE.gives_way = gives_way
     off = _profiler._ExperimentalConfig()
     config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False, off)
+    _QUIET.add(1)
     _autograd._enable_profiler_legacy(config)
 
 
@@ -79,6 +111,7 @@ def stop_marked_recording() -> list[int | str]:
     """Bytes allocated or (negative) freed on the CPU and the marks set between them, in order."""
     _HERE.gives_way = None
     threads = _autograd._disable_profiler_legacy()
+    _QUIET.add(-1)
     start = next(record for records in threads for record in records)
     found: list[tuple[float, int | str]] = []
     for records in threads:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,3 +71,16 @@ def required(reliant: str = "remat") -> Iterator[None]:
         raise ImportError(
             f"torch {torch.__version__} lacks what {reliant} relies on: {error}; torch {TRIED} have it", name="torch"
         ) from error
+
+
+def library(name: str) -> ctypes.CDLL:
+    """One of torch's own libraries, such as "c10".
+
+    Raises:
+        OSError: there is none of that name.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    found = [path for path in folder.glob(f"lib{name}.*") if path.suffix in (".so", ".dylib")]
+    if not found:
+        raise OSError(f"{folder} has no lib{name}")
+    return ctypes.CDLL(str(found[0]))

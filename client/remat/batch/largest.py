@@ -14,12 +14,12 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from remat_ir import Answer, InvalidData
+from remat_ir import Answer, InvalidData, readable
 
 from ..capture.operations import check_functional
 from ..distributed.ranks import planner_of
 from ..errors import NothingFound
-from ..planning.budget import Budget, Fraction, read_budget, readable
+from ..planning.budget import Budget, Fraction, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner, plan_or_raise
 from ..training.job import Job

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, verify
+from remat_ir import Answer, Graph, InvalidPlan, Plan, Problem, overhead_of, readable, verify
 
 from ..device import Accelerator, of
 from ..device_flags import out_of_memory
 from ..errors import CaptureError
-from ..planning.budget import Budget, budget_bytes, read_budget, readable
+from ..planning.budget import Budget, budget_bytes, read_budget
 from ..planning.greedy import greedy_answer
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner

@@ -37,7 +37,7 @@ def compiled_joint(stack: contextlib.ExitStack, graph: fx.GraphModule, inputs: S
         if found:
             return _short(stack, whole, found, inputs)
     except Exception as error:  # the trace of the whole says what is wrong with the graph itself
-        log.info("blocks that repeat are traced one by one: %s", first_line(error))
+        log.info("all blocks are traced one by one, which takes longer and changes no plan: %s", first_line(error))
     try:
         return _compat.export_joint(stack, graph, inputs, {})
     except Exception as error:
@@ -56,8 +56,8 @@ def _short(stack: contextlib.ExitStack, whole: fx.GraphModule, found: Sequence[R
         descriptor = _compat.export_joint(own, short, inputs, {})
         expand(_compat.joint_graph(descriptor), found, places)
         stack.push(own.pop_all())
-    counts = ", ".join(f"{len(run.blocks)} of {len(run.blocks[0])} ops" for run in found)
-    log.info("of blocks that repeat (%s), %d each are traced and the others copied", counts, KEPT)
+    counts = ", ".join(f"{len(run.blocks)} blocks of {len(run.blocks[0])} ops" for run in found)
+    log.info("the model repeats %s: %d of each kind were traced, the others are copies", counts, KEPT)
     return descriptor
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Verb
+from remat_ir import Answer, Chain, ChainPlan, InvalidPlan, Verb, readable
 
 from ..capture.trace import untraced
-from ..planning.quick import Better
+from ..planning.quick import Better, tell_of_better
 from ..switch import plans_are_off
 from .stages import Action, Schedule, Stage, StageStep, run_by_plan
 
@@ -82,10 +82,10 @@ class ChainedModule(nn.Module):
         if self.answer is not None and x.nbytes > planned and not self._warned:
             self._warned = True
             log.warning(
-                "the input takes %d bytes, and the plan was made for one of %d: the budget may be exceeded; "
+                "the input takes %s, and the plan was made for one of %s: the budget may be exceeded; "
                 "remat.optimize(..., mode='chain') plans each size",
-                x.nbytes,
-                planned,
+                readable(x.nbytes),
+                readable(planned),
             )
         return run_by_plan(self.schedule, (0,), (x,))
 
@@ -104,7 +104,8 @@ class ChainedModule(nn.Module):
             if reserved is None:
                 return
             self.reserved_bytes = reserved
-        log.info("a better plan takes over: %s ns", found.cost_ns)
+        if self.answer is not None:
+            tell_of_better(found, self.answer)
         self.plan, self.answer = found.plan, found
         self.schedule = Schedule(self._between, stage_steps(found.plan), self.schedule.modes)
 

@@ -11,6 +11,7 @@ import typer
 
 from remat_ir import RematError
 
+from ..planning.phases import Lines
 from . import doctor, exchange, fit, look, model, service, solve, sweep, warm
 from .app import INTERRUPTED, app, error_code
 
@@ -53,14 +54,6 @@ def root(
     log.setLevel(logging.INFO if verbose else logging.WARNING)
 
 
-class Lines(logging.Handler):
-    """What the client has to say while it works, as lines on standard error."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one line."""
-        print(f"remat: {record.getMessage()}", file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """The entry point: what is refused is one line on standard error."""
     try:
@@ -72,7 +65,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_complain("interrupted", INTERRUPTED))
     except RematError as error:
-        sys.exit(_complain(str(error), error_code(error)))
+        sys.exit(_complain(". ".join([str(error).rstrip("."), *getattr(error, "__notes__", ())]), error_code(error)))
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)

@@ -15,11 +15,11 @@ from typing import Annotated, TypeAlias
 import typer
 from rich.console import Console
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, readable
 
 from ..errors import InvalidResponse, NotAllowed, RematError
 from ..planning import service
-from ..planning.budget import bytes_of, readable
+from ..planning.budget import bytes_of
 from ..planning.http import Http
 from ..planning.sources import solver_door
 from ..settings import Settings, settings

@@ -14,9 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, overhead_of, plain_peak, plain_plan, verify
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, overhead_of, plain_peak, plain_plan, readable, verify
 
-from ..planning.budget import readable
 from ..planning.check import checked
 from ..planning.checkpoints import per_block, selective
 from ..planning.options import SolveOptions
@@ -257,7 +256,11 @@ def compare(
     if as_json:
         print(json.dumps({"budget_bytes": problem.budget_bytes, "ways": rows}, allow_nan=False))
     else:
-        Console().print(_table(rows, plain_peak(graph), problem.budget_bytes))
+        console = Console()
+        console.print(_table(rows, plain_peak(graph), problem.budget_bytes))
+        for row in rows:
+            if row["overhead"] is None:
+                console.print(f"{row['way']}: {row['ending']}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -304,7 +307,7 @@ def _table(rows: list[dict[str, Any]], plain: int, budget: int) -> Table:
         table.add_column(name, justify="left" if name in ("way", "") else "right")
     for row in rows:
         if row["overhead"] is None:
-            table.add_row(row["way"], "", "", "", "", f"{row['seconds']:.1f} s", row["ending"], style="dim")
+            table.add_row(row["way"], "", "", "", "", f"{row['seconds']:.1f} s", "no plan", style="dim")
             continue
         ends = row["overhead_range"]
         table.add_row(

@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from remat_ir import InvalidData
-
-from ..planning.budget import readable
+from remat_ir import InvalidData, readable
 
 FORMAT = "remat-gpu-report/1"
 

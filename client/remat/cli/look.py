@@ -23,21 +23,22 @@ from remat_ir import (
     Plan,
     Prefetch,
     Subject,
+    duration,
     lifted_plan,
     overhead_of,
     plain_peak,
+    readable,
     recomputed,
     replay,
     replay_any,
 )
 
-from ..planning.budget import readable
 from ..planning.curves import memory_curve, plain_curve
 from ..planning.transfers import journeys, journeys_text, moved
 from .app import FileArgument, JsonOption, app
 from .files import read_plan_file, read_subject
 from .plot import check_picture, memory_chart, memory_picture
-from .show import counted, duration, percent
+from .show import counted, percent
 from .solve import budget_in
 
 PlanArgument = Annotated[

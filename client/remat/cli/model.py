@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from remat_ir import Answer, InvalidData, Plan, Problem, plain_peak
+from remat_ir import Answer, InvalidData, Plan, Problem, plain_peak, readable
 
-from ..planning.budget import readable
+from ..planning.budget import share_sentence
 from ..planning.check import checked
 from ..planning.curves import memory_curve, memory_svg, plain_curve
 from ..planning.flags import LOST, STACKS, Setting, best_flags
@@ -194,6 +194,7 @@ def plan(
     given = target("devices").target_of(device) if device is not None and budget is None is budget_fraction else None
     if given is None and budget is None and budget_fraction is None:
         raise InvalidData("a budget is needed: --budget 24GiB, --budget 50%, or --device for that device's memory")
+    share = budget_fraction is not None or "%" in (budget or "")
     found = captured(model, device, batch, optimizer, base_url, quiet)
     graph = found.graph if over is None else found.graph.with_link(over)
     found = replace(found, step=replace(found.step, graph=graph))
@@ -215,7 +216,7 @@ def plan(
     if as_json:
         print(json.dumps(_data(found, answer, flags), allow_nan=False))
         return code_of(answer)
-    _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size)
+    _show(found, answer, answer.plan, page_of(planner, answer), curves[1], size, share)
     if flags is not None and stack is not None:
         Console().print(_flags_line(stack, flags, answer), highlight=False, soft_wrap=True)
     return code_of(answer)
@@ -229,11 +230,13 @@ def _flags_line(stack: str, flags: Setting, answer: Answer) -> str:
     return f"{stack}: {flags.flags}; {readable(flags.peak_bytes)}, {more} slower than the plan{lost}"
 
 
-def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int) -> None:
+def _show(found: Any, answer: Answer, plan: Plan, url: str | None, curve: list[int], size: int, share: bool) -> None:
     """Print what was captured, what the plan costs, how sure that is, and the memory over the step."""
     console = Console()
     told(found, console)
     line = headline(found.graph, answer, peak_bytes=found.peak_bytes(plan), url=url)
+    if share:
+        console.print(share_sentence(found.graph, size), highlight=False, soft_wrap=True)
     console.print(line, highlight=False, style="bold", soft_wrap=True)
     if found.target is not None:
         size_there = readable(found.reserved_bytes(plan))

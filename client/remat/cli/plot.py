@@ -7,9 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from remat_ir import Answer, InvalidData
+from remat_ir import Answer, InvalidData, readable
 
-from ..planning.budget import readable
 from .files import check_writable
 
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from remat_ir import Answer, InvalidData
+from remat_ir import Answer, InvalidData, readable
 
 from ..planning import service
-from ..planning.budget import readable
 from ..planning.sources import ServicePlanner
 from ..settings import settings
 from .app import JsonOption, QuietOption, UrlOption, app, code_of

@@ -14,9 +14,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from remat_ir import Answer, Progress, Status, Subject, gap_of, overhead_of
+from remat_ir import Answer, Progress, Status, Subject, duration, gap_of, overhead_of, readable
 
-from ..planning.budget import readable
 from ..planning.headline import rests_on_claim
 
 STYLES = {
@@ -63,15 +62,15 @@ def answer_rows(answer: Answer) -> list[tuple[str, str]]:
     if answer.gap is not None:
         rows.append(("gap", percent(answer.gap)))
     if answer.peak_bytes is not None:
-        rows.append(("peak", f"{readable(answer.peak_bytes)} ({answer.peak_bytes} bytes)"))
-    rows.append(("budget", f"{readable(answer.budget_bytes)} ({answer.budget_bytes} bytes)"))
+        rows.append(("peak", readable(answer.peak_bytes)))
+    rows.append(("budget", readable(answer.budget_bytes)))
     if answer.plan is None and answer.least_budget_bytes is not None:
-        rows.append(("is enough", f"{readable(answer.least_budget_bytes)} ({answer.least_budget_bytes} bytes)"))
+        rows.append(("is enough", readable(answer.least_budget_bytes, up=True)))
     if answer.plan is None and answer.least_budget_bound_bytes is not None:
         least = answer.least_budget_bound_bytes
         claimed = answer.status is Status.INFEASIBLE and answer.claimed_by
         sure = f"claimed by {answer.claimed_by}" if claimed else "certified"
-        rows.append(("needed at least", f"{readable(least)} ({least} bytes), {sure}"))
+        rows.append(("needed at least", f"{readable(least)}, {sure}"))
     rows.append(("took", f"{answer.seconds:.2f} s" + (f", until {answer.limit}" if answer.limit else "")))
     if answer.id is not None:
         rows.append(("id", answer.id))
@@ -97,14 +96,6 @@ def percent(share: float) -> str:
 def counted(number: int, what: str) -> str:
     """A number of things, in the singular where it is one."""
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def duration(ns: int) -> str:
-    """Nanoseconds for a person."""
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("µs", 10**3)):
-        if ns >= size:
-            return f"{ns / size:.4g} {unit}"
-    return f"{ns} ns"
 
 
 def progress_text(progress: Progress, total_cost_ns: int) -> str:

@@ -23,14 +23,16 @@ from remat_ir import (
     Subject,
     budget_at,
     certified_need,
+    duration,
     gap_of,
     overhead_of,
+    readable,
     recomputed,
     verify,
     verify_answer,
 )
 
-from ..planning.budget import Fraction, bytes_of, read_budget, readable
+from ..planning.budget import Fraction, bytes_of, read_budget
 from ..planning.check import checked
 from ..planning.links import named_link
 from ..planning.options import SolveOptions
@@ -57,7 +59,7 @@ from .app import (
     code_of,
 )
 from .files import check_writable, read_plan_or_infeasible, read_subject, write_json
-from .show import answer_table, counted, duration, percent, progress_line
+from .show import answer_table, counted, percent, progress_line
 
 
 def asked_planner(base_url: str | None, local: bool, options: Mapping[str, object] | None = None) -> Planner:
@@ -228,7 +230,7 @@ def _verify_infeasible(problem: Problem, answer: Answer, file: Path, as_json: bo
         InvalidData: its certificate is wrong, or does not show it.
     """
     verdict = _certificate(problem, answer, file)
-    least = f"every plan needs at least {readable(verdict.least_budget_bytes)} ({verdict.least_budget_bytes} bytes)"
+    least = f"every plan needs at least {readable(verdict.least_budget_bytes)}"
     if not verdict.infeasible:
         said_by = certified_need(answer, verdict).claimed_by
         raise InvalidData(f"{file}: that no plan fits is claimed by {said_by}; all that is certified is that {least}")

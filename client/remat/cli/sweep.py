@@ -15,9 +15,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from remat_ir import Answer, BatchFamily, Graph, InvalidData, LargestBatch, Problem, Subject, budget_at, plain_peak
+from remat_ir import (
+    Answer,
+    BatchFamily,
+    Graph,
+    InvalidData,
+    LargestBatch,
+    Problem,
+    Subject,
+    budget_at,
+    duration,
+    plain_peak,
+    readable,
+)
 
-from ..planning.budget import bytes_of, readable
+from ..planning.budget import bytes_of
 from ..planning.check import checked
 from ..planning.largest_batch import largest_batch
 from ..planning.options import SolveOptions
@@ -38,7 +50,7 @@ from .app import (
 )
 from .files import check_writable, read_subject, write_json
 from .plot import check_picture, curve_chart, curve_picture
-from .show import STYLES, duration, percent
+from .show import STYLES, percent
 from .solve import asked_planner, budget_in, options_of, solve_options_of
 
 FORMS = "budgets such as 4GiB,6GiB,8GiB or 30%,50%,70%"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from remat_ir import Answer, Status
+from remat_ir import Answer, Status, readable
 
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..device import Accelerator, Watch, capturing, of
 from ..errors import BudgetTooSmall
 from ..planning.allot import Option
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.division import Pass, Row, Stack, divide, least_bytes, peak_by
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
@@ -396,8 +396,8 @@ class SharedBudget:
             options = {stack: [p.option for p in planned.points()] for stack, planned in self._of.items()}
             least = fixed + least_bytes(rows, options)
             raise BudgetTooSmall(
-                f"no choice of plans for the {len(stacks)} calls of a step fits {readable(fixed + allowed)}; {least} "
-                f"bytes are enough, of which {readable(fixed)} are fixed",
+                f"no choice of plans for the {len(stacks)} calls of a step fits {readable(fixed + allowed)}; "
+                f"{readable(least, up=True)} is enough, of which {readable(fixed)} are fixed",
                 Answer(status=Status.NOTHING_FOUND, method="division", budget_bytes=max(0, fixed + allowed)),
             )
         self._take(rows, chosen, allowed, fixed)

@@ -34,8 +34,9 @@ from ..lowering.lower import lower
 from ..lowering.traced import checked_function
 from ..planning.budget import Budget, Fraction, budget_bytes
 from ..planning.options import SolveOptions
+from ..planning.phases import doing
 from ..planning.planner import CoordinatedPlanner, plan_or_raise
-from ..planning.quick import Better, improved, quick_answer
+from ..planning.quick import Better, improved, quick_answer, tell_of_better
 from ..planning.sources import OnProgress
 from ..profiling.collectives import with_collectives_once
 from ..profiling.profile import Profiled, profile_kernels
@@ -237,8 +238,8 @@ class PlannedSizes:
             return
         found = self.better.take(self.outstanding.may_change())
         if found is not None:
-            self.run, self.answer = found
-            log.info("a better plan takes over: %s ns", self.answer.cost_ns)
+            before, (self.run, self.answer) = self.answer, found
+            tell_of_better(self.answer, before)
         if self.better.over:
             self.better = None  # holds the traced graph
 
@@ -396,6 +397,7 @@ class SizedGraph:
         """
         try:
             with ExitStack() as stack:
+                stack.enter_context(doing("capturing and planning a graph of the model"))
                 stack.enter_context(_compat.traced_alone())
                 numbers = {i: inputs[i].item() for i in self._numbers}
                 module = with_constants(self._module, numbers) if numbers else self._module

@@ -9,12 +9,12 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, readable
 
 from ..capture.call import example_call
 from ..capture.operations import check_functional
 from ..distributed.ranks import Ranks, planner_of
-from ..planning.budget import Budget, UnitBytes, read_budget, readable
+from ..planning.budget import Budget, UnitBytes, read_budget
 from ..planning.options import SolveOptions, StepFields, solve_options
 from ..planning.planner import Planner
 from ..training.compared import undisturbed

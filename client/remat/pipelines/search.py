@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from remat_ir import Answer, InvalidData, Status, checkpointed, plain_plan
+from remat_ir import Answer, InvalidData, Status, checkpointed, plain_plan, readable
 
 from ..capture.refused import fsdp_module
 from ..compile.curve import Point, curve, point_of, solved
@@ -24,7 +24,7 @@ from ..device_flags import out_of_memory
 from ..distributed.ranks import Ranks
 from ..errors import BudgetTooSmall, CaptureError, NothingFound
 from ..planning.allot import Option
-from ..planning.budget import Budget, readable
+from ..planning.budget import Budget
 from ..planning.coordinator import OneProcess
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
@@ -263,8 +263,8 @@ class Search:
         for rank, (times, need, fixed) in enumerate(told):
             if not times:
                 raise BudgetTooSmall(
-                    f"no choice of plans fits the budget of rank {rank}; {fixed + need} bytes are known to do there, "
-                    f"of which {readable(fixed)} are fixed",
+                    f"no choice of plans fits the budget of rank {rank}; {readable(fixed + need, up=True)} is known to "
+                    f"do there, of which {readable(fixed)} are fixed",
                     _no_answer(self.standing.fixed_bytes + allowed),
                 )
         ranks = [[Combination(tuple(Times(*t) for t in one), ()) for one in times] for times, _, _ in told]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction as Ratio
 from typing import TypeAlias
 
-from remat_ir import Graph, InvalidData, budget_at, plain_peak
+from remat_ir import Graph, InvalidData, budget_at, plain_peak, readable
 
 _UNITS = {"": 1, "B": 1, "K": 10**3, "KB": 10**3, "M": 10**6, "MB": 10**6, "G": 10**9, "GB": 10**9, "T": 10**12}
 _UNITS |= {"TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -163,6 +163,20 @@ def share_for(graph: Graph, size: int) -> str:
     return f"{-(-1000 * max(0, size - graph.fixed_bytes) // whole) / 10:g}%"
 
 
+def share_sentence(graph: Graph, size: int) -> str:
+    """What a share is a share of: said once, since peaks and savings are of the whole step.
+
+    Example:
+        >>> from remat_ir import graph_of
+        >>> share_sentence(graph_of([1, 1], [100, 50], [[], [0]], fixed_bytes=20), 95)
+        'a budget of 95 B: 50% of the 150 B that a step needs beyond the 20 B that are there throughout'
+    """
+    beyond, fixed = plain_peak(graph) - graph.fixed_bytes, graph.fixed_bytes
+    share = f"{100 * (size - fixed) / max(1, beyond):.3g}%"
+    there = f"beyond the {readable(fixed)} that are there throughout" if fixed else ""
+    return f"a budget of {readable(size)}: {share} of the {readable(beyond)} that a step needs {there}".rstrip()
+
+
 def bounded(graph: Graph, budget: Budget) -> Graph:
     """The graph to be planned for a budget: where that bounds what is held, the turn has as much room less.
 
@@ -187,13 +201,3 @@ def device_budget(budget: Budget, slack: float) -> Budget:
     """
     budget = read_budget(budget)
     return int(budget / Ratio(slack)) if isinstance(budget, int) and slack != 1.0 else budget
-
-
-def readable(size: int) -> str:
-    """Bytes for a person: 12.3 MiB."""
-    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
-    for unit in units:
-        if abs(value) < 1024 or unit == units[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")

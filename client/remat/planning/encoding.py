@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from remat_ir import readable
+
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -50,7 +52,7 @@ class Body:
         """What comes next; no more than one piece beyond the bound is ever held."""
         self._total += len(piece)
         if self._total > self._most:
-            raise Unusable(f"the body is larger than {self._most} bytes")
+            raise Unusable(f"the body is larger than {readable(self._most)}")
         self._containers += piece.count(b"[") + piece.count(b"{")
         self._values += piece.count(b",")
         if self._containers > MOST_CONTAINERS or self._values > MOST_VALUES:

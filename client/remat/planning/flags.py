@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, plan_of, verify
+from remat_ir import Graph, InvalidData, InvalidPlan, Plan, Problem, plan_of, readable, verify
 
 Chunks = Sequence[Sequence[int]]
 """Forward ops that are checkpointed together, each chunk ascending."""
@@ -50,7 +50,8 @@ def best_flags(graph: Graph, stack: str, budget_bytes: int) -> Setting:
     if not fitting:
         least = min(found, key=lambda setting: setting.peak_bytes)
         raise InvalidData(
-            f"no setting of {stack} fits {budget_bytes} bytes; the least is {least.peak_bytes} bytes, by {least.flags}"
+            f"no setting of {stack} fits {readable(budget_bytes)}; the least is {readable(least.peak_bytes, up=True)}, "
+            f"by {least.flags}"
         )
     return min(fitting, key=lambda setting: (setting.cost_ns, setting.peak_bytes))
 

@@ -26,6 +26,7 @@ from remat_ir import (
     plain_peak,
     plain_plan_of,
     problem_digest,
+    readable,
     verify,
     working_set,
 )
@@ -62,7 +63,8 @@ def greedy_answer(
         looked = _walked(problem, subject, max_gap, tell, until=start + time_limit_s, look_s=look_s)
     best = looked.best
     if best is None:
-        tight = f"The greedy plan does not fit {problem.budget_bytes} bytes; {looked.known} are known to be enough."
+        known = readable(looked.known, up=True)
+        tight = f"The greedy plan does not fit {readable(problem.budget_bytes)}; {known} is known to be enough."
         return Answer(
             Status.INFEASIBLE if looked.reason else Status.NOTHING_FOUND,
             "greedy",
@@ -118,7 +120,8 @@ def _walked(
         floor = 0  # what is offloaded needs no memory here: the lift's floor is none of the chain's
     if floor > problem.budget_bytes:
         known = peak_of(graph, _least(graph, look_s))
-        why = f"No plan fits: {graph.op_label(op)} alone needs {floor} bytes, and the budget is {problem.budget_bytes}."
+        needs, given = readable(floor), readable(problem.budget_bytes)
+        why = f"No plan fits: {graph.op_label(op)} alone needs {needs}; the budget is {given}."
         return Looked(None, known, floor, why)
     best: Found | None = None
     for plan in greedy_plans(graph, problem.budget_bytes, stop=lambda: time.monotonic() > until, patient=True):

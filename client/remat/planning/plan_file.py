@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Offload, Plan, Problem, host_peak, readable, verify
 from remat_ir.schema import array, members, parse
 
 from ..errors import PlanMismatch
-from .budget import readable
 from .check import checked
 from .folder import write_whole
 from .options import DEFAULT, SolveOptions

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import httpx2
 
-from remat_ir import Answer, Graph, InvalidData, Problem, Status, working_set
+from remat_ir import Answer, Graph, InvalidData, Problem, Status, readable, working_set
 
 from ..errors import BudgetTooSmall, NothingFound, Refused
 from ..settings import Settings, checked_url, settings
@@ -289,12 +289,12 @@ def plan_or_raise(answer: Answer, graph: Graph | None = None, budget: Budget | N
         said = re.sub(r"\bop (\d+)(?= alone)", lambda found: graph.op_label(int(found[1])), said)
     elif graph is not None:
         op, need = working_set(graph)
-        said += f"; {graph.op_label(op)} alone needs {need} bytes of the {answer.budget_bytes} given"
+        said += f"; {graph.op_label(op)} alone needs {readable(need)} of the {readable(answer.budget_bytes)} given"
     if infeasible and answer.claimed_by is not None:
         said += f", as {answer.claimed_by} claims without a certificate"
     least = answer.least_budget_bytes
     if least:
-        said += f"; {least} bytes are enough"
+        said += f"; {readable(least, up=True)} is enough"
         if graph is not None and isinstance(budget, Share):
             said += f", a share of {share_for(graph, least)}"
     raise (BudgetTooSmall if infeasible else NothingFound)(said, answer)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from remat_ir import Answer, Problem, RematError, Status
+from remat_ir import Answer, Problem, RematError, Status, duration
 
 from .coordinator import AskAgain, Coordinator, Pending
 from .greedy import greedy_answer
@@ -31,6 +31,14 @@ GREEDY_S = 2.0
 
 FIRST_S, FACTOR = 1.0, 4.0
 """Seconds of the first solve where no greedy walk fits, and how much longer each further one is."""
+
+
+def tell_of_better(found: Answer, before: Answer) -> None:
+    """Say that training goes on by a better plan, and what that is worth in each step."""
+    now, then = found.cost_ns or 0, before.cost_ns or 0
+    more, was = (f"{100 * (answer.overhead or 0.0):+.1f} %" for answer in (found, before))
+    saved = f"{duration(then - now)} less in each step" if then > now else "as much in each step"
+    log.info("a better plan takes over from this step on: %s time in place of %s, %s", more, was, saved)
 
 
 class Better(Generic[Made]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from remat_ir import Graph, InvalidData, Link, Offload, Plan, Prefetch, Subject, host_peak, replay
+from remat_ir import Graph, InvalidData, Link, Offload, Plan, Prefetch, Subject, host_peak, readable, replay
 
-from .budget import bytes_of, readable
+from .budget import bytes_of
 from .links import named_link
 
 MEASURED = "measured"

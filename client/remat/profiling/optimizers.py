@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, readable
 
 from .. import _compat, generators
 from ..device import storage_bytes
@@ -110,12 +110,11 @@ def update_memory(optimizer: Any, clip: bool = False, settings: Mapping[str, Any
         found = found or _on_small(optimizer, clip, settings or {})
     except Exception as error:
         log.warning(
-            "what a step of %s takes could not be found out (%s: %s): it is counted as the %d bytes of state that it "
-            "has now",
+            "what a step of %s takes could not be found out (%s: %s): it is counted as the %s of state that it has now",
             type(optimizer).__name__,
             type(error).__name__,
             str(error).partition("\n")[0][:200],
-            held,
+            readable(held),
         )
         return UpdateMemory(held)
     return found._replace(state_bytes=max(held, found.state_bytes))

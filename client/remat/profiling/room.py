@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from remat_ir import Answer, Problem
+from remat_ir import Answer, Problem, readable
 
 from ..device import Accelerator, of
 from ..device_flags import out_of_memory
 from ..errors import BudgetTooSmall, NothingFound
-from ..planning.budget import UnitBytes, readable
+from ..planning.budget import UnitBytes
 from ..planning.coordinator import Coordinator
 from .optimizers import UpdateBlocks
 

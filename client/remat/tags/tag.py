@@ -10,14 +10,14 @@ from typing import Unpack
 
 from torch import fx
 
-from remat_ir import Answer, InvalidPlan, Plan, Problem, greedy_plans, tagged_plan, tags_of, verify
+from remat_ir import Answer, InvalidPlan, Plan, Problem, greedy_plans, readable, tagged_plan, tags_of, verify
 
 from .. import _compat
 from .._compat import tags as torch_tags
 from ..capture.operations import notes
 from ..distributed.ranks import planner_of
 from ..errors import CaptureError, NothingFound
-from ..planning.budget import Budget, UnitBytes, bounded, budget_bytes, readable
+from ..planning.budget import Budget, UnitBytes, bounded, budget_bytes
 from ..planning.options import PlanFields, SolveOptions, solve_options
 from ..planning.planner import CoordinatedPlanner, Planner, plan_or_raise
 from .joint import Joint, joint_of, peak_of_partition

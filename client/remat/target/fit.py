@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, least_memory, plain_peak, verify, working_set
+from remat_ir import Answer, Graph, InvalidData, Plan, Problem, least_memory, plain_peak, readable, verify, working_set
 
 from ..errors import CaptureError
-from ..planning.budget import readable
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
 from ..training.names import with_name

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat_ir import Answer, Status, overhead_of
+from remat_ir import Answer, Status, overhead_of, readable
 
-from ..planning.budget import readable
 from .asked import Asked
 from .batches import Batch, Family, largest, largest_that
 from .devices import Target

@@ -190,7 +190,8 @@ def following(
     plan, method = planned.answer.plan, planned.answer.method
 
     def make(model: nn.Module, traced: Traced, _: Sequence[Planned]) -> Planned:
-        step = profiled_step(model, traced, planner, options, None, (planned,), Phases())
+        with Phases(lambda _: None) as phases:
+            step = profiled_step(model, traced, planner, options, None, (planned,), phases)
         problem = Problem(step.graph, 2**53)
         return carry_out(step, problem, Answer.of_plan(problem, plan, method=method))
 

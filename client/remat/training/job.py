@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat_ir import InvalidData
+from remat_ir import InvalidData, readable
 
-from ..planning.budget import readable
 from ..profiling.fixed import all_gradients, bucket_bytes, bytes_beside, existing_gradients, leaves_gradients
 from ..profiling.optimizers import UpdateBlocks, UpdateMemory, check_optimizer, update_blocks, update_memory
 from .delivery import Delivery

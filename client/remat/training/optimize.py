@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, checkpointed, verify
+from remat_ir import Answer, Graph, InvalidData, InvalidPlan, Plan, Problem, checkpointed, readable, verify
 
 from .. import _compat
 from ..capture.operations import check_functional
@@ -23,7 +23,7 @@ from ..chains.rehearsal import stages_budget
 from ..chains.training import ChainAsked, plan_chain
 from ..compile.sized import Traced
 from ..distributed.ranks import planner_of
-from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, readable, share_for
+from ..planning.budget import Budget, Fraction, bounded, budget_bytes, read_budget, share_for, share_sentence
 from ..planning.checkpoints import by_regions
 from ..planning.headline import headline
 from ..planning.options import SolveOptions
@@ -109,6 +109,8 @@ class Planning:
             made = planned_step(step, model, self.budget, asked, asking, self.job, known, phases)
             took, answer = time.monotonic() - began, made.answer
             url = page_of(asked.asked, answer)
+            if isinstance(self.budget, Fraction) and not known:
+                log.info("%s", share_sentence(step.graph, answer.budget_bytes))
             phases.end(headline(made.step.graph, answer, peak_bytes=made.predicted_bytes, seconds=took, url=url))
         return made
 

@@ -20,6 +20,7 @@ from remat_ir import (
     best_of,
     overhead_of,
     plain_peak,
+    readable,
     recomputed,
 )
 
@@ -27,7 +28,7 @@ from .. import _compat
 from ..capture.call import example_call
 from ..capture.operations import notes
 from ..chains.chained import ChainedModule
-from ..planning.budget import Budget, readable
+from ..planning.budget import Budget
 from ..planning.options import DEFAULT, SolveOptions, TrainingFields, solve_options
 from ..planning.planner import Planner
 from ..planning.sources import OnProgress

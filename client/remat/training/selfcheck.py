@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from remat_ir import readable
+
 from .. import _compat
 from ..capture.operations import Kind
-from ..planning.budget import readable
 from ..profiling.lifetimes import Lifetimes
 from ..profiling.measure import Window
 from .planned import Planned
@@ -105,13 +106,14 @@ class SelfCheck:
         self.found[planned] = peak
         said = (readable(measured), readable(peak.predicted_bytes), 100 * peak.off)
         if peak.as_predicted:
-            log.info("the first step peaked at %s above the fixed bytes; %s was predicted (%+.1f %%)", *said)
+            log.info("the first step peaked at %s above what is there throughout, as planned (%s)", *said[:2])
         elif left:
             self.due[planned] = left
         else:
             log.warning(
-                "a step by the plan peaks at %s above the fixed bytes, and %s was predicted (%+.1f %%): the budget "
-                "may not hold; hooks that keep tensors, and profiles from another machine, are the usual causes",
+                "a step by the plan peaks at %s above what is there throughout, and %s was predicted (%+.1f %%): the "
+                "budget may not hold. Look for hooks that keep tensors, and for profiles from another machine; a "
+                "larger slack= leaves room",
                 *said,
             )
 

@@ -21,7 +21,7 @@ from ..errors import CaptureError
 from ..planning.budget import Budget, Fraction
 from ..planning.options import OnFailure, SolveOptions
 from ..planning.planner import CoordinatedPlanner
-from ..planning.quick import Better
+from ..planning.quick import Better, tell_of_better
 from .job import Job
 from .planned import Planned
 from .selfcheck import SelfCheck, StepPeak
@@ -94,7 +94,7 @@ class Trained(PlannedSizes):
             return
         before, found = self.answer, better.take(self.outstanding.may_change())
         if found is not None:
-            log.info("a better plan takes over: %s ns in place of %s ns", found.answer.cost_ns, before.cost_ns)
+            tell_of_better(found.answer, before)
             self.use(found)
 
     def known(self) -> Planned:

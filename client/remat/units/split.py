@@ -19,12 +19,13 @@ from remat_ir import (
     checkpointed,
     plain_plan,
     problem_digest,
+    readable,
 )
 
 from ..compile.curve import Point, curve, point_of, unit_problem
 from ..errors import BudgetTooSmall, NothingFound
 from ..planning.allot import Place, allot, least_budget, peak_of
-from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget, readable
+from ..planning.budget import ActivationBytes, Budget, Fraction, UnitBytes, bytes_of, device_budget
 from ..planning.options import SolveOptions
 from ..planning.planner import CoordinatedPlanner
 from ..profiling.room import Room, rehearsed
@@ -209,8 +210,8 @@ class Split:
         if chosen is None:
             least = least_budget(rest.before_bytes, rest.places, options)
             return (
-                f"no choice of the units' plans fits {readable(fixed + allowed)}; {fixed + least} bytes are "
-                f"enough, of which {readable(fixed)} are fixed"
+                f"no choice of the units' plans fits {readable(fixed + allowed)}; {readable(fixed + least, up=True)} "
+                f"is enough, of which {readable(fixed)} are fixed"
             )
         index = dict(zip(rest.order, chosen, strict=True))
         # a plan that several units take may fill what the one with the least room has

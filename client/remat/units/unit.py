@@ -60,7 +60,10 @@ class Unit:
         self.carrier = install(module, lambda model: TrainingBackend(model, self._make_plan, planner, options))
 
     def _make_plan(self, model: nn.Module, traced: Traced, known: Sequence[Planned]) -> Planned:
-        phases = Phases()
+        with Phases(lambda _: None) as phases:
+            return self._planned(model, traced, known, phases)
+
+    def _planned(self, model: nn.Module, traced: Traced, known: Sequence[Planned], phases: Phases) -> Planned:
         if self.size is not None:
             job = Job()
             given = self._planner, self._asking, job, known, phases

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from remat_ir import Graph, Problem, Subject, gap_of
+from remat_ir import Graph, Problem, Subject, duration, gap_of, readable
 
 from ..context import Context
 from ..identity import Caller
@@ -49,13 +49,13 @@ def _parts(stored: Stored, ask: Ask) -> list[str]:
         gap = gap_of(cost, bound)
         where = f" within {', '.join(within)}" if within else ""
         compared = "within" if gap <= ask.max_gap else "over"
-        said.append(f"The best plan costs {cost} ns, the best bound{where} is {bound} ns: a gap of {gap:.6f}, "
-                    f"{compared} the {ask.max_gap:g} asked for.")  # fmt: skip
+        said.append(f"The best plan costs {duration(cost)}, the best bound{where} is {duration(bound)}: a gap of "
+                    f"{gap:.6f}, {compared} the {ask.max_gap:g} asked for.")  # fmt: skip
     if known.least_bytes is not None and known.least_bytes > known.problem.budget_bytes:
         answer = stored.answer(ask.method, ask.max_gap, "")
         sure = "is proved" if answer.claimed_by is None else f"is claimed by {answer.claimed_by!r}"
         least = answer.least_budget_bound_bytes
-        said.append(f"Every plan {sure} to need {least} bytes besides the fixed ones.")
+        said.append(f"Every plan {sure} to need {readable(least or 0)} besides the fixed ones.")
     effort = stored.effort
     if effort is not None:
         ended = "it has run to its end" if effort.settled else f"{ask.time_limit_s:g} s are asked for"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Written
+from remat_ir import PROBLEMS, Digests, InvalidData, Problem, Written, readable
 from remat_ir.schema import (
     AnyObject,
     Document,
@@ -166,7 +166,9 @@ def _json(body: Body, settings: Settings) -> Any:
         separated = separate(raw, longest, MOST_READING_BYTES)
         taken = len(raw) + separated.taken + _memory(separated.rest)
         if taken > MOST_READING_BYTES:
-            raise TooLarge(f"the body would take {taken} bytes to read, more than the {MOST_READING_BYTES} allowed")
+            raise TooLarge(
+                f"the body would take {readable(taken)} to read, more than the {readable(MOST_READING_BYTES)} allowed"
+            )
         return separated.parse()
     except InvalidData as error:
         raise BadRequest(str(error)) from None

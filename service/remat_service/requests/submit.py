@@ -10,7 +10,7 @@ from sqlalchemy import and_, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Problem, problem_digest
+from remat_ir import Problem, problem_digest, readable
 from remat_ir.proof import certifiable
 from remat_solver import Ending, Known, checked, least_need, pair_proof
 
@@ -178,7 +178,9 @@ class Submission:
         digest = problem_digest(ask.problem)
         row = self._row("", digest, ask.method)
         known = Known(ask.problem, infeasible=True).needing(least)
-        reason = f"No plan fits: {who} alone needs {least} bytes, and the budget is {ask.problem.budget_bytes}."
+        reason = (
+            f"No plan fits: {who} alone needs {readable(least)}; the budget is {readable(ask.problem.budget_bytes)}."
+        )
         answer = known.answer(ask.method, ending=Ending(reason=reason), digest=digest)
         answer = replace(answer, id=row["id"], cache="hit", proof=None)
         if certifiable(subject) and ask.certify:  # it names one op, so it needs no row of its own

@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from remat_ir import readable
+
 from ..errors import Conflict, RateLimited
 from ..identity import Caller
 from ..storage.tables import graphs, plans, profile_reports, requests, solves, tenants
@@ -61,7 +63,8 @@ async def check_quota(connection: AsyncConnection, caller: Caller, moment: datet
         stored = await stored_bytes(connection, caller.tenant_id)
         if stored >= limits.most_stored_bytes:
             raise RateLimited(
-                f"{stored} bytes of graphs and plans are stored for this tenant, of {limits.most_stored_bytes}",
+                f"{readable(stored)} of graphs and plans are stored for this tenant; its quota is "
+                f"{readable(limits.most_stored_bytes)}",
                 retry_after_s=60,
             )
 

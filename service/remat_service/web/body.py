@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from remat_ir import readable
+
 from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
 from ..requests.parse import Body
 from ..requests.profiles import MOST_ROWS
@@ -100,7 +102,7 @@ class Bodies:
 
     async def _read(self, request: Request, share: Share) -> Body:
         most_wire = self._settings.most_wire_bytes
-        said = f"the body is larger than the {most_wire} bytes allowed on the wire"
+        said = f"the body is larger than the {readable(most_wire)} allowed on the wire"
         length = request.headers.get("content-length")
         if length is not None and (not length.isascii() or not length.isdigit() or int(length) > most_wire):
             raise TooLarge(said)

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from remat_ir import readable
+
 from ..errors import BadRequest, TooLarge, Unsupported
 
 if sys.version_info >= (3, 14):
@@ -68,7 +70,7 @@ class Inflater:
     def _counted(self, plain: bytes) -> bytes:
         self._made += len(plain)
         if self._made > self._most:
-            raise TooLarge(f"the body is larger than the {self._most} bytes allowed")
+            raise TooLarge(f"the body is larger than the {readable(self._most)} allowed")
         return plain
 
     def finish(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat_ir import plain_peak, plain_plan
+from remat_ir import plain_peak, plain_plan, readable
 
 from ..incumbent import Incumbent
 
@@ -15,4 +15,4 @@ def checkpoint_all(incumbent: Incumbent, options: object = None) -> None:
     if peak <= incumbent.problem.budget_bytes:
         incumbent.offer(plain_plan(graph), "checkpoint-all")
     else:
-        incumbent.ends_without_plan(f"Keeping every value needs {peak} bytes, over the budget.")
+        incumbent.ends_without_plan(f"Keeping every value needs {readable(peak)}, over the budget.")

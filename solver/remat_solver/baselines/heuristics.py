@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from remat_ir import Graph, Plan, plan_of
+from remat_ir import Graph, Plan, plan_of, readable
 
 from ..incumbent import Incumbent
 from . import chen, revolve
@@ -110,7 +110,9 @@ class Baseline:
             if incumbent.stopped():
                 return
         if best is None:
-            incumbent.ends_without_plan(f"{self.name} has no plan within the budget; its least peak is {least} bytes.")
+            incumbent.ends_without_plan(
+                f"{self.name} has no plan within the budget; its least peak is {readable(least or 0)}."
+            )
 
 
 def _all_forward(graph: Graph, forward: int) -> Sequence[int]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat_ir import Chain
+from remat_ir import Chain, readable
 from remat_ir.greedy import peak_of
 from remat_ir.restrictions import NO_TRANSFERS, PERSISTENT
 
@@ -124,7 +124,7 @@ def _too_many(incumbent: Incumbent, stages: int, within: tuple[str, ...]) -> boo
 
 def _nothing_fits(incumbent: Incumbent, least_bytes: int, within: tuple[str, ...], *, tapes: bool) -> None:
     kind = "" if tapes else " without tapes"
-    reason = f"No persistent schedule{kind} fits; the least budget for one is {least_bytes} bytes."
+    reason = f"No persistent schedule{kind} fits; the least budget for one is {readable(least_bytes, up=True)}."
     if tapes:
         incumbent.nothing_within(within, reason)
     else:

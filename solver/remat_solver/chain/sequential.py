@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from remat_ir import Chain, ChainPlan, ChainStep, Problem, Verb, plain_peak, verify
+from remat_ir import Chain, ChainPlan, ChainStep, Problem, Verb, plain_peak, readable, verify
 
 from ..incumbent import Incumbent
 
@@ -41,7 +41,7 @@ def sequential(incumbent: Incumbent, options: SequentialOptions) -> None:
         if peak <= incumbent.problem.budget_bytes:
             incumbent.offer(plan, f"sequential, {segments} segments")
     if incumbent.cost_ns is None:
-        incumbent.ends_without_plan(f"No number of segments fits; the least peak is {least} bytes.")
+        incumbent.ends_without_plan(f"No number of segments fits; the least peak is {readable(least)}.")
 
 
 def segmented_plan(chain: Chain, segments: int) -> ChainPlan:

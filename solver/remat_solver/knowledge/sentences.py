@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remat_ir import Answer, Status, gap_of
+from remat_ir import Answer, Status, gap_of, readable
 from remat_ir.restrictions import gap_sentence, optimal_sentence
 
 _LIMITS = {
@@ -17,15 +17,15 @@ def sentence(answer: Answer) -> str:
     """What an answer says to a person, from its status and its numbers alone.
 
     >>> sentence(Answer(Status.INFEASIBLE, "auto", 5, least_budget_bound_bytes=9))
-    'No plan fits: every plan needs at least 9 bytes, and the budget is 5.'
+    'No plan fits: every plan needs at least 9 B; the budget is 5 B.'
     """
     why = _LIMITS.get(answer.limit or "")
     if answer.status is Status.OPTIMAL:
         return optimal_sentence(answer.restricted_to)
     if answer.status is Status.INFEASIBLE:
         least = answer.least_budget_bound_bytes
-        needs = "" if least is None else f" every plan needs at least {least} bytes, and"
-        return f"No plan fits:{needs} the budget is {answer.budget_bytes}."
+        needs = "" if least is None else f" every plan needs at least {readable(least)};"
+        return f"No plan fits:{needs} the budget is {readable(answer.budget_bytes)}."
     if answer.status is Status.FAILED:
         return answer.message or "The solver failed."
     if answer.gap is not None:

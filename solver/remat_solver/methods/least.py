@@ -17,6 +17,7 @@ from remat_ir import (
     certificate_for,
     plain_peak,
     plain_plan,
+    readable,
     verify,
 )
 from remat_ir.greedy import least_memory, peak_of
@@ -68,7 +69,8 @@ def run_least(incumbent: Incumbent, options: object = None) -> None:
     incumbent.needs_at_least(least, found.below)
     if least > problem.budget_bytes:
         proof = None if found.below is None else certificate_for(problem, found.below).proof
-        reason = f"No plan fits: every plan needs at least {least} bytes, and the budget is {problem.budget_bytes}."
+        needs, given = readable(least), readable(problem.budget_bytes)
+        reason = f"No plan fits: every plan needs at least {needs}; the budget is {given}."
         incumbent.prove_infeasible(reason, least, proof)
     elif incumbent.plan is None:
         incumbent.ends_without_plan(found.message)
@@ -227,8 +229,8 @@ class Interval:
     def message(self) -> str:
         """Both sides in one sentence."""
         if self.low >= self.high:
-            return f"{self.high} bytes suffice, and no smaller budget does."
-        return f"{self.high} bytes suffice; any budget below {self.low} bytes is proved too small."
+            return f"{readable(self.high, up=True)} suffice, and no smaller budget does."
+        return f"{readable(self.high, up=True)} suffice; any budget below {readable(self.low)} is proved too small."
 
     def answer(self) -> Answer:
         """What was found and proved."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remat_ir import Plan
+from remat_ir import Plan, duration, readable
 from remat_ir.read import LARGEST_INTEGER
 from remat_ir.restrictions import FORWARD_OPS, ONE_PER_STAGE, contains, described, recomputations_per_stage
 
@@ -108,7 +108,9 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
     need_bytes, allowed = engine_bytes(coefficients), memory_bytes or free_memory()
     if need_bytes > allowed:
         incumbent.stop_for("memory")
-        incumbent.reason = f"The program would need about {need_bytes} bytes of memory, more than the {allowed} for it."
+        incumbent.reason = (
+            f"The program would need about {readable(need_bytes)}, more than the {readable(allowed)} for it."
+        )
         return False
     need_s = coefficients * SECONDS_PER_ENTRY
     if need_s > incumbent.deadline.remaining():
@@ -229,7 +231,7 @@ def _conclude(
         if incumbent.plan is not None:
             incumbent.note(reason)
         elif spare is not None:
-            incumbent.note(f"The method {spare.source} has one, of {cost_of(incumbent, spare.plan)} ns.")
+            incumbent.note(f"The method {spare.source} has one, of {duration(cost_of(incumbent, spare.plan))}.")
     else:
         end_of_engine(incumbent, outcome)
 

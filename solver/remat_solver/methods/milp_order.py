@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat_ir import InvalidPlan, verify
+from remat_ir import InvalidPlan, duration, verify
 from remat_ir.restrictions import ONE_PER_STAGE
 
 from ..array_view import view_of
@@ -114,6 +114,6 @@ class _Found:
         cost = self._incumbent.cost_ns
         if self._best is not None and (cost is None or self._best[0] < cost):
             self._incumbent.note(
-                f"In the op order {', '.join(map(str, self._best[1]))} there is a plan of {self._best[0]} ns; "
+                f"In the op order {', '.join(map(str, self._best[1]))} there is a plan of {duration(self._best[0])}; "
                 "it is not executed, because the graph's own order is kept."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from remat_ir import Chain, Join, Plan, Problem, overhead_of
+from remat_ir import Chain, Join, Plan, Problem, overhead_of, readable
 
 from ..chain import LinearNetwork, RotorOptions, reach, rotor, slots_for
 from ..deadline import Deadline
@@ -53,8 +53,8 @@ def _look_beyond(incumbent: Incumbent, chain: Chain) -> None:
         least = incumbent.least_budget_bytes
         proof = pair_proof(Problem(chain, found.least_bytes - 1)) if incumbent.certifies else None
         incumbent.prove_infeasible(
-            f"No schedule fits, persistent or not: each one needs {found.least_bytes} bytes at least, and the least "
-            f"persistent one {least}.",
+            f"No schedule fits, persistent or not: each one needs {readable(found.least_bytes)} at least, and the "
+            f"least persistent one {readable(least or 0)}.",
             found.least_bytes,
             proof,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from remat_ir import Plan, gap_of, plan_of
+from remat_ir import Plan, gap_of, plan_of, readable
 from remat_ir.proof import StageProof
 
 from ..array_view import ArrayView, view_of
@@ -241,7 +241,7 @@ class Proof:
             found = self._certifier.spared(found, wanted, plan, solving(engine, self.incumbent))
         if found.bound_ns is None:
             budget = self.incumbent.problem.budget_bytes
-            reason = f"No plan fits into {budget} bytes: the staged relaxation has no solution."
+            reason = f"No plan fits into {readable(budget)}: the staged relaxation has no solution."
             self.incumbent.prove_infeasible(reason, budget + 1, found.proof)
         else:
             self.incumbent.raise_bound(found.bound_ns, self.source, proof=found.proof)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from torch import fx
 
-from remat_ir import Answer, Graph, InvalidData, Problem
+from remat_ir import Answer, Graph, InvalidData, Problem, readable
 
 from ... import _compat
 from ..._compat import inductor
@@ -21,7 +21,7 @@ from ..._compat.tags import Partitioner
 from ...capture.dataflow import resident_bytes, tensors
 from ...capture.operations import notes
 from ...capture.refused import refuse_split_by_ddp
-from ...planning.budget import Budget, budget_bytes, readable
+from ...planning.budget import Budget, budget_bytes
 from ...planning.options import SolveOptions
 from ...planning.planner import CoordinatedPlanner, FallbackPlanner, Planner
 from ...planning.quick import improved, quick_answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from remat_ir import Answer, Compute, Graph, Plan, Problem, replay, verify
+from remat_ir import Answer, Compute, Graph, Plan, Problem, readable, replay, verify
 
 from ... import _compat
 from ..._compat import inductor
@@ -16,7 +16,6 @@ from ...capture.dataflow import is_unknown
 from ...capture.operations import Operations, custom_name
 from ...errors import CaptureError, NothingFound
 from ...lowering.lower import lower
-from ...planning.budget import readable
 from ...planning.planner import plan_or_raise
 from ...profiling.profile import Table, profile_kernels, signature
 from .joint import Joint, with_updates
