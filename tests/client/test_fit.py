@@ -103,6 +103,47 @@ def test_what_is_known_is_said_where_no_largest_batch_can_be_found() -> None:
     assert found.no_batch.startswith("the step is another program at a batch of 8 than at one of 4; give batch=")
 
 
+def test_dtype_and_autocast_are_options() -> None:
+    """In bf16 parameters and activations are half as large; under autocast the parameters stay as they are."""
+
+    def made(batch: int = 4096) -> tuple[nn.Module, torch.Tensor]:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6))), torch.ones(batch, 64)
+
+    how: dict[str, Any] = {"planner": "greedy", "time_limit_s": 1.0, "batch": 4096}
+    plain, half, cast = (predict(made, "h100", **how, **each) for each in ({}, {"dtype": "bf16"}, {"autocast": "bf16"}))
+    assert half.plain_bytes == pytest.approx(plain.plain_bytes / 2, rel=0.01)
+    assert cast.step.step.fixed["parameters"] == plain.step.step.fixed["parameters"]
+    assert plain.plain_bytes > 1.5 * cast.plain_bytes > half.plain_bytes
+    assert not torch.is_autocast_enabled("cuda")
+    for word in ("dtype", "autocast"):
+        with pytest.raises(InvalidData, match="a step computes in one of"):
+            predict(made, "h100", **{word: "int3"})
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"), [(KeyboardInterrupt(), "interrupted"), (RuntimeError("no such batch"), "no such batch")]
+)
+def test_what_is_finished_is_said_where_a_later_part_fails(ending: BaseException, why: str) -> None:
+    """An interrupt, or a batch that the function does not make, ends the search for the largest batch alone."""
+
+    def made(batch: int = 4) -> tuple[nn.Module, torch.Tensor]:
+        if batch == 4:
+            return Net(), torch.ones(batch, 32)
+        raise ending
+
+    found = predict(made, "h100", planner="greedy", time_limit_s=1.0)
+    assert found.answer.plan is not None
+    assert why in found.no_batch
+    assert "largest batch" in str(found)
+
+
+def test_progress_says_what_is_known_so_far() -> None:
+    said: list[str] = []
+    found = predict(lambda batch=4: (Net(), torch.ones(batch, 32)), "h100", planner="greedy", phase=said.append)
+    assert any(line.startswith("looking for the largest batch; plain training needs ") for line in said)
+    assert f"; {found.largest_plain} without a plan" in said[-4]
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"

@@ -77,6 +77,12 @@ def fit(
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
     ] = 20.0,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="T", help="Dtype of model and inputs: bf16, fp16, fp32.")
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option("--autocast", metavar="T", help="As under torch.autocast to bf16 or fp16.")
+    ] = None,
     png: Annotated[
         Path | None, typer.Option("--png", metavar="FILE", help="Overhead over memory as a picture.")
     ] = None,
@@ -99,6 +105,8 @@ def fit(
         planner=asked_planner(base_url, local),
         time_limit_s=time_limit,
         name=name,
+        dtype=dtype,
+        autocast=autocast,
         phase=_phases(quiet),
     )
     pipeline = hasattr(found, "ranks")

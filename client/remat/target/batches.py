@@ -159,18 +159,21 @@ class GraphBatches:
         self._graphs = Family(capture, between, known)
         self._memory, self._most = memory, most
         self._plans: list[Plan] = []
+        self._known = ""
         low, high = self._graphs.pair
         check_same(self._graphs.captured(low), self._graphs.captured(high), self._graphs.pair)
 
     def plain(self) -> int:
         """The largest batch that trains without a plan."""
-        return largest(lambda size: plain_peak(self._graphs[size]) <= self._memory)
+        found = largest(lambda size: plain_peak(self._graphs[size]) <= self._memory)
+        self._known = f"{found} without a plan"
+        return found
 
     def planned(self, ask: Callable[[Problem], Answer]) -> Batch:
         """The largest batch for which a plan is found that costs no more than is asked for, captured and planned."""
 
         def overhead(size: int) -> float | None:
-            self._phase(f"capturing and planning at a batch of {size}")
+            self._phase(f"capturing and planning at a batch of {size}; {self._known}")
             return ask(Problem(self._graphs.captured(size), self._memory)).overhead
 
         return largest_that(self._promised, overhead, self._most)
@@ -185,9 +188,10 @@ class GraphBatches:
                 continue
             if overhead_of(cost, problem.subject.total_cost_ns) <= self._most:
                 return True
-        self._phase(f"is there a plan at a batch of {size}?")
+        self._phase(f"is there a plan at a batch of {size}? {self._known}".rstrip())
         found = greedy_answer(problem, time_limit_s=2.0, look_s=0.0)
         if not isinstance(found.plan, Plan) or (found.overhead or 0.0) > self._most:
             return False
         self._plans.append(found.plan)
+        self._known = ", ".join([*self._known.split(", ")[:1], f"{size} by a plan as fitted"])
         return True

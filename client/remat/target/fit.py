@@ -7,9 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
-from remat_ir import Answer, Graph, InvalidData, Plan, Problem, least_memory, plain_peak, readable, verify, working_set
+from remat_ir import (
+    Answer,
+    Graph,
+    InvalidData,
+    Plan,
+    Problem,
+    RematError,
+    least_memory,
+    plain_peak,
+    readable,
+    verify,
+    working_set,
+)
 
-from ..errors import CaptureError
 from ..planning.options import SolveOptions
 from ..planning.planner import Planner, planner_for
 from ..training.names import with_name
@@ -18,6 +29,8 @@ from .batches import Batch, GraphBatches
 from .devices import Target, target_of
 from .parallel import ALONE, Parallel
 from .pipeline import PipelineFit, fit_pipeline
+from .precision import autocast as casting
+from .precision import in_dtype
 from .step import TargetStep, target_step
 
 POINTS = 4
@@ -39,6 +52,7 @@ class Fit:
         curve: plans at budgets from the least one to plain training.
         largest_plain, largest_planned: None where the batch of the function cannot be chosen.
         no_batch: why no largest batch was found where one was looked for; else empty.
+        no_released: why there are no figures with gradients released where they were asked for; else empty.
         max_overhead: the most that the plan of the largest batch may cost more.
         released: the same with gradients released as they are made, where that was asked for.
         parallel: the ranks that the job is spread over; all figures are those of one of them, but `batch` is its own.
@@ -61,6 +75,7 @@ class Fit:
     released: Fit | None = None
     parallel: Parallel = ALONE
     no_batch: str = ""
+    no_released: str = ""
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
@@ -106,9 +121,19 @@ class Fit:
             there = {row[:2] for row in rows}
             rows += [("with gradients released as they are made:", "", "")]
             rows += [row for row in self.released.rows if row[2] != "there throughout" or row[:2] not in there]
+        if self.no_released:
+            rows.append(("gradients released", "not known", self.no_released))
         wide = [max(len(row[i]) for row in rows if row[1]) for i in range(2)]
         lines = [f"{name:<{wide[0]}}  {value:>{wide[1]}}  {note}".rstrip() for name, value, note in rows]
-        return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s"])
+        return "\n".join([head, *lines, f"costs: {self.step.priced}; {self.seconds:.0f} s", *self._paste()])
+
+    def _paste(self) -> list[str]:
+        """The line of Python that trains by a plan, where one is needed and there is one."""
+        if self.plain_bytes <= self.memory_bytes or self.answer.overhead is None or self.step.target is None:
+            return []
+        options = "" if self.optimizer is None else ", optimizer=optimizer"
+        options += ", release_gradients=True" if self.step.job.releases else ""
+        return [f'to train by such a plan: remat.enable(model, budget="{self.memory_bytes // 2**20}MiB"{options})']
 
 
 class _Options(TypedDict, total=False):
@@ -119,6 +144,8 @@ class _Options(TypedDict, total=False):
     planner: Planner | str | None
     time_limit_s: float
     name: str | None
+    dtype: str | None
+    autocast: str | None
     phase: Callable[[str], None]
 
 
@@ -146,6 +173,8 @@ def predict(
     planner: Planner | str | None = None,
     time_limit_s: float = 20.0,
     name: str | None = None,
+    dtype: str | None = None,
+    autocast: str | None = None,
     phase: Callable[[str], None] = lambda _: None,
 ) -> Fit | PipelineFit:
     """Find out whether a model trains on a device: what it needs plain, by a plan, and the largest batch of each.
@@ -166,6 +195,8 @@ def predict(
         planner: as for `remat.optimize`.
         time_limit_s: for each solve.
         name: what the solves are called in the lists of a service, as for `remat.SolveOptions`.
+        dtype: of the model and of its inputs that are not whole numbers, such as "bf16"; None: as they are made.
+        autocast: the dtype of `torch.autocast` around the step; None: there is none.
 
     Returns:
         The figures; as text it is a table. Of a pipeline they are those of each rank (`PipelineFit`), by greedy plans
@@ -188,8 +219,9 @@ def predict(
         raise InvalidData(f"max_overhead must be at least 0, not {max_overhead}")
     options = SolveOptions(time_limit_s=time_limit_s, max_gap=0.005, name=name)
     given = target_of(device), Parallel.of(parallel), optimizer, batch, max_overhead, planner_for(planner), options
-    asked = Asked(make_model, *given, phase)
-    return _fits(asked, release_gradients)
+    asked = Asked(in_dtype(make_model, dtype), *given, phase)
+    with casting(autocast):
+        return _fits(asked, release_gradients)
 
 
 def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
@@ -202,7 +234,10 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
     if not release:
         return found
     asked.phase("the same with gradients released")
-    released = _fit(asked, True)
+    try:
+        released = _fit(asked, True)
+    except RematError as error:
+        return replace(found, no_released=str(error))
     return replace(found, released=released, seconds=found.seconds + released.seconds)
 
 
@@ -225,30 +260,36 @@ def _fit(asked: Asked, release: bool) -> Fit:
     start, time_limit_s = time.perf_counter(), asked.options.time_limit_s
     first, memory = at(asked.batch), asked.memory_bytes
     graph, options = first.graph, with_name(asked.options, first.call_name)
-    asked.phase("looking for the least budget")
+    plain = plain_peak(graph)
+    known = f"plain training needs {readable(plain)} of {readable(memory)}"
+    asked.phase(f"looking for the least budget; {known}")
     least = _least(graph, time_limit_s)
-    asked.phase("planning for the device's memory")
+    known += f", a plan {readable(least)}"
+    asked.phase(f"planning for the device's memory; {known}")
     answer = asked.planner.plan(Problem(graph, memory), options)
     ends = first.overhead_range(answer.plan) if isinstance(answer.plan, Plan) else None
-    asked.phase("planning at several budgets")
+    known += "" if answer.overhead is None else f"; in the device's memory {100 * answer.overhead:+.1f} % time"
+    asked.phase(f"planning at several budgets; {known}")
     short = replace(options, time_limit_s=time_limit_s / 4)
     curve = _curve(graph, least, lambda problem: asked.planner.plan(problem, short))
     sizes: tuple[int | None, Batch | None] = None, None
     why = ""
     if asked.batch_is_free:
-        asked.phase("looking for the largest batch")
-        known = None if asked.known_batch is None else (asked.known_batch, graph)
+        asked.phase(f"looking for the largest batch; {known}")
+        captured = None if asked.known_batch is None else (asked.known_batch, graph)
         try:
-            search = GraphBatches(lambda size: at(size, first).graph, known, memory, asked.max_overhead, asked.phase)
+            search = GraphBatches(lambda size: at(size, first).graph, captured, memory, asked.max_overhead, asked.phase)
             sizes = search.plain(), search.planned(lambda problem: asked.planner.plan(problem, options))
-        except CaptureError as error:
+        except KeyboardInterrupt:
+            why = "interrupted while it was looked for"
+        except RematError as error:
             why = f"{error}; give batch= to ask about one size"
     return Fit(
         first,
         asked.batch,
         asked.optimizer,
         memory,
-        plain_peak(graph),
+        plain,
         least,
         working_set(graph).least_bytes,
         answer,
