@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def readable(size: int, *, up: bool = False) -> str:
-    """Bytes for a person, with three digits.
+    """Bytes for a person, with three digits, or as a whole number of a unit where they are one.
 
     Args:
         up: rounded up, so that what is written is enough where the bytes are; else to the nearest.
@@ -19,6 +19,7 @@ def readable(size: int, *, up: bool = False) -> str:
         return f"{size} B"
     unit = 1024**power
     digits = 2 if abs(size) < 10 * unit else 1 if abs(size) < 100 * unit else 0
+    digits = digits if size % unit else 0
     scale: int = 10**digits
     shown = -(-size * scale // unit) if up else round(size * scale / unit)
     return f"{shown / scale:.{digits}f} {units[power]}"

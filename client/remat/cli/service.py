@@ -82,7 +82,7 @@ def list_solves(
         table.add_column(name, justify=side, no_wrap=True)
     ids = _short([str(row.get("id", "")) for row in rows + older])
     for short, called, row in zip(ids, names, rows, strict=False):
-        seconds = _number(row.get("seconds"), lambda seconds: f"{seconds:.2f}")
+        seconds = _number(row.get("seconds"), lambda seconds: f"{seconds:.1f}")
         table.add_row(
             short,
             *((_cut(called, name_width),) if name_width else ()),

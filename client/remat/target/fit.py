@@ -228,6 +228,8 @@ def _fits(asked: Asked, release: bool) -> Fit | PipelineFit:
     """The figures of a step, or of a pipeline's."""
     if release:
         asked.parallel.check_released()
+        if asked.optimizer in (None, "none"):
+            raise InvalidData("release_gradients=True needs optimizer=, the name of one of torch's")
     if asked.parallel.pp > 1:
         return fit_pipeline(asked)
     found = _fit(asked, False)
