@@ -77,6 +77,9 @@ def fit(
     time_limit: Annotated[
         float, typer.Option("--time-limit", "-t", metavar="S", help="Seconds for each solve.")
     ] = 20.0,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", help="Tokens of a sequence, of a MODEL by its configuration.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="T", help="Dtype of model and inputs: bf16, fp16, fp32.")
     ] = None,
@@ -95,7 +98,7 @@ def fit(
     check_picture(png)
     solve_options_of("auto", time_limit, 0.0, name=name)
     found = target("fit").predict(
-        target("build").load(model),
+        target("build").load(model, length),
         target("devices").target_of(device),
         optimizer=optimizer,
         release_gradients=release_gradients,

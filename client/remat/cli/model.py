@@ -46,7 +46,8 @@ from .solve import asked_planner, budget_of, options_of, solve_options_of
 
 EXAMPLE = """
 
-MODEL is SCRIPT:make_model: a Python file or the dotted name of a module, and a function in it that returns
+MODEL is a config.json of transformers or diffusers, a preset such as gpt2 (docs/targets.md lists them), or
+SCRIPT:make_model: a Python file or the dotted name of a module, and a function in it that returns
 (model, args) or (model, args, kwargs), a module and one call of it as for remat.optimize:
 
 \b
@@ -58,7 +59,7 @@ MODEL is SCRIPT:make_model: a Python file or the dotted name of a module, and a 
 Nothing large is allocated: tensors have shapes and no values while the function runs. With --device the step is
 captured as it would be on that device and its kernels are priced by a roofline; without, they are measured here."""
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, such as train.py:make_model.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="SCRIPT:make_model, a config.json, or a preset.")]
 DEVICES = (
     "One of a10, a100, gaudi3, h100, h200, l4, l40s, mi300x, rtx3090, rtx4090, rtx5090, t4, v100,"
     " or a table in a TOML or JSON file"

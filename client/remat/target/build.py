@@ -26,10 +26,14 @@ from ..capture.call import CacheSwitch, check_module, example_call
 from ..device import KINDS, here
 from ..device_flags import of_generation
 from .attention import chosen_attention
+from .configs import by_config, config_of
 
 CPU = torch.device("cpu")
 
-FORM = "SCRIPT:make_model, a file or a module and the function in it that returns (model, args)"
+FORM = (
+    "SCRIPT:make_model, a file or a module and the function in it that returns (model, args); or a config.json of "
+    "transformers or diffusers, a name in the hub's cache on this machine, or a preset such as gpt2"
+)
 
 
 class Built(NamedTuple):
@@ -46,14 +50,23 @@ class Built(NamedTuple):
         return type(self.model).__name__
 
 
-def load(text: str) -> Callable[..., Any]:
-    """The function that `SCRIPT:make_model` names: SCRIPT is a Python file or a module's dotted name.
+def load(text: str, length: int | None = None) -> Callable[..., Any]:
+    """The function that `SCRIPT:make_model` names, or that makes the model of a configuration: see `config_of`.
 
-    Without `:name` it is `make_model`. A file's folder, or the current one, is where its imports are looked up.
+    SCRIPT is a Python file or a module's dotted name. Without `:name` it is `make_model`. A file's folder, or the
+    current one, is where its imports are looked up.
+
+    Args:
+        length: tokens of a sequence of a model by its configuration; None: as for `by_config`.
 
     Raises:
         InvalidData: there is no such file, module or function, or importing it fails; the message says where.
     """
+    config = None if ":" in text or text.endswith(".py") else config_of(text)
+    if config is not None:
+        return by_config(config, length)
+    if length is not None:
+        raise InvalidData("--length is for a model by its configuration; a function makes its own call")
     script, colon, name = text.rpartition(":")
     if not colon or "/" in name or name.endswith(".py"):
         script, name = text, "make_model"

@@ -38,7 +38,7 @@ window.Remat = window.Remat || {};
   function reasons(sweeps) {
     const found = sweeps.flatMap((sweep) => {
       const without = sweep.solves.filter((s) => s.overhead === null && s.status !== "running" && s.status !== "queued"), said = new Map();
-      for (const s of without) { const text = (s.message || s.status).replace(/\d[\d,. ]*(?=B|bytes| bytes)/g, "…"); said.set(text, [...(said.get(text) || []), s]); }
+      for (const s of without) { const text = (s.message || s.status).replace(/\d[\d,. ]*([KMGT]?i?B|bytes)/g, "…"); said.set(text, [...(said.get(text) || []), s]); }
       return [...said.values()].map((those) => el("li", {}, el("strong", {}, method(sweep)), ` has no plan at ${those.length} of ${sweep.solves.length} budgets (${bytes(Math.max(...those.map((s) => s.budget_bytes)))}${those.length > 1 ? " and below" : ""}): `, those[0].message || those[0].status.replace("_", " ")));
     });
     return found.length ? el("ul", { class: "reasons" }, found) : null;
