@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -194,3 +196,48 @@ def test_a_parameter_in_two_planned_modules_of_one_loss_is_refused() -> None:
     jobs[1].handles[one.blocks[0].up.weight].remove()
     with pytest.raises(RuntimeError, match=r"a part of its gradient|modified by an inplace"):
         jobs[0].run(lambda model, x: model(x) + jobs[1].model(x))
+
+
+def test_a_backward_pass_of_another_thread_begins_after_one_that_gives_gradients() -> None:
+    """Its gradients would be added to ones that hooks are about to take: nobody but autograd itself guards these."""
+    model = Net().eval()  # without random numbers
+    x, y = numbers(128, WIDTH), 2 * numbers(128, WIDTH)
+    totals = {p: torch.zeros_like(p) for p in model.parameters()}
+    inside, began = threading.Event(), threading.Event()
+
+    def take(parameter: torch.Tensor) -> None:
+        if threading.current_thread() is first and not inside.is_set():
+            inside.set()
+            began.wait(30)
+            time.sleep(0.2)  # the other pass is about to begin, or would have added its gradients by now
+        assert parameter.grad is not None
+        totals[parameter] += parameter.grad  # type: ignore[index]
+        parameter.grad = None
+
+    def other() -> None:
+        inside.wait(30)
+        loss = model(y)
+        loss.register_hook(lambda _: began.set())
+        loss.backward()
+
+    expected = {p: sum(torch.autograd.grad(model(given), p)[0] for given in (x, y)) for p in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(take)
+    remat.enable(model, budget=remat.Fraction(0.6), planner="greedy", self_check=False)
+    first = threading.current_thread()
+    inside.set()
+    model(x).backward()  # planned; nothing is compiled while the threads run
+    assert delivered(model)[-1] > 0
+    for total in totals.values():
+        total.zero_()
+    inside.clear()
+    threads = [threading.Thread(target=lambda: model(x).backward()), threading.Thread(target=other)]
+    first = threads[0]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert began.is_set()
+    for parameter, total in totals.items():
+        assert parameter.grad is None
+        assert torch.allclose(total, expected[parameter], rtol=1e-4, atol=1e-4)

@@ -23,6 +23,7 @@ from .autograd import (
     saved_tensors_have_hooks,
     used_up,
     version_counter,
+    when_backward_ends,
     will_accumulate,
 )
 from .copying import (
@@ -221,6 +222,7 @@ __all__ = [
     "updated_inputs",
     "used_up",
     "version_counter",
+    "when_backward_ends",
     "will_accumulate",
     "written_arguments",
 ]

@@ -39,6 +39,7 @@ __all__ = [
     "saved_tensors_have_hooks",
     "used_up",
     "version_counter",
+    "when_backward_ends",
     "will_accumulate",
 ]
 
@@ -160,6 +161,11 @@ def saved_tensors_have_hooks() -> bool:
 def backward_task() -> int:
     """The number of the backward pass that runs in this thread; -1: none does."""
     return int(torch._C._current_graph_task_id())
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Call something when the backward pass that runs has ended, its accumulation of gradients included."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:

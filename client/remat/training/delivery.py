@@ -7,6 +7,7 @@ it when the whole planned backward pass has returned, with all gradients there a
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,12 +23,27 @@ IN_PART = (
     "the module, so that they saw a part of its gradient: compute all of the loss in the module that is planned"
 )
 
+MOST_WAITED_S = 60.0
+"""For a pass of another thread; longer, and it has ended by an exception."""
+
+
+class _Pass(threading.local):
+    """The backward pass that a thread runs."""
+
+    def __init__(self) -> None:
+        self.state: Sequence[torch.Tensor] = ()
+        self.averaged = self.delivers = False
+        self.whole_task = -1
+        self.returned: dict[int, torch.Tensor] = {}
+
 
 class Delivery:
     """What gives gradients to parameters whose hooks free them: `register_post_accumulate_grad_hook`, and no others.
 
     A backward pass in which a gradient may be in parts, or not be wanted, returns all gradients at its end as autograd
-    expects them: another forward pass waits for its own, `torch.autograd.grad`, hooks on the gradient itself, DDP.
+    expects them: another forward pass waits for its own, another thread runs one, `torch.autograd.grad`, hooks on the
+    gradient itself, DDP. Where one gives gradients itself, those of other threads begin after it: autograd's own
+    accumulation is safe against itself alone.
 
     Attributes:
         together: it takes the gradients of all parameters, or returns all of them.
@@ -38,11 +54,10 @@ class Delivery:
 
     def __init__(self) -> None:
         self.kept = False
+        self._pass = _Pass()
+        self._changed = threading.Condition()
         self._waiting: list[weakref.ref[Any]] = []
-        self._state: Sequence[torch.Tensor] = ()
-        self._averaged = self._delivers = False
-        self._whole_task = -1
-        self._returned: dict[int, torch.Tensor] = {}
+        self._running: dict[threading.Thread, tuple[int, bool]] = {}
 
     def workspace(self, parameter: torch.Tensor) -> int | None:
         """Bytes that a hook is known to take while it runs: none. None where gradients are returned at the end."""
@@ -59,12 +74,14 @@ class Delivery:
     def after_forward(self, node: Any, state: Sequence[torch.Tensor]) -> None:
         """A step has begun that ends where autograd runs a node; `state` are the tensors that it took first."""
         waiting, averaged = weakref.ref(node), _compat.active_ddp() is not None
-        self._waiting.append(waiting)
+        with self._changed:
+            self._waiting.append(waiting)
         node.register_prehook(lambda _: self._reached(waiting, state, averaged))
 
     def _reached(self, node: weakref.ref[Any], state: Sequence[torch.Tensor], averaged: bool) -> None:
-        self._waiting = [other for other in self._waiting if other is not node and other() is not None]
-        self._state, self._averaged = state, averaged
+        with self._changed:
+            self._waiting = [other for other in self._waiting if other is not node and other() is not None]
+        self._pass.state, self._pass.averaged = state, averaged
 
     def begin(self, positions: Sequence[int]) -> None:
         """The backward pass of the step begins, with gradients for the parameters at these positions.
@@ -72,22 +89,37 @@ class Delivery:
         Raises:
             RuntimeError: hooks of one of them have run in this very pass, in another planned module.
         """
-        task = _compat.backward_task()
-        parameters = [self._state[position] for position in positions]
-        whole = self._waiting or task == self._whole_task or self._averaged
-        self._delivers = not whole and all(map(_compat.will_accumulate, parameters))
-        if not self._delivers:
-            self._whole_task = task
+        task, mine = _compat.backward_task(), self._pass
+        parameters = [mine.state[position] for position in positions]
+        thread = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: not any(self._others(thread)), MOST_WAITED_S)
+            whole = self._waiting or task == mine.whole_task or mine.averaged or self._others(thread)
+            mine.delivers = not whole and all(map(_compat.will_accumulate, parameters))
+            delivers = mine.delivers or self._running.get(thread) == (task, True)  # several planned calls in one pass
+            self._running[thread] = task, delivers
+        _compat.when_backward_ends(lambda: self._ended(thread))
+        if not mine.delivers:
+            mine.whole_task = task
         elif not all(_compat.accumulate_by_hand(parameter, IN_PART) for parameter in parameters):
             raise RuntimeError(IN_PART)
+
+    def _others(self, thread: threading.Thread) -> list[bool]:
+        """For each backward pass of another thread: whether it gives gradients itself."""
+        return [gives for other, (_, gives) in self._running.items() if other is not thread and other.is_alive()]
+
+    def _ended(self, thread: threading.Thread) -> None:
+        with self._changed:
+            self._running.pop(thread, None)
+            self._changed.notify_all()
 
     @torch.no_grad()
     def update(self, position: int, gradient: torch.Tensor) -> None:
         """Give one parameter its gradient as autograd does, and run its hooks."""
-        if not self._delivers:
-            self._returned[position] = gradient
+        if not self._pass.delivers:
+            self._pass.returned[position] = gradient
             return
-        parameter = self._state[position]
+        parameter = self._pass.state[position]
         if parameter.grad is not None:
             parameter.grad += gradient
         else:
@@ -103,7 +135,7 @@ class Delivery:
         Args:
             places: where the gradient of the parameter at a position stands in the results.
         """
-        left, self._returned = self._returned, {}
+        left, self._pass.returned = self._pass.returned, {}
         if not left:
             return results
         found = list(results)

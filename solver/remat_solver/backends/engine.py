@@ -43,6 +43,7 @@ _NO_MEMORY = (
     "MemoryError",
     "can't start new thread",
     "bad_alloc",
+    "terminate called recursively",  # by a second thread without memory, while the first one is to say so
     "Cannot allocate memory",
     "cannot map zero-fill",
     "emory allocation",
