@@ -18,6 +18,7 @@ import httpx2
 
 from benchmarks.harness.table import Report
 from benchmarks.service.crowd import JSON, Processes, ask, client, cpu_seconds, in_thread, many, step, timed, verified
+from benchmarks.service.misses import load, post_of
 from remat_ir import Graph, Problem, budget_at, plain_peak
 
 BARE = """
@@ -29,7 +30,7 @@ app, bodies = FastAPI(), {}
 async def put(name: str, request: Request): bodies[name] = await request.body()
 @app.post("/bytes/{name}")
 async def post(name: str, request: Request):
-    await request.body()
+    await request.json()
     return Response(bodies[name], media_type="application/json")
 @app.get("/bytes/{name}")
 async def get(name: str): return Response(bodies[name], media_type="application/json")
@@ -39,6 +40,8 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 
 async def hits(folder: Path, options: argparse.Namespace) -> None:
     """Cache hits, polled and posted, against a bare FastAPI route that returns the same bytes in the same run.
+
+    The bare route parses the JSON of a POST, as any service that reads it must.
 
     POST: the same body again and again, as the ranks of a job send it. "POST, new body": the same graph in a body that
     this service has not seen, so that it is parsed and looked up. "POST, new graph": what another process has stored is
@@ -87,6 +90,36 @@ async def hits(folder: Path, options: argparse.Namespace) -> None:
                 await both.measure(
                     "POST, new graph", len(bodies[0]), lambda e=each: _post(http, _SOLVES, next(e)), len(bodies), warm=0
                 )
+
+    await _crowded(folder, options)
+
+
+async def _crowded(folder: Path, options: argparse.Namespace) -> None:
+    """Hits of 32 clients at once on one server: of the same body, of new bodies, and of new graphs after a restart."""
+    columns = ("ops", "call", "hits", "a second", "p50 ms", "p99 ms", "longest ms")
+    ops, inner = options.ops[0], folder / "crowd"
+    inner.mkdir()
+    with Processes(inner, workers=1) as processes, Report("Hits of 32 clients at once", columns, options.out) as report:
+        server = await in_thread(processes.serve)
+        asked = [_asked(step(ops, 5000 + i)) for i in range(options.times // 4)]
+        async with client(processes.port) as http:
+            for i, each in enumerate(asked):
+                await ask(http, json.dumps(each).encode(), f"crowd{i}")
+        bodies = {
+            "POST": [asked[0]] * 4 * options.times,
+            "POST, new body": [asked[0] | {"time_limit_s": 60 + i / 1000} for i in range(2 * options.times)],
+            "POST, new graph": asked,
+        }
+        for name, sent in bodies.items():
+            if name == "POST, new graph":
+                await in_thread(processes.end, server)
+                await in_thread(processes.serve)
+            posts = [post_of(json.dumps(each).encode()) for each in sent]
+            begun = time.perf_counter()
+            times = sorted(await load(processes.port, posts, 200))
+            rate = len(times) / (time.perf_counter() - begun)
+            some = (times[len(times) // 2], times[int(0.99 * (len(times) - 1))], times[-1])
+            report.add(ops, name, len(times), f"{rate:.0f}", *(f"{1000 * each:.1f}" for each in some))
 
 
 _SOLVES = "/v1/solves"

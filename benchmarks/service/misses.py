@@ -36,7 +36,7 @@ async def misses(folder: Path, options: argparse.Namespace) -> None:
                     database.execute("UPDATE tenants SET most_running = 0")
                 bodies = [_request(ops, 1 + seed) for seed in range(options.misses)]
                 spent, begun = cpu_seconds(server), time.perf_counter()
-                times = await _load(processes.port, bodies)
+                times = await load(processes.port, bodies, 202)
                 seconds, spent = time.perf_counter() - begun, cpu_seconds(server) - spent
                 with closing(sqlite3.connect(inner / "load.sqlite")) as database:
                     (queued,) = database.execute("SELECT count(*) FROM solves WHERE state = 'queued'").fetchone()
@@ -51,25 +51,31 @@ async def misses(folder: Path, options: argparse.Namespace) -> None:
 
 def _request(ops: int, seed: int) -> bytes:
     graph = step(ops, 1_000_000 * ops + seed)
-    body = json.dumps({"problem": Problem(graph, budget_at(graph, 0.7)).to_json(), "time_limit_s": 60}).encode()
+    return post_of(
+        json.dumps({"problem": Problem(graph, budget_at(graph, 0.7)).to_json(), "time_limit_s": 60}).encode()
+    )
+
+
+def post_of(body: bytes) -> bytes:
+    """A POST of a body, as it goes over the wire."""
     head = ["POST /v1/solves HTTP/1.1", "host: localhost", "content-type: application/json"]
     head.append(f"content-length: {len(body)}")
     return "\r\n".join((*head, "\r\n")).encode() + body
 
 
-async def _load(port: int, bodies: list[bytes]) -> list[float]:
-    """Seconds of each, one after another on each of the connections."""
-    left: Iterator[bytes] = iter(bodies)
-    found = await asyncio.gather(*(_connection(port, left) for _ in range(_CONNECTIONS)))
+async def load(port: int, posts: list[bytes], status: int) -> list[float]:
+    """Seconds of each POST, one after another on each of 32 connections; all must be answered with a status."""
+    left: Iterator[bytes] = iter(posts)
+    found = await asyncio.gather(*(_connection(port, left, status) for _ in range(_CONNECTIONS)))
     return [seconds for each in found for seconds in each]
 
 
-async def _connection(port: int, left: Iterator[bytes]) -> list[float]:
+async def _connection(port: int, left: Iterator[bytes], status: int) -> list[float]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     times = []
     for body in left:
         begun = time.perf_counter()
-        await _sent(reader, writer, body, 202)
+        await _sent(reader, writer, body, status)
         times.append(time.perf_counter() - begun)
     writer.close()
     return times

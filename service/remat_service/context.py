@@ -9,7 +9,6 @@ from importlib.metadata import version
 
 from .clock import Clock
 from .locks import KeyedLocks
-from .lru import Lru
 from .metrics import Metrics
 from .notify.notifier import Notifier
 from .processes.supervisor import Supervisor
@@ -22,14 +21,13 @@ from .storage.health import Health
 from .storage.queue import Queue
 from .storage.response_cache import ResponseCache
 from .storage.seals import Seals, seals_of
-from .storage.snapshot import Given, SnapshotReader
+from .storage.snapshot import SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
 from .storage.write_behind import WriteBehind
 from .turns import Turns
 from .waits import Waits
 
-_MOST_GIVEN_BYTES = 32 << 20
 COME_BACK_S = 5
 """Seconds after which clients of a stopping server find it, or another, ready again."""
 
@@ -62,7 +60,6 @@ class Context:
     waits: Waits
     name: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}"[:100])
     locks: KeyedLocks = field(default_factory=KeyedLocks)
-    given: Lru[str, Given] = field(default_factory=lambda: Lru(_MOST_GIVEN_BYTES))
     stopping: bool = False
     leaving: bool = False
 
@@ -109,9 +106,7 @@ def build_context(
         cache=Cache(database, store, claims, verifier, snapshots, metrics),
         snapshots=snapshots,
         write_behind=write_behind,
-        response_cache=ResponseCache(
-            snapshots, verifier, write_behind, seals, database.clock, metrics, settings.recall_bytes
-        ),
+        response_cache=ResponseCache(snapshots, write_behind, seals, database.clock, metrics, settings.recall_bytes),
         notifier=Notifier(),
         metrics=metrics,
         supervisor=supervisor or Supervisor(settings),

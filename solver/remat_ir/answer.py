@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from html import escape
 from typing import Any, NamedTuple
@@ -305,7 +305,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """The answer object of the wire; `plan` is there only when there is one."""
-        data = asdict(replace(self, plan=None, proof=None))
+        data = {member.name: getattr(self, member.name) for member in fields(self)}
         data["status"] = self.status.value
         data["restricted_to"] = list(self.restricted_to)
         data["dropped_methods"] = list(self.dropped_methods)

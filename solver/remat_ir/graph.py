@@ -170,7 +170,7 @@ class Graph:
         size, keep = self.value_bytes, frozenset(self.keep)
         born, own = [0] * (self.ops + 1), list(self.op_workspace_bytes)
         for op, inputs in enumerate(self.op_inputs):
-            own[op] += sum(size[v] for v in (*(v for v in inputs if v not in keep), *self.op_always[op]))
+            own[op] += sum([size[v] for v in inputs if v not in keep]) + sum([size[v] for v in self.op_always[op]])
         for value, maker in enumerate(self.value_op):
             readers = self.users[value]
             start, end = max(maker + 1, self.last_stage[maker]), max(readers, default=-1)

@@ -112,19 +112,19 @@ class Plan:
             InvalidData: malformed in any way; the message names the step.
         """
         rows = plan_document(FORMAT).read(data)["steps"]
-        return cls(tuple(_read_step(row, i) for i, row in enumerate(rows)))
+        return cls(tuple(map(_read_step, rows, range(len(rows)))))
 
 
 def _read_step(row: object, i: int) -> Step:
-    here = f"/steps/{i}"
     if not isinstance(row, (list, tuple)) or not 2 <= len(row) <= 3:
-        raise InvalidData(f"step {i} must be [verb, number] or ['compute', op, [values]]", here)
+        raise InvalidData(f"step {i} must be [verb, number] or ['compute', op, [values]]", f"/steps/{i}")
     verb, number = row[0], row[1]
     if type(number) is not int or number < 0:
-        raise InvalidData(f"step {i}: {number!r} must be a non-negative integer", here + "/1")
+        raise InvalidData(f"step {i}: {number!r} must be a non-negative integer", f"/steps/{i}/1")
+    if len(row) == 2 and verb == "compute":
+        return Compute(number)
+    here = f"/steps/{i}"
     if verb == "compute":
-        if len(row) == 2:
-            return Compute(number)
         kept = integers(row[2], f"step {i}: kept", here + "/2")
         if any(b <= a for a, b in pairwise(kept)):
             raise InvalidData(f"step {i}: kept values must ascend", here + "/2")

@@ -69,13 +69,14 @@ class _State:
         self.consumed: dict[int, int] = {}  # value → the op that has consumed it
         self.resident: set[int] = set()  # what ops can read
         self.transfers = Transfers(graph)
+        self.ops = graph.ops
         self.done = 0  # ops 0 … done-1 have been computed: first computations come in op order
         self.memory, self.now_ns = graph.fixed_bytes, 0
 
     def compute(self, step: Compute, i: int) -> int:
         """Run an op; returns the memory while it runs."""
-        graph, op, resident = self.graph, step.op, self.resident
-        if not 0 <= op < graph.ops:
+        graph, op, resident, bytes_of = self.graph, step.op, self.resident, self.graph.value_bytes
+        if not 0 <= op < self.ops:
             raise InvalidPlan(f"there is no op {op}", i)
         if op > self.done:
             raise InvalidPlan(f"op {op} is first computed before op {self.done}", i)
@@ -86,26 +87,32 @@ class _State:
                 raise InvalidPlan(f"op {op} reads value {value}, which op {self.consumed[value]} has consumed", i)
             if value not in resident:
                 raise InvalidPlan(f"op {op} reads value {value}, which is not resident", i)
-        always = graph.op_always[op]
-        kept = always if step.kept is None else step.kept
-        if kept is not always and len(set(kept)) != len(kept):
-            raise InvalidPlan(f"op {op} keeps a value twice", i)
-        for value in kept:
-            if not 0 <= value < graph.values or graph.value_op[value] != op:
-                raise InvalidPlan(f"op {op} keeps value {value}, which it does not make", i)
-        made = always if step.kept is None else tuple({*always, *kept})
+        made = kept = graph.op_always[op]
+        if step.kept is not None:
+            kept = step.kept
+            if len(set(kept)) != len(kept):
+                raise InvalidPlan(f"op {op} keeps a value twice", i)
+            for value in kept:
+                if not 0 <= value < graph.values or graph.value_op[value] != op:
+                    raise InvalidPlan(f"op {op} keeps value {value}, which it does not make", i)
+            made = tuple({*made, *kept})
+        during = self.memory + graph.op_workspace_bytes[op]
         for value in made:
             if value in resident:
                 raise InvalidPlan(f"op {op} makes value {value} while it is resident", i)
             if value in self.keep and value not in kept:
                 raise InvalidPlan(f"op {op} drops value {value}, which must be kept to the end", i)
-            self.transfers.check_made(op, value, value in kept, i)
-        during = self.memory + sum(graph.value_bytes[v] for v in made) + graph.op_workspace_bytes[op]
+            if graph.link is not None:
+                self.transfers.check_made(op, value, value in kept, i)
+            during += bytes_of[value]
+        for value in kept:
+            self.memory += bytes_of[value]
         resident.update(kept)
-        self.memory += sum(graph.value_bytes[v] for v in kept)
         self.now_ns += graph.op_cost_ns[op]
-        self.consumed |= {v: op for v in graph.op_inputs[op] if v in self.consumes and graph.users[v][-1] == op}
-        self.done = max(self.done, op + 1)
+        if self.consumes:
+            self.consumed |= {v: op for v in graph.op_inputs[op] if v in self.consumes and graph.users[v][-1] == op}
+        if op == self.done:
+            self.done += 1
         return during
 
     def free(self, value: int, i: int) -> None:

@@ -1,4 +1,4 @@
-"""Subjects read lately, found again in other bodies by the text of their arrays, which then needs no parsing.
+"""Problems read lately, found again in other bodies by the text of their arrays: the first of the three caches.
 
 Nearly all of a body is the arrays of its graph, and bodies about one graph (other budgets, methods, limits) differ in
 the rest alone. The arrays are cut out of the text at their brackets, and what is left is parsed as ever, with a
@@ -7,6 +7,9 @@ its members as they were sent, but for spaces after commas. So what is found equ
 other way is read whole.
 
 Not across tenants: how long a body takes to be read would tell one whether another has sent its graph.
+
+Bound: 400,000 ops, a small graph counted as 1,600. Invalidation: none is needed, since equal text means an equal graph.
+Gain at 300 ops: 0.2 ms of processor time instead of 0.7 to parse, check and digest a graph.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def listed_answer(context: Context, row: Any) -> dict[str, Any]:
 
 def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
     """The body for an ended request whose plan and certificate have been checked before; None: go the long way."""
-    given = context.given.get(found.id)
+    given = context.response_cache.given.get(found.id)
     if given is not None and given.found == found:  # its seal and its plan were checked, and no column differs
         context.metrics.recalls.labels("id").inc()
         return spliced(given.head, given.plan, given.proof)
@@ -123,7 +123,7 @@ def _from_memory(context: Context, found: EndedRequest) -> bytes | None:
     if text is not None:
         context.metrics.recalls.labels("id").inc()
     given = Given(found, head_of(said), text, proof)
-    context.given.put(found.id, given, given.size)
+    context.response_cache.given.put(found.id, given, given.size)
     return spliced(given.head, text, proof)
 
 
@@ -191,7 +191,7 @@ async def proof_text(
     problem = Problem(subject, net_budget)
     checked = await context.verifier.proof(graph_key, problem, proof.data)
     if checked is not None and checked.proves(proof.bound_ns):
-        return await context.verifier.proof_text(graph_key, problem, proof.data)
+        return checked.text
     context.metrics.damaged.labels("proof").inc()
     log.error("a stored certificate is damaged and is not given", graph=graph_key, budget=net_budget)
     return None

@@ -45,7 +45,7 @@ async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, k
     async with context.database.write(brief=True) as connection:
         await context.store.put_graph(connection, keys, net)
         plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
-    context.verifier.remember(keys.graph, digest, verdict)
+    context.verifier.remember(keys.graph, digest, verdict, plan)
     return plan_id
 
 

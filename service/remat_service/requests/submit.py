@@ -21,6 +21,7 @@ from ..storage.answers import document
 from ..storage.cache import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.epochs import of_epoch
+from ..storage.response_cache import CachedResponse
 from ..storage.tables import ACTIVE, requests, solves, tenants
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
@@ -117,13 +118,14 @@ class Submission:
         if net is None or digests is None:
             return Taken(await self._answer_infeasible())
         keys = keys_of(self.caller, digests, method_key_of(ask.method, ask.options, ask.start, ask.certify))
-        snapshot = await context.snapshots.read(keys, net.budget_bytes)
+        snapshot, packed = await context.snapshots.read_with_graph(keys, net.budget_bytes)
         if snapshot.under_way:  # it has all that the store has, and more to come
             joined = await self._join_flight(keys)
             if joined is not None:
                 return Taken(joined)
-            snapshot = await context.snapshots.read(keys, net.budget_bytes)
-        await self._mend_graph(net, keys)
+            snapshot, packed = await context.snapshots.read_with_graph(keys, net.budget_bytes)
+        if packed is not None:
+            await self._mend_graph(net, keys, packed)
         within_s = context.settings.look_up_s
         known = Stored(net) if ask.force else await context.cache.known(self.caller, keys, net, snapshot, within_s)
         looked = _Looked(net, keys, known)
@@ -132,11 +134,10 @@ class Submission:
         start_plan_id = None if ask.start is None else await start_plan(context, self.caller, ask, net, keys)
         return Taken(await self._queue(looked, start_plan_id))
 
-    async def _mend_graph(self, net: Problem, keys: Keys) -> None:
+    async def _mend_graph(self, net: Problem, keys: Keys, packed: bytes) -> None:
         """Replace the stored graph where its bytes are damaged: the POST carries it whole."""
         context = self.context
-        packed = await context.snapshots.graph_row(keys.graph)
-        if packed is None or await context.verifier.graph(keys.graph, packed, self.caller.key) is not None:
+        if await context.verifier.graph(keys.graph, packed, self.caller.key, net.subject) is not None:
             return
         async with context.database.write(brief=True) as connection:
             await context.store.replace_graph(connection, keys, net)
@@ -216,32 +217,32 @@ class Submission:
                 await context.store.put_graph(connection, keys, net)
             row["plan_id"] = await self._keep_near(connection, looked) or row["plan_id"]
             if known.proof is not None and known.proof_id is None:
-                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *known.proof)
+                proved = known.proof[:2]
+                row["proof_id"] = await context.store.put_proof(connection, keys.graph, net.budget_bytes, *proved)
             row = context.seals.sealed("requests", row)
             await connection.execute(requests.insert(), row)
             await context.store.touch(connection, keys.graph, row["plan_id"])
-        self._remember(looked, row)
+        await self._remember(looked, row)
         context.metrics.cache.labels(result).inc()
         context.metrics.saved_seconds.labels(self.caller.tenant).inc(row["answer"]["seconds"])
         return Taken(row["id"])
 
     async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
         """The answer as it will be given to the same body again, its row written a moment later; None: the long way."""
-        context, plan, proof = self.context, looked.known.plan, looked.known.proof
-        if plan is not None:
-            await context.verifier.text(looked.keys.graph, looked.net, plan.data, plan.claimed)
-        if proof is not None:
-            await context.verifier.proof_text(looked.keys.graph, looked.net, proof.data)
-        self._remember(looked, row)
-        text = await context.response_cache.get(self.caller, self.ask.body, self.retry) if self.ask.body else None
-        if text is not None:
-            context.metrics.cache.labels("hit").inc()
-        return text
+        held = await self._remember(looked, row)
+        if held is None:
+            return None
+        self.context.metrics.cache.labels("hit").inc()
+        return await self.context.response_cache.give(self.caller, held, self.retry)
 
-    def _remember(self, looked: _Looked, row: dict[str, Any]) -> None:
-        if self.ask.body and row["cache"] == "hit" and not looked.known.partial:
-            cache = self.context.response_cache
-            cache.put(self.caller, self.ask.body, looked.keys, row, looked.known)
+    async def _remember(self, looked: _Looked, row: dict[str, Any]) -> CachedResponse | None:
+        context, known = self.context, looked.known
+        if not self.ask.body or row["cache"] != "hit" or known.partial:
+            return None
+        plan, text = known.plan, None
+        if plan is not None:
+            text = await context.verifier.text(looked.keys.graph, looked.net, plan.data, plan.claimed)
+        return context.response_cache.put(self.caller, self.ask.body, looked.keys, row, known, text)
 
     async def _keep_near(self, connection: AsyncConnection, looked: _Looked) -> str | None:
         """Store what was carried over from a graph with other costs, and was checked for this one; the plan's id."""
@@ -249,7 +250,7 @@ class Submission:
         if not known.carried:
             return None
         if known.proof is not None:
-            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, *known.proof)
+            await context.store.put_proof(connection, keys.graph, looked.net.budget_bytes, *known.proof[:2])
         elif known.claim is not None:
             claim = known.claim
             await context.claims.raise_bound(
@@ -261,7 +262,7 @@ class Submission:
             return None
         plan, verdict = known.near
         plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "near", plan, verdict)
-        context.verifier.remember(keys.graph, digest, verdict)
+        context.verifier.remember(keys.graph, digest, verdict, plan)
         return plan_id
 
     async def _join_flight(self, keys: Keys) -> str | None:

@@ -117,11 +117,11 @@ class SolveRecord:
                 plan_id, digest = await context.store.put_plan(
                     connection, claim.row.graph_key, claim.row.method_key, source, plan, verdict
                 )
-                context.verifier.remember(claim.row.graph_key, digest, verdict)
+                context.verifier.remember(claim.row.graph_key, digest, verdict, plan)
                 if self.cost_ns is None or verdict.cost_ns <= self.cost_ns:
                     told |= {"plan_id": plan_id, "cost_ns": verdict.cost_ns, "peak_bytes": verdict.peak_bytes}
             if proof is not None:
-                await context.store.put_proof(connection, claim.row.graph_key, proof[0], *proof[1])
+                await context.store.put_proof(connection, claim.row.graph_key, proof[0], *proof[1][:2])
             if outcome.claim is not None:
                 await context.claims.raise_bound(
                     connection, claim.row.graph_key, claim.net.budget_bytes, *outcome.claim

@@ -267,7 +267,7 @@ class SolveRun:
             proof_id = known.proof_id
             if known.proof is not None and proof_id is None:
                 key, budget = claim.row.graph_key, claim.net.budget_bytes
-                proof_id = await context.store.put_proof(connection, key, budget, *known.proof)
+                proof_id = await context.store.put_proof(connection, key, budget, *known.proof[:2])
             await write_answers(context, connection, endings, None if plan is None else plan.id, proof_id)
             finished = len(endings) == len(waiting)
             if finished:
@@ -277,8 +277,6 @@ class SolveRun:
                 )
         if plan is not None and context.settings.embedded:  # for the crowd that is about to be woken
             await context.verifier.text(claim.row.graph_key, claim.net, plan.data, plan.claimed)
-        if known.proof is not None and context.settings.embedded:
-            await context.verifier.proof_text(claim.row.graph_key, claim.net, known.proof.data)
         self.answered += [request.id for request, _ in endings]
         context.notifier.notify(*(request.id for request, _ in endings))
         if finished:

@@ -12,6 +12,8 @@ from remat_solver import claim_sentence, sentence
 
 def shifted(answer: Answer, fixed_bytes: int) -> Answer:
     """The same answer with `fixed_bytes` more on every count of bytes; negative takes them off."""
+    if not fixed_bytes:
+        return answer
 
     def move(number: int | None) -> int | None:
         return None if number is None else number + fixed_bytes

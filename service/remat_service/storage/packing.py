@@ -18,8 +18,13 @@ MOST_BYTES = 1 << 30
 
 def pack(data: Any) -> bytes:
     """JSON data as compressed bytes, the same for the same data."""
-    packed: bytes = zstd.compress(json.dumps(data, separators=(",", ":"), sort_keys=True).encode(), level=3)
+    packed: bytes = zstd.compress(written(data), level=3)
     return packed
+
+
+def written(data: Any) -> bytes:
+    """JSON data as the text that is packed."""
+    return json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
 
 
 def unpack(packed: bytes) -> Any:

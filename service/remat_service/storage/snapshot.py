@@ -198,6 +198,8 @@ def _read(row: Sequence[Any] | None) -> Snapshot:
 
 _OF_CLAIM = "budget_bytes", "method_key", "restricted_to"
 _SNAPSHOT = _snapshot()
+_GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
+_WITH_GRAPH = _SNAPSHOT.add_columns(_GRAPH.scalar_subquery())
 _ENDED_REQUEST = (
     select(
         requests.c.id,
@@ -231,7 +233,6 @@ _ENDED_REQUEST = (
 _IDEMPOTENCY_KEY = select(requests.c.id).where(
     requests.c.tenant_id == bindparam("tenant"), requests.c.idempotency_key == bindparam("key")
 )
-_GRAPH = select(graphs.c.data).where(graphs.c.key == bindparam("graph"))
 
 
 def _named(keys: Keys, net_budget: int) -> dict[str, object]:
@@ -251,6 +252,12 @@ class SnapshotReader:
         """What an answer to this problem by this method rests on now."""
         return _read(await self._database.first(_SNAPSHOT, _named(keys, net_budget)))
 
+    async def read_with_graph(self, keys: Keys, net_budget: int) -> tuple[Snapshot, bytes | None]:
+        """The same, and the stored bytes of the graph."""
+        row = await self._database.first(_WITH_GRAPH, _named(keys, net_budget))
+        assert row is not None
+        return _read(row), row[-1]
+
     async def read_without(self, keys: Keys, net_budget: int, without: Sequence[Row]) -> Snapshot:
         """The same if some rows were not there, and so no effort either, which may have rested on them."""
         return _read(await self._database.first(_snapshot(without), _named(keys, net_budget)))
@@ -260,11 +267,6 @@ class SnapshotReader:
         named = {"id": request_id, "tenant": caller.tenant_id, "epoch": caller.epoch}
         row = await self._database.first(_ENDED_REQUEST, named)
         return None if row is None else EndedRequest._make(row)
-
-    async def graph_row(self, key: str) -> bytes | None:
-        """The stored bytes of a graph."""
-        row = await self._database.first(_GRAPH, {"graph": key})
-        return None if row is None else bytes(row[0])
 
     async def has_idempotency_key(self, tenant_id: str, key: str) -> bool:
         """Whether a request with this idempotency key is there."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from remat_ir import (
     AnyPlan,
+    Certificate,
     InvalidData,
     InvalidPlan,
     Problem,
@@ -22,24 +23,29 @@ from remat_ir import (
     certificate_for,
     graph_digest,
     read_plan,
+    subject_kind,
     verify,
 )
 from remat_ir.proof import certain_need, read_proof
+from remat_ir.schema import parse
 
 from ..lru import Lru
-from .packing import checksum, inflated, pack, unpack
+from ..subjects import size_of
+from .packing import checksum, inflated, pack, unpack, written
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_SMALL_OPS = 5_000
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
 
 
 class CheckedProof(NamedTuple):
-    """A certificate of one problem, checked on it: what it proves (None: no plan fits), and its packed bytes."""
+    """A certificate of one problem, checked on it: what it proves (None: no plan fits), packed, and as JSON text."""
 
     bound_ns: int | None
     data: bytes
+    text: bytes
 
     def proves(self, bound_ns: int | None) -> bool:
         """Whether it proves at least what is said: at a smaller budget a bound may turn into that no plan fits."""
@@ -49,23 +55,28 @@ class CheckedProof(NamedTuple):
 class Verifier:
     """Reads graphs and plans from packed bytes, with a memory of what it has already verified."""
 
-    def __init__(self, most_graphs: int = 64, most_verdicts: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
+    def __init__(self, most_graphs: int = 64, most_needs: int = 4096, most_plan_bytes: int = 64 << 20) -> None:
         self._graphs: Lru[str, Subject] = Lru(most_graphs)
-        self._verdicts: Lru[tuple[str, str], Verdict] = Lru(most_verdicts)
-        self._needs: Lru[str, int] = Lru(most_verdicts)
-        self._texts: Lru[str, bytes] = Lru(most_plan_bytes)
-        self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 4)
+        self._needs: Lru[str, int] = Lru(most_needs)
+        self._plans: Lru[tuple[str, str], tuple[Verdict, bytes]] = Lru(most_plan_bytes)
+        self._proofs: Lru[tuple[str, int, str], CheckedProof] = Lru(most_plan_bytes // 2)
         self._checks: dict[tuple[str, int, str], asyncio.Task[CheckedProof | None]] = {}
         self._byte_s = 0.0
         self.rejections = 0
 
-    async def graph(self, key: str, packed: bytes, key_of: Callable[[str], str]) -> Subject | None:
-        """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again."""
+    async def graph(
+        self, key: str, packed: bytes, key_of: Callable[[str], str], expected: Subject | None = None
+    ) -> Subject | None:
+        """The graph of a row, or None where its bytes are damaged: its digest must lead to its key again.
+
+        Args:
+            expected: what it should be, by its digest; bytes as it is packed need not be read.
+        """
         stored = key + checksum(packed)
         found = self._graphs.get(stored)
         if found is None:
             try:
-                found = await _run(len(packed), _read_graph, packed, key, key_of)
+                found = await _run(len(packed), _read_graph, packed, key, key_of, expected)
             except (ValueError, InvalidData):
                 self.rejections += 1
                 return None
@@ -74,50 +85,40 @@ class Verifier:
 
     async def plan(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> AnyPlan | None:
         """The plan of a row if it is valid for the problem and costs what the row claims; else None."""
-        digest = checksum(packed)
-        verified = self._passes((graph_key, digest), problem, claimed)
-        try:
-            plan = await _run(len(packed), _read_plan, packed, problem, None if verified else claimed)
-        except (ValueError, InvalidData, InvalidPlan):
-            self.rejections += 1
-            return None
-        self.remember(graph_key, digest, claimed)
-        return plan
+        text = await self.text(graph_key, problem, packed, claimed)
+        return None if text is None else await _run(len(packed), _read_plan, text)
 
     async def passes(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bool:
         """Whether the plan of a row may be served for the problem; quick for bytes verified before."""
-        if self._passes((graph_key, checksum(packed)), problem, claimed):
-            return True
-        return await self.plan(graph_key, problem, packed, claimed) is not None
+        return await self.text(graph_key, problem, packed, claimed) is not None
 
     async def text(self, graph_key: str, problem: Problem, packed: bytes, claimed: Verdict) -> bytes | None:
-        """The plan as JSON text, under the same condition; texts lately served are kept in memory."""
+        """The plan as JSON text, under the same condition; texts lately verified are kept in memory."""
         digest = checksum(packed)
-        held = self._texts.get(digest)
-        if held is not None and self._passes((graph_key, digest), problem, claimed):
+        held = self._held(graph_key, digest, problem.budget_bytes, claimed)
+        if held is not None:
             return held
-        plan = await self.plan(graph_key, problem, packed, claimed)
-        if plan is None:
+        try:
+            text = await _run(len(packed), _verified_text, packed, problem, claimed)
+        except (ValueError, InvalidData, InvalidPlan):
+            self.rejections += 1
             return None
-        text = await _run(len(packed), _plan_text, plan)
-        self._texts.put(digest, text, len(text))
+        self._plans.put((graph_key, digest), (claimed, text), len(text) + 500)
         return text
-
-    def held(self, digest: str) -> bytes | None:
-        """The text of packed bytes of this SHA-256, where it is in memory: for who knows that they were verified."""
-        return self._texts.get(digest)
 
     def text_in_memory(self, graph_key: str, net_budget: int, packed: bytes, claimed: Verdict) -> bytes | None:
         """The text of a plan whose bytes were verified before and are still in memory; None says nothing about it."""
-        digest = checksum(packed)
-        within = self._verdicts.get((graph_key, digest)) == claimed and claimed.peak_bytes <= net_budget
-        return self._texts.get(digest) if within else None
+        return self._held(graph_key, checksum(packed), net_budget, claimed)
+
+    def _held(self, graph_key: str, digest: str, net_budget: int, claimed: Verdict) -> bytes | None:
+        found = self._plans.get((graph_key, digest))
+        return found[1] if found is not None and found[0] == claimed and claimed.peak_bytes <= net_budget else None
 
     async def certain_need(self, graph_key: str, subject: Subject) -> int:
         """Net bytes that every plan needs for what a single op needs alone, worked out once for a graph."""
         found = self._needs.get(graph_key)
         if found is None:
-            found = await asyncio.to_thread(certain_need, subject)
+            found = await _run(_SMALL_BYTES if size_of(subject)[0] > _SMALL_OPS else 0, certain_need, subject)
             self._needs.put(graph_key, found, 1)
         return found
 
@@ -158,8 +159,9 @@ class Verifier:
         finally:
             self._byte_s = (time.monotonic() - begun) / max(len(packed), _SMALL_BYTES)
             del self._checks[key]
-        self._proofs.put(key, found, len(packed) + len(found.data) + 500)
-        self._proofs.put((*key[:2], checksum(found.data)), found, len(found.data) + 500)
+        size = len(found.data) + len(found.text) + 500
+        self._proofs.put(key, found, size)
+        self._proofs.put((*key[:2], checksum(found.data)), found, size)
         return found
 
     async def new_proof(self, graph_key: str, problem: Problem, data: object) -> CheckedProof:
@@ -170,22 +172,14 @@ class Verifier:
             InvalidPlan: it proves nothing about the problem.
         """
         found = await asyncio.to_thread(_check_new, problem, data)
-        self._proofs.put((graph_key, problem.budget_bytes, checksum(found.data)), found, len(found.data) + 500)
+        size = len(found.data) + len(found.text) + 500
+        self._proofs.put((graph_key, problem.budget_bytes, checksum(found.data)), found, size)
         return found
-
-    async def proof_text(self, graph_key: str, problem: Problem, packed: bytes) -> bytes | None:
-        """A stored certificate of the problem as JSON text, if it proves anything."""
-        found = await self.proof(graph_key, problem, packed)
-        if found is None:
-            return None
-        text = inflated(found.data)
-        self._texts.put(checksum(packed), text, len(text))
-        return text
 
     def proof_text_in_memory(self, graph_key: str, net_budget: int, packed: bytes) -> bytes | None:
         """The text of a certificate whose bytes were checked before and are still in memory."""
-        digest = checksum(packed)
-        return None if self._proofs.get((graph_key, net_budget, digest)) is None else self._texts.get(digest)
+        found = self._proofs.get((graph_key, net_budget, checksum(packed)))
+        return None if found is None else found.text
 
     async def read_plan(self, packed: bytes) -> AnyPlan | None:
         """A plan that has not been verified, on any problem, yet; None where its bytes are damaged."""
@@ -203,42 +197,46 @@ class Verifier:
         """
         return await _run(len(plan.steps) * 8, verify, problem, plan)
 
-    def remember(self, graph_key: str, digest: str, verdict: Verdict) -> None:
-        """Note a verdict on packed bytes of this SHA-256."""
-        self._verdicts.put((graph_key, digest), verdict, 1)
-
-    def _passes(self, key: tuple[str, str], problem: Problem, claimed: Verdict) -> bool:
-        return self._verdicts.get(key) == claimed and claimed.peak_bytes <= problem.budget_bytes
+    def remember(self, graph_key: str, digest: str, verdict: Verdict, plan: AnyPlan) -> None:
+        """Note a verdict on a plan that is stored as packed bytes of this SHA-256."""
+        text = written(plan.to_json())
+        self._plans.put((graph_key, digest), (verdict, text), len(text) + 500)
 
 
-def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str]) -> Subject:
+def _read_graph(packed: bytes, key: str, key_of: Callable[[str], str], expected: Subject | None) -> Subject:
+    if expected is not None and inflated(packed) == written({subject_kind(expected): expected.to_json()}):
+        return expected
     subject = Problem.from_json({**unpack(packed), "budget_bytes": 0}).subject
     if key_of(graph_digest(subject)) != key:
         raise ValueError("damaged: another graph than its key says")
     return subject
 
 
-def _read_plan(packed: bytes, problem: Problem, claimed: Verdict | None) -> AnyPlan:
-    plan = read_plan(unpack(packed))
-    if claimed is not None:
-        verify(problem, plan, cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
-    return plan
+def _read_plan(text: bytes) -> AnyPlan:
+    return read_plan(json.loads(text))
+
+
+def _verified_text(packed: bytes, problem: Problem, claimed: Verdict) -> bytes:
+    """The text of a plan, as it is stored, once it is verified."""
+    text = inflated(packed)
+    verify(problem, read_plan(parse(text)), cost_ns=claimed.cost_ns, peak_bytes=claimed.peak_bytes)
+    return text
 
 
 def _check_proof(problem: Problem, packed: bytes) -> CheckedProof:
-    proof = read_proof(unpack(packed))
+    text = inflated(packed)
+    proof = read_proof(parse(text))
     found = certificate_for(problem, proof)
-    same = found.proof is proof
-    return CheckedProof(found.bound_ns, packed if same else pack(found.proof.to_json()))
+    return CheckedProof(found.bound_ns, packed, text) if found.proof is proof else _packed_proof(found)
 
 
 def _check_new(problem: Problem, data: object) -> CheckedProof:
-    found = certificate_for(problem, read_proof(data))
-    return CheckedProof(found.bound_ns, pack(found.proof.to_json()))
+    return _packed_proof(certificate_for(problem, read_proof(data)))
 
 
-def _plan_text(plan: AnyPlan) -> bytes:
-    return json.dumps(plan.to_json(), separators=(",", ":")).encode()
+def _packed_proof(found: Certificate) -> CheckedProof:
+    data = found.proof.to_json()
+    return CheckedProof(found.bound_ns, pack(data), written(data))
 
 
 async def _run(size: int, function: Callable[P, T], *arguments: P.args, **more: P.kwargs) -> T:

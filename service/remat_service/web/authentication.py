@@ -23,7 +23,11 @@ _MEMORY_S = 2.0
 
 
 class Callers:
-    """Looks tenants up, with a short memory."""
+    """Looks tenants up, with a short memory: authenticated keys are the third of the three caches.
+
+    Bound: 10,000 keys. Invalidation: two seconds, so that a revoked key or a raised epoch is noticed.
+    Gain: a statement of 0.15 ms and, of a token, the check of its signature, for each request.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context, self._tokens = context, Tokens(context.settings)
