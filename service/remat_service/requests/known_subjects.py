@@ -1,10 +1,9 @@
-"""Problems read lately, found again in other bodies by the text of their arrays: the first of the three caches.
+"""Problems read lately, found again in other bodies by the text of their graph: the first of the three caches.
 
-Nearly all of a body is the arrays of its graph, and bodies about one graph (other budgets, methods, limits) differ in
-the rest alone. The arrays are cut out of the text at their brackets, and what is left is parsed as ever, with a
-stand-in for each. A subject is remembered once a body was read whole and found right, by tenant and by the SHA-256 of
-its members as they were sent, but for spaces after commas. So what is found equal is right too; what is written in any
-other way is read whole.
+Nearly all of a body is its graph, and bodies about one graph (other budgets, methods, limits) differ in the rest alone.
+The graph is cut out of the text, and what is left is parsed as ever, with a stand-in for it. A graph is remembered once
+a body was read whole and found right, by tenant and by the SHA-256 of its text. So what is found equal is right too;
+what is written in any other way is read whole.
 
 Not across tenants: how long a body takes to be read would tell one whether another has sent its graph.
 
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +28,12 @@ from ..settings import Settings
 from ..subjects import size_of
 from .parse import BIG_BYTES, Ask, Body, from_body, read_ask
 
-_MOST_ARRAYS, _MOST_REST_BYTES = 32, 16_384
-_MOST_TEXT_BYTES = 8 << 20  # an array is copied twice
-_OF_INTEGERS = b"0123456789,[] \t\r\n"
+_MOST_REST_BYTES = 16_384
+_SUBJECT = re.compile(
+    rb'"(%s)"\s*+:\s*+(\{(?:[^{}"\\]++|"[^"\\]*+"|\{[^{}"\\]*+(?:"[^"\\]*+"[^{}"\\]*+)*+\})*+\})'
+    % "|".join(PROBLEMS).encode()
+)
+"""The member of a problem that is its subject: an object in which there are others at most one deep, and no escapes."""
 _STAND_IN = "-Infinity"  # no JSON: where somebody sends it, nothing is cut
 _LEAST_OPS = 1_600  # a small subject counts as this many in memory, so that there are no more than some hundreds
 
@@ -76,54 +78,27 @@ def _read_known(data: dict[str, Any], subject: Subject, written: Written, settin
         return None
 
 
-class _Array(str):
-    """What stands for an array: its SHA-256 behind a quote, which no string of such a body has in it."""
-
-
 def _cut(text: bytearray) -> tuple[dict[str, Any], bytes] | None:
-    """A body's value with an `_Array` in the place of each array, and the SHA-256 of its subject with those.
+    """A body's value with a stand-in in the place of its subject, and the SHA-256 of that as it is written.
 
-    None where there are other arrays than of integers, or in another place than in the subject, or escapes, with which
-    a string could be what stands for an array. Were a piece that was cut out a part of a string, its stand-in would be
-    one too, and one array too few found.
+    None where the stand-in is not all of `problem` but the budget: a subject is only what stands there. Without escapes
+    no string holds a quote, so what was cut out of a string leaves another string.
     """
-    if len(text) > _MOST_TEXT_BYTES:
+    found = _SUBJECT.search(text)
+    if found is None:
         return None
-    rest: list[bytes] = []
-    arrays: list[_Array] = []
-    view, at = memoryview(text), 0
-    while (start := text.find(b"[", at)) >= 0:
-        ending = b"]]" if text.startswith(b"[[", start) else b"]"
-        found = text.find(ending, start)
-        end = found + len(ending)
-        array = bytes(view[start:end]).replace(b", ", b",")
-        if found < 0 or len(arrays) == _MOST_ARRAYS or array.translate(None, _OF_INTEGERS):
-            return None
-        rest.append(bytes(view[at:start]))
-        arrays.append(_Array('"' + hashlib.sha256(array).hexdigest()))
-        at = end
-    if not arrays or len(text) - at > _MOST_REST_BYTES:
+    start, end = found.span(2)
+    if len(text) - (end - start) > _MOST_REST_BYTES:
         return None
-    rest.append(bytes(view[at:]))
-    if any(b"\\" in piece or b"Infinity" in piece for piece in rest):
+    rest = bytes(text[:start]) + _STAND_IN.encode() + bytes(text[end:])
+    if b"\\" in rest or rest.count(b"Infinity") != 1:
         return None
-    whole = _STAND_IN.encode().join(rest)
-    return None if len(whole) > _MOST_REST_BYTES else _value(whole, arrays)
-
-
-def _value(rest: bytes, arrays: list[_Array]) -> tuple[dict[str, Any], bytes] | None:
-    left = iter(arrays)
     try:
-        data = parse(rest, lambda name: next(left) if name == _STAND_IN else refused_constant(name))
+        data = parse(rest, lambda name: _STAND_IN if name == _STAND_IN else refused_constant(name))
     except InvalidData:
         return None
+    kind = found[1].decode()
     problem = data.get("problem") if isinstance(data, dict) else None
-    if not isinstance(problem, dict) or len(problem) != 2 or "budget_bytes" not in problem:
+    if not isinstance(problem, dict) or problem.keys() != {kind, "budget_bytes"} or problem[kind] is not _STAND_IN:
         return None
-    (kind,) = problem.keys() - {"budget_bytes"}
-    subject = problem[kind]
-    if kind not in PROBLEMS or not isinstance(subject, dict):
-        return None
-    if sum(type(member) is _Array for member in subject.values()) != len(arrays):
-        return None  # one stands elsewhere
-    return data, hashlib.sha256(json.dumps([kind, subject], sort_keys=True).encode()).digest()
+    return data, hashlib.sha256(memoryview(text)[found.start(1) : end]).digest()
