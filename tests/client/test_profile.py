@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,9 @@ from remat import _compat
 from remat.capture.dataflow import dataflow, tensors
 from remat.capture.operations import Measured
 from remat.compile.alone import capture
+from remat.device import of
 from remat.planning.profiles import DiskProfiles, Profile
-from remat.profiling import profile
+from remat.profiling import profile, timing
 from remat.training.step import training_step
 
 
@@ -151,6 +154,37 @@ def test_costs_that_no_device_has_are_measured_here(tmp_path: Path, caplog: pyte
     again = profile.profile_kernels(kernels, table)
     assert again.shared == again.signatures
     assert again.kernels == measured.kernels
+
+
+@pytest.mark.parametrize(("factor", "believed"), [(1, True), (30, False)])
+def test_a_table_that_a_busy_machine_filled_is_not_believed(
+    factor: int, believed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its dearest kernels are measured again; where they contradict it, all are, and this machine's own count."""
+    captured = capture(Mlp(512), (numbers(2048, 512),), {})
+    kernels = dataflow(captured.joint, captured.forward_outputs).kernels
+    first = profile.profile_kernels(kernels)
+    table, device = DiskProfiles(tmp_path), profile.device_kind(kernels)
+    told = {profile.signature(n): Profile(factor * m.cost_ns, m.workspace_bytes) for n, m in first.kernels.items()}
+    table.put(device, told)
+    found = profile.profile_kernels(kernels, table)
+    assert (found.shared == found.signatures) == believed
+    assert ("measured anew" in caplog.text) != believed
+    total = sum(m.cost_ns for m in found.kernels.values())
+    assert total < 10 * sum(m.cost_ns for m in first.kernels.values())
+
+
+def test_samples_that_lie_apart_are_taken_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a kernel that other work slows down two times of three, the quicker samples count."""
+    caplog.set_level(logging.INFO, "remat")
+    calls = itertools.count()
+
+    def kernel() -> torch.Tensor:
+        return torch.ones(100).sum() if next(calls) % 3 else torch.ones(3_000_000).sum()
+
+    took = timing.times({"odd": lambda: kernel}, {"odd": of("cpu")})
+    assert took["odd"] < 500_000
+    assert "the quicker samples count" in caplog.text
 
 
 def test_no_memory_is_written_so_fast() -> None:

@@ -288,6 +288,8 @@ def _beside(work: Callable[[], U]) -> Future[U]:
 class RankProfiles(ProfileTable):
     """The first rank's table of measured costs, seen by all ranks."""
 
+    alone = False
+
     def __init__(self, ranks: Ranks, own: ProfileTable) -> None:
         self._ranks, self._table = ranks, own
 

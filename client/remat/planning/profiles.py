@@ -48,6 +48,9 @@ class ProfileTable(Protocol):
         1000
     """
 
+    alone: bool = True
+    """Whether no other process waits for the same calls, so that what is asked for may depend on measurements here."""
+
     def get(self, device: str, signatures: Iterable[str]) -> dict[str, Profile]:
         """Those of the signatures that are known on the device."""
         ...

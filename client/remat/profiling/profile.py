@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import fx
 
+from remat_ir import duration
+
 from .. import _compat, generators
 from ..capture.dataflow import is_unknown, tensors
 from ..capture.operations import Measured, custom_name
@@ -38,8 +40,15 @@ CALL_NS, MOST_BYTES_PER_NS = 100, 50_000
 """No call of a kernel takes less, and no memory is written faster: 50 TB/s is twice what caches of accelerators do."""
 
 
+CHECKED, APART, WORTH_NS = 3, 2.0, 1_000_000
+"""So many of a table's dearest kernels are measured again, which are off by more than this factor where the table is
+not believed; below this time together none is."""
+
+
 class Table(Protocol):
     """Where measured kernels are shared: see `remat.planning.profiles`."""
+
+    alone: bool
 
     def get(self, device: str, signatures: Sequence[str]) -> Mapping[str, Any]: ...
 
@@ -113,6 +122,11 @@ def profile_kernels(
     if table is not None:
         found = _as_measured({s: m for s, m in table.get(device, sorted(by_signature)).items() if s in by_signature})
         known |= found if device.startswith("meta ") else believed(found, {s: [n] for s, n in by_signature.items()})
+    of_table = {s: m for s, m in known.items() if s in by_signature}
+    timed = table is not None and not device.startswith("meta ")
+    doubted = timed and _contradicted(of_table, by_signature, given or {})
+    own = doubted and table is not None and table.alone
+    known = {s: m for s, m in known.items() if not own or s not in by_signature}
     shared = sum(s in known for s in by_signature)
     unknown = {s: n for s, n in by_signature.items() if s not in known}
     fitted = _fitted(kernels, unknown, sizes)
@@ -122,7 +136,8 @@ def profile_kernels(
     measured = {by_signature[s]: m for s, m in (known | fresh).items() if s in by_signature}
     fresh |= {s: _nearest(n, measured) for s, n in refused.items()}
     if table is not None and unknown:  # the same calls in all processes, whatever each of them could measure
-        fresh |= _shared(table, device, fresh, {*refused, *fitted})
+        stands = _shared(table, device, fresh, {*refused, *fitted})
+        fresh |= {} if own else stands
     known |= fresh
     return Profiled(
         {n: known[s] for n, s in signature_of.items()},
@@ -163,6 +178,25 @@ def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node
             len(found),
         )
     return fine
+
+
+def _contradicted(shared: Mapping[str, Measured], nodes: Mapping[str, fx.Node], given: Given) -> bool:
+    """Whether the dearest kernels of a table take another time here; the log warns."""
+    dearest = sorted(shared, key=lambda s: (-shared[s].cost_ns, s))[:CHECKED]
+    if sum(shared[s].cost_ns for s in dearest) < WORTH_NS:
+        return False
+    found = _measure({s: nodes[s] for s in dearest if not is_unknown(nodes[s])}, {}, given)
+    here, told = sum(m.cost_ns for m in found.values()), sum(shared[s].cost_ns for s in found)
+    if not found or max(here, told) <= APART * min(here, told) + WORTH_NS:
+        return False
+    log.warning(
+        "the profile table says %s for %d kernels that take %s here, so that the kernels of this step are measured "
+        "anew: this machine, or the one that filled the table, was busy with other work",
+        duration(told),
+        len(found),
+        duration(here),
+    )
+    return True
 
 
 def _least_ns(nodes: Sequence[fx.Node]) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..device import Accelerator, Device
 
-VERSION = 3
+log = logging.getLogger("remat")
+
+VERSION = 4
 """Costs measured another way are not mixed with these."""
 
 ROUNDS = 3
+NOISY = 0.3
+"""Half of the samples lie further apart than this share of the median, over all kernels: each is timed again."""
+
 SAMPLES = 3
 """In each round, after one call that is not counted."""
 
@@ -34,7 +40,9 @@ def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], devices: Mapping
     Within a step a kernel finds part of what it reads in the caches, and of what it writes nothing: between two calls
     half of the device's last cache is filled with something else. Kernels take turns, so that whatever else the machine
     does spoils few samples of each rather than all of one, and the median is taken. On the CPU with one thread the
-    thread's own clock is read, to which other work on the machine adds nothing.
+    thread's own clock is read, to which other work on the machine adds nothing. Where samples lie far apart all the
+    same, as many are taken again, and of all of them the lower quartile, since other work only ever adds time; the log
+    says so.
 
     Args:
         calls: makes the kernel's inputs, and returns what runs it on them.
@@ -42,15 +50,41 @@ def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], devices: Mapping
     """
     samples: dict[str, list[float]] = {name: [] for name in sorted(calls)}
     crowds: dict[torch.device, torch.Tensor] = {}
-    for _ in range(ROUNDS):
-        for name, found in samples.items():
-            device = devices[name]
-            if device.device not in crowds:
-                size = min(device.cache_bytes, LARGEST_CACHE_BYTES)
-                crowds[device.device] = torch.zeros(size // 2 // 4, device=device.device)
-            with device.guard():
-                found.extend(_samples(calls[name](), device, crowds[device.device]))
-    return {name: rounded(sorted(found)[len(found) // 2]) for name, found in samples.items()}
+
+    def take() -> float:
+        """More samples of each; how far they lie apart."""
+        for _ in range(ROUNDS):
+            for name, found in samples.items():
+                device = devices[name]
+                if device.device not in crowds:
+                    size = min(device.cache_bytes, LARGEST_CACHE_BYTES)
+                    crowds[device.device] = torch.zeros(size // 2 // 4, device=device.device)
+                with device.guard():
+                    found.extend(_samples(calls[name](), device, crowds[device.device]))
+        return spread_of(list(samples.values()))
+
+    spread, part = take(), 2
+    if spread > NOISY:
+        again, part = take(), 4
+        log.info(
+            "times of kernels vary by %.0f %% between samples, and by %.0f %% with as many more: other work on this "
+            "machine adds to them, and the quicker samples count",
+            100 * spread,
+            100 * again,
+        )
+    return {name: rounded(sorted(found)[len(found) // part]) for name, found in samples.items()}
+
+
+def spread_of(samples: Sequence[Sequence[float]]) -> float:
+    """How far the middle half of the samples lies apart, over all kernels, as a share of their medians.
+
+    Example:
+        >>> spread_of([[10.0, 10.0, 10.0, 10.0], [10.0, 20.0, 30.0, 40.0]])
+        0.5
+    """
+    ordered = [sorted(found) for found in samples]
+    apart = sum(found[3 * len(found) // 4] - found[len(found) // 4] for found in ordered)
+    return apart / max(1.0, sum(found[len(found) // 2] for found in ordered))
 
 
 def rounded(nanoseconds: float) -> int:
