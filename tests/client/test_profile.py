@@ -184,7 +184,7 @@ def test_samples_that_lie_apart_are_taken_again(caplog: pytest.LogCaptureFixture
 
     took = timing.times({"odd": lambda: kernel}, {"odd": of("cpu")})
     assert took["odd"] < 500_000
-    assert "the quicker samples count" in caplog.text
+    assert "the quicker ones count" in caplog.text
 
 
 def test_no_memory_is_written_so_fast() -> None:

@@ -68,7 +68,7 @@ def times(calls: Mapping[str, Callable[[], Callable[[], Any]]], devices: Mapping
         again, part = take(), 4
         log.info(
             "times of kernels vary by %.0f %% between samples, and by %.0f %% with as many more: other work on this "
-            "machine adds to them, and the quicker samples count (on a CPU one torch thread is timed by processor time)",
+            "machine adds to them, and the quicker ones count (on a CPU one torch thread is timed by processor time)",
             100 * spread,
             100 * again,
         )
