@@ -29,11 +29,11 @@ from benchmarks.rematbench.report import table_of, write_page
 from remat_solver.kernels import loading
 
 BENCH = (
-    *("gpt2-medium-grouped", "llama3-1b-grouped", "bert-large-grouped", "t5-large-grouped", "vit-large-grouped"),
-    *("convnext-base-grouped", "resnet50-grouped", "resnet50-kernels", "mobilenet-v2-grouped", "sd15-unet-grouped"),
+    *("gpt2-medium-grouped", "llama3-1b-grouped", "qwen2-half-b-grouped", "qwen3-2b-grouped", "gemma2-2b-grouped"),
+    *("opt-1b-grouped", "mixtral-small-grouped", "olmoe-small-grouped", "resnet50-grouped"),
     *("checkmate-unet-b32", "checkmate-mobilenet-b32", "checkmate-resnet50-b32", "checkmate-segnet-b32"),
-    *("dag-100-s1", "dag-500-s1", "dense-250-s1", "random-125-s1", "gpt-36"),
-    *("chain-resnet101-4x500", "chain-random-50", "join-10-10", "resnet-8-pcie4", "pofo-resnet50-8x500-pcie3"),
+    *("dag-100-s1", "dag-500-s1", "dense-250-s1", "random-125-s1", "gpt-12-whole", "unet-4"),
+    *("chain-resnet18-8x500", "chain-random-16", "join-8-8-8", "resnet-8-pcie4", "pofo-inception-16x299-pcie3"),
 )
 
 
