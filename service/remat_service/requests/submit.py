@@ -229,11 +229,11 @@ class Submission:
 
     async def _answer_from_memory(self, looked: _Looked, row: dict[str, Any]) -> bytes | None:
         """The answer as it will be given to the same body again, its row written a moment later; None: the long way."""
-        held = await self._remember(looked, row)
-        if held is None:
+        held, cache = await self._remember(looked, row), self.context.response_cache
+        if held is None or (self.retry is not None and await cache.came_before(self.caller, self.retry)):
             return None
         self.context.metrics.cache.labels("hit").inc()
-        return await self.context.response_cache.give(self.caller, held, self.retry)
+        return await cache.give(self.caller, held, self.retry)
 
     async def _remember(self, looked: _Looked, row: dict[str, Any]) -> CachedResponse | None:
         context, known = self.context, looked.known

@@ -74,7 +74,7 @@ class ResponseCache:
         """The answer to a body of this SHA-256 under a fresh id, if it is remembered and still stands."""
         key = (caller.tenant_id, caller.scope_id, caller.epoch, body)
         held = self._responses.get(key)
-        if held is None or (retry is not None and await self._came_before(caller, retry)):
+        if held is None or (retry is not None and await self.came_before(caller, retry)):
             return None
         if await self._snapshots.read(held.keys, held.net_budget) != held.snapshot:
             self._responses.drop(key)
@@ -94,7 +94,8 @@ class ResponseCache:
         self._metrics.saved_seconds.labels(caller.tenant).inc(row["answer"]["seconds"])
         return spliced(new_id.encode().join(held.head), held.plan, held.proof)
 
-    async def _came_before(self, caller: Caller, retry: Retry) -> bool:
+    async def came_before(self, caller: Caller, retry: Retry) -> bool:
+        """Whether a request of this idempotency key is there, or on its way."""
         here = self._write_behind.holds_key(caller.tenant_id, retry.key)
         return here or await self._snapshots.has_idempotency_key(caller.tenant_id, retry.key)
 
