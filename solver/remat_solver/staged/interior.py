@@ -32,19 +32,25 @@ class Violation(NamedTuple):
 def violations(view: ArrayView, columns: Columns, x: Floats, *, tolerance: float = 1e-3) -> list[Violation]:
     """The slots of first computations inside coarse stages that a solution, fractional or not, cannot afford."""
     found: list[Violation] = []
+    made = view.maker + 1
     for c in range(1, columns.stages):
+        first, end = int(columns.first[c]), int(columns.cuts[c])
         run = values_of(columns.runs[c], x)[view.maker]
-        hold_next = values_of(held_at_end(view, columns, c), x)
-        due = np.zeros(view.values, dtype=np.bool_)
-        for op in range(columns.cuts[c] - 1, columns.first[c] - 1, -1):
-            due[view.inputs(op + 1)] = True
-            resident = np.where(due, 1.0, hold_next) - run
-            resident[view.value_start[op] :] = 0.0
-            resident[view.inputs(op)] = 0.0
-            np.maximum(resident, 0.0, out=resident)
-            excess = (float(resident @ view.size) + float(view.need[op]) - view.capacity) / max(view.capacity, 1)
-            if excess > tolerance:
-                found.append(Violation(excess, op))
+        due = np.maximum(1.0 - run, 0.0) * view.size
+        held = np.maximum(values_of(held_at_end(view, columns, c), x) - run, 0.0) * view.size
+        last = np.full(view.values, -1)
+        earlier = view.uses.op <= end
+        np.maximum.at(last, view.uses.value[earlier], view.uses.op[earlier])
+        # from the op after its maker on, a value is there: as one that is due before its last use, then as one held
+        change = np.zeros(max(view.ops, end) + 2)
+        np.add.at(change, made, due)
+        np.add.at(change, np.maximum(last, made), held - due)
+        read = (view.uses.op >= first) & (view.uses.op < end)
+        op, value = view.uses.op[read], view.uses.value[read]
+        inputs = np.bincount(op, np.where(op < last[value], due[value], held[value]), minlength=end)
+        memory = np.cumsum(change)[first:end] - inputs[first:end] + view.need[first:end]
+        excess = (memory - view.capacity) / max(view.capacity, 1)
+        found += [Violation(float(excess[i]), first + int(i)) for i in np.flatnonzero(excess > tolerance)]
     return found
 
 
