@@ -58,7 +58,7 @@ _TREE_GRACE_S = 1.5
 """The same for a tree, which is handed over whole or not at all."""
 _AHEAD_SHARE, _TREE_AHEAD_SHARE = 0.1, 0.25
 """The share of the time left that an engine, or a tree, is stopped ahead of its deadline for that, at most."""
-_LATE_S = 0.1
+_LATE_S = 0.05
 """What of it may lie behind the deadline."""
 
 
@@ -209,8 +209,8 @@ class Engine:
             limit = watch.remaining()
             ahead_s, grace_s = last_word(self.name, kind, limit)
             members["time_limit_s"] = None if math.isinf(limit) else limit - ahead_s
-            # a child that does not read would have the write wait for ever
-            guard = None if math.isinf(limit) else threading.Timer(limit + _LATE_S, process.kill)
+            # a child that does not read would have the write wait for ever; one that reads until then has found nothing
+            guard = None if math.isinf(limit) else threading.Timer(limit, process.kill)
             try:
                 if guard is not None:
                     guard.daemon = True
@@ -305,7 +305,7 @@ class Engine:
 def last_word(name: str, kind: str, left_s: float) -> tuple[float, float]:
     """How long before its deadline an engine is told to stop, and how long it then has for its last word, in seconds.
 
-    No more than a tenth of a second of that lies behind the deadline, however long the engine would like; none of it
+    No more than 0.05 s of that lies behind the deadline, however long the engine would like; none of it
     where the time left has room for all before: a killed process takes its time to end, too.
     """
     share, grace_s = (_TREE_AHEAD_SHARE, _TREE_GRACE_S) if kind == "tree" else (_AHEAD_SHARE, _GRACE_S[name])
