@@ -112,5 +112,7 @@ def _formulation(problem: Problem, method: str, options: Mapping[str, object] | 
     view = view_of(problem)
     need, allowed = engine_bytes(program_entries(view, chosen)), chosen.memory_bytes or free_memory()
     if need > allowed:
-        raise InvalidData(f"the program would need about {readable(need)}, more than the {readable(allowed)} for it")
+        raise InvalidData(
+            f"the program would need about {readable(need)} of memory, more than the {readable(allowed)} for it"
+        )
     return formulation_of(method, view, chosen)

@@ -48,6 +48,6 @@ def own_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """What the capture says of blocks."""
+    """What the capture says of blocks that repeat."""
     caplog.set_level(logging.INFO, "remat")
-    return lambda: " ".join(record.getMessage() for record in caplog.records if "repeat" in record.getMessage())
+    return lambda: " ".join(record.getMessage() for record in caplog.records if "block" in record.getMessage())

@@ -377,7 +377,7 @@ def test_what_cannot_be_planned_is_refused_or_runs_as_it_is(caplog: pytest.LogCa
         model(x).backward()
     assert caplog.text.count("runs without a plan") == 1
     assert plans(model) == 0
-    with pytest.raises(remat.BudgetTooSmall, match="are enough"):
+    with pytest.raises(remat.BudgetTooSmall, match="is enough"):
         remat.enable(Counter(), budget="1%", planner="greedy")(torch.randn(64, 16))
     with pytest.raises(InvalidData, match="did you mean budget"):
         remat.enable(Printing(), **{**GREEDY, "bugdet": "50%"})

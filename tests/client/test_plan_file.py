@@ -86,7 +86,7 @@ def test_a_plan_that_keeps_more_on_the_host_than_it_may_is_refused_by_that(tmp_p
     remat.save_plans(remat.optimize(net(), X, budget="100%", link=link, planner=Mover(None)), path)
     pinned = remat.optimize(net(), X, plan=path, link=link, host_bytes="1GiB", planner=Deaf())
     assert remat.plans_of(pinned).plans
-    with pytest.raises(remat.PlanMismatch, match=r"on the host, and host_bytes is 16\.0 KiB"):
+    with pytest.raises(remat.PlanMismatch, match="on the host, and host_bytes is 16 KiB"):
         remat.optimize(net(), X, plan=path, link=link, host_bytes="16KiB", planner=Deaf())
 
 

@@ -107,7 +107,7 @@ def test_blocks_are_copied_and_the_graph_is_that_of_all(said: Callable[[], str])
     both = Both(Stack(), example())
     assert both.runs == [BLOCKS]
     assert both.same
-    assert f"{repeats.KEPT} each are traced" in said()
+    assert f"{repeats.KEPT} of each kind were traced" in said()
 
 
 def _in_eval_mode(block: Any) -> None:
@@ -195,7 +195,7 @@ def test_a_search_that_is_blind_to_a_difference_is_seen(
     monkeypatch.setattr(repeats, name, mutant)
     both = Both(module, example())
     assert both.runs == [BLOCKS]
-    assert not both.same or "traced one by one: NotAlike" in said()
+    assert not both.same or "changes no plan: NotAlike" in said()
 
 
 MUTANTS = {
@@ -235,7 +235,7 @@ def test_what_differs_in_the_joint_graph_alone_is_traced_whole(
 
     monkeypatch.setattr(expand, "words", counting)
     assert Both(Stack(), example()).same
-    assert "traced one by one: NotAlike" in said()
+    assert "changes no plan: NotAlike" in said()
 
 
 def test_a_search_for_blocks_that_fails_leaves_the_capture_as_it_was(
@@ -246,4 +246,4 @@ def test_a_search_for_blocks_that_fails_leaves_the_capture_as_it_was(
 
     monkeypatch.setattr(joint, "runs", fails)
     assert Both(Stack(), example()).same
-    assert "traced one by one: TypeError: unhashable type" in said()
+    assert "changes no plan: TypeError: unhashable type" in said()

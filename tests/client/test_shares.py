@@ -51,7 +51,7 @@ def test_nothing_is_said_of_bytes_and_of_a_module_without_checkpoints(caplog: py
 
 def test_a_share_that_is_too_small_names_the_one_that_is_enough() -> None:
     model = Net(False)
-    with pytest.raises(BudgetTooSmall, match="are enough, a share of ") as raised:
+    with pytest.raises(BudgetTooSmall, match="is enough, a share of ") as raised:
         remat.optimize(model, X, budget="1%", planner="greedy")
     share = str(raised.value).rpartition(" ")[2]
     assert remat.plans_of(remat.optimize(model, X, budget=share, planner="greedy")).plans

@@ -102,7 +102,8 @@ class Job:
         elif way == "enable":
             self.run = remat.enable(self.model, **asking)
         else:
-            self.run = torch.compile(self.model, backend=remat.backend(**asking), dynamic=False)
+            self.backend = remat.backend(**asking)
+            self.run = torch.compile(self.model, backend=self.backend, dynamic=False)
         self.step(self.small)
 
     def step(self, x: torch.Tensor | None = None, run: Any = None) -> dict[str, torch.Tensor]:
@@ -505,6 +506,9 @@ def test_a_step_that_has_begun_ends_by_its_plan(caplog: pytest.LogCaptureFixture
     torch.manual_seed(3)
     with amp():
         loss = job.run(job.large)
+    (better,) = [planned.better for planned in job.backend.planned if planned.better]
+    job.planner.go.set()
+    better.wait(60)  # a call beside one that is outstanding shares its budget, and waits for no better plan
     job.arrives(caplog, job.step)
     found = torch.autograd.grad(loss, list(job.model.parameters()))
     for (name, _), gradient in zip(job.model.named_parameters(), found, strict=True):

@@ -48,12 +48,15 @@ def trained(model: nn.Module, call: Callable[..., Any], optimizer: torch.optim.O
 
 
 def as_predicted(module: nn.Module, *args: Any, **kwargs: Any) -> int:
-    """The bytes on the host at most of a module whose only plan moves values; both peaks are those of the plan."""
+    """The bytes on the host at most of a module whose only plan moves values; both peaks are those of the plan.
+
+    That on the device is the most of a few steps: what another thread allocates or frees in one of them is not seen.
+    """
     (planned,) = plans_of(module).plans
     assert planned is not None
     module.zero_grad()
     run = measure.forward_backward(module, args, kwargs)
-    device, host = measure.peak_memory(run).peak_bytes, traced_peak(run)
+    device, host = max(measure.peak_memory(run).peak_bytes for _ in range(5)), traced_peak(run)
     predicted = host_peak(planned.step.graph, planned.answer.plan)  # type: ignore[arg-type]
     assert device == pytest.approx(planned.activation_bytes, rel=0.03)
     assert host == pytest.approx(predicted, rel=0.05)
@@ -82,7 +85,7 @@ def test_a_backend_of_torch_compile() -> None:
     assert all(map(torch.equal, trained(plain, plain, optimizers[0]), trained(planned, compiled, optimizers[1])))
     ((answer, graph),) = ((each.answer, each.graph) for each in backend.planned)
     run = measure.forward_backward(compiled, (ROWS,))
-    device, host = measure.peak_memory(run).peak_bytes, traced_peak(run)
+    device, host = max(measure.peak_memory(run).peak_bytes for _ in range(5)), traced_peak(run)
     assert answer.peak_bytes is not None
     assert 0.9 * (answer.peak_bytes - graph.fixed_bytes) < device <= answer.peak_bytes - graph.fixed_bytes
     assert host == pytest.approx(host_peak(graph, answer.plan), rel=0.05)  # type: ignore[arg-type]

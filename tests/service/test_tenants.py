@@ -330,7 +330,7 @@ def test_quotas_on_what_is_kept(tmp_path: Path) -> None:
 
         cli(own, "tenants", "quota", "emil", "--stored-bytes", "1")
         refused = emil.post(problems[1])
-        assert (refused.status_code, "bytes of graphs and plans" in refused.json()["detail"]) == (429, True)
+        assert (refused.status_code, "of graphs and plans are stored" in refused.json()["detail"]) == (429, True)
         assert emil.post(problems[0]).json()["cache"] == "hit"
 
         cli(own, "tenants", "quota", "emil", "--requests", "2", "--stored-bytes", "10000000")

@@ -161,7 +161,7 @@ def test_refuses_what_has_no_model() -> None:
         export_model(Problem(GRAPH, 6), "mps")
     with pytest.raises(InvalidData, match="has no option"):
         export_model(PROBLEM, "mps", options={"colour": 1})
-    with pytest.raises(InvalidData, match="bytes of memory"):
+    with pytest.raises(InvalidData, match="of memory, more than the 10 B"):
         export_model(PROBLEM, "mps", options={"memory_bytes": 10})
     with pytest.raises(InvalidData, match="where its backward pass begins"):
         export_model(Problem(graph_of([1], [1], [[]]), 1), "lp", method="milp-forward")

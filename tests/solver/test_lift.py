@@ -138,7 +138,7 @@ def test_auto_below_the_least_persistent_budget() -> None:
     persistent = solve(Problem(chain, budget), method="rotor")
     assert persistent.status is Status.NOTHING_FOUND
     assert persistent.least_budget_bytes == Least(chain).budget_bytes
-    assert f"the least budget for one is {Least(chain).budget_bytes} bytes" in persistent.message
+    assert f"the least budget for one is {Least(chain).budget_bytes} B" in persistent.message
     answer = solve(Problem(chain, budget), method="auto", max_gap=0, time_limit_s=30)
     assert answer.cost_ns == best_cost(chain, budget, persistent=False)
     least = budget

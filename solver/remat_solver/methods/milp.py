@@ -109,7 +109,7 @@ def has_room(incumbent: Incumbent, coefficients: int, memory_bytes: int) -> bool
     if need_bytes > allowed:
         incumbent.stop_for("memory")
         incumbent.reason = (
-            f"The program would need about {readable(need_bytes)}, more than the {readable(allowed)} for it."
+            f"The program would need about {readable(need_bytes)} of memory, more than the {readable(allowed)} for it."
         )
         return False
     need_s = coefficients * SECONDS_PER_ENTRY
