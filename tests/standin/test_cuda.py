@@ -148,7 +148,7 @@ def test_times_are_those_of_a_device_that_is_at_work_and_whose_cache_is_full() -
     with Noted():
         timing.times({"kernel": lambda: lambda: issued.append("kernel")}, {"kernel": of(DEVICE)})
     one = ["kernel"] * 3 + [*["fill"] * timing.FILLS, "kernel"] * 10
-    assert issued == one * timing.ROUNDS
+    assert issued in (one * timing.ROUNDS, one * 2 * timing.ROUNDS), "more of them where samples lie apart"
 
 
 class Everything:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from remat_ir import readable
+
 pytestmark = pytest.mark.standin
 
 
@@ -45,7 +47,7 @@ def test_a_pipeline_reserves_what_its_rehearsal_did(name: str, tmp_path: Path) -
         assert rank["foreseen"] <= rank["budget"]
         assert rank["watched"][0] == pytest.approx(rank["watched"][1], rel=1e-4)
         assert rank["learned"][0] == rank["learned"][1]
-        assert f"{rank['foreseen'] / 2**20:.1f} MiB reserved" in rank["text"]
+        assert f"{readable(rank['foreseen'])} reserved" in rank["text"]
     less = [rank for rank in found if rank["budget"] < rank["plain"]]
     assert less
     for rank in less:

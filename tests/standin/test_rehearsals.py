@@ -24,6 +24,7 @@ from remat.training.job import Job
 from remat.training.reserved import Whole
 from remat.units.unit import UNBOUNDED, Unit
 from remat.units.units import optimize_units
+from remat_ir import readable
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.test_faults import Wide
@@ -159,7 +160,7 @@ def test_units_reserve_what_their_rehearsal_did() -> None:
     assert found.reserved_bytes is not None
     assert found.reserved_bytes + CONTEXT_BYTES <= budget
     assert found.overhead > 0
-    assert f"{found.reserved_bytes / MIB:.1f} MiB reserved" in str(found)
+    assert f"{readable(found.reserved_bytes)} reserved" in str(found)
     with device.limited(budget - CONTEXT_BYTES):
         seen = trained(measure.forward_backward(model, (x,)), optimizer)
     assert seen == pytest.approx(found.reserved_bytes, rel=0.01)

@@ -21,7 +21,7 @@ from remat.profiling import measure
 from remat.training.job import Job
 from remat.training.reserved import STEPS, reserved, standing
 from remat.training.step import TrainingStep, training_step
-from remat_ir import Offload, Plan, plain_plan
+from remat_ir import Offload, Plan, plain_plan, readable
 from standin import device
 from standin.module import CONTEXT_BYTES
 from standin.movable import moved
@@ -170,7 +170,7 @@ def test_a_budget_holds_for_what_the_driver_has_to_give() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert there.memory().peak_reserved == pytest.approx(planned.memory.reserved, rel=0.01)
-    assert f"{planned.memory.reserved / MIB:.1f} MiB reserved" in str(remat.explain(trained))
+    assert f"{readable(planned.memory.reserved)} reserved" in str(remat.explain(trained))
     device.empty_cache()
     del other
 
