@@ -1,4 +1,4 @@
-"""Models by their configuration: presets have the parameters that their authors say, and peak as real steps do."""
+"""Models by their configuration: presets have their number of parameters, and peak as real steps do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def small(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_a_preset_has_the_parameters_that_its_authors_say(name: str) -> None:
+def test_a_preset_has_its_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         model, _, _ = by_config(presets()[name].config)()
     assert sum(p.numel() for p in model.parameters()) == presets()[name].parameters

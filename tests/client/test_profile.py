@@ -160,7 +160,7 @@ def test_costs_that_no_device_has_are_measured_here(tmp_path: Path, caplog: pyte
 def test_a_table_that_a_busy_machine_filled_is_not_believed(
     factor: int, believed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its dearest kernels are measured again; where they contradict it, all are, and this machine's own count."""
+    """Its costliest kernels are measured again; where they contradict it, all are, and this machine's own count."""
     captured = capture(Mlp(512), (numbers(2048, 512),), {})
     kernels = dataflow(captured.joint, captured.forward_outputs).kernels
     first = profile.profile_kernels(kernels)

@@ -6,17 +6,29 @@ import os
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.browsing import Stored, Visit, storing
+from service.database import postgres
 from service.serving import Service, serving
 
 collect_ignore = [] if find_spec("torch") else ["test_page_transfers.py"]
 """Its plans are made by the client, of a captured step."""
 os.environ.setdefault("REMAT_LOOK_UP_S", "20")
 os.environ.setdefault("REMAT_SEAL_KEY", "the key of all services that these tests start")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/service.sqlite"
+        return
+    with postgres() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -25,18 +24,7 @@ from remat_service.storage.prepare import migrate
 from remat_service.storage.queue import Claimed, LostClaim
 from remat_service.storage.tables import events, solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of, default_caller
-from service.database import postgres
 from service.serving import training_graph
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/service.sqlite"
-        return
-    with postgres() as found:
-        yield found
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +20,8 @@ from remat_service.settings import Settings
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import solves, tenants
 from remat_service.tenants.keys import add_tenant, caller_of
-from service.database import postgres
 from service.serving import eventually, hard_graph, serving, training_graph
 from service.test_tenants import Tenant, cli
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database of each kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/service.sqlite"
-        return
-    with postgres() as found:
-        yield found
 
 
 @pytest.fixture

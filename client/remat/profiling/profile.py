@@ -41,7 +41,7 @@ CALL_NS, MOST_BYTES_PER_NS = 100, 50_000
 
 
 CHECKED, APART, WORTH_NS = 3, 2.0, 1_000_000
-"""So many of a table's dearest kernels are measured again, which are off by more than this factor where the table is
+"""So many of a table's costliest kernels are measured again, which are off by more than this factor where the table is
 not believed; below this time together none is."""
 
 
@@ -181,11 +181,11 @@ def believed(found: Mapping[str, Measured], nodes: Mapping[str, Sequence[fx.Node
 
 
 def _contradicted(shared: Mapping[str, Measured], nodes: Mapping[str, fx.Node], given: Given) -> bool:
-    """Whether the dearest kernels of a table take another time here; the log warns."""
-    dearest = sorted(shared, key=lambda s: (-shared[s].cost_ns, s))[:CHECKED]
-    if sum(shared[s].cost_ns for s in dearest) < WORTH_NS:
+    """Whether the costliest kernels of a table take another time here; the log warns."""
+    costliest = sorted(shared, key=lambda s: (-shared[s].cost_ns, s))[:CHECKED]
+    if sum(shared[s].cost_ns for s in costliest) < WORTH_NS:
         return False
-    found = _measure({s: nodes[s] for s in dearest if not is_unknown(nodes[s])}, {}, given)
+    found = _measure({s: nodes[s] for s in costliest if not is_unknown(nodes[s])}, {}, given)
     here, told = sum(m.cost_ns for m in found.values()), sum(shared[s].cost_ns for s in found)
     if not found or max(here, told) <= APART * min(here, told) + WORTH_NS:
         return False

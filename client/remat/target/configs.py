@@ -22,7 +22,7 @@ LENGTH = 1024
 
 
 class Preset(NamedTuple):
-    """A well-known model: its configuration, and how many parameters its authors say that it has."""
+    """A well-known model: its configuration, and how many parameters it has, by which a slip in that is seen."""
 
     parameters: int
     config: Mapping[str, Any]
