@@ -2,7 +2,7 @@
 
 This file imports nothing of the project that made the answers, and was written from its documents alone:
 `docs/problem.md` and `docs/wire.md` say what a plan is and what it costs, `docs/proofs.md` what a certificate says and
-why it is true (P1 to P19 below are the propositions there). Copy it, and run it with Python 3.11 or later:
+why it is true (P1 to P13 below are the propositions there). Copy it, and run it with Python 3.11 or later:
 
     python check.py GRAPH.json.xz ANSWER.json.xz …    answers to one graph
     python check.py FOLDER                            a release: graphs in FOLDER/graphs, answers in FOLDER/answers
@@ -313,7 +313,7 @@ def least(*limits: int | None) -> int | None:
 
 
 class Stages:
-    """The columns of a graph at cuts, within a capacity in bytes, and the rows P2 to P9, P11 and P19 between them."""
+    """The columns of a graph at cuts, within a capacity in bytes, and the rows P2 to P11 between them."""
 
     def __init__(self, graph: Graph, capacity: int, cuts: list[int], spans: object) -> None:
         self.graph, self.capacity, self.cuts, self.count = graph, capacity, cuts, len(cuts)
@@ -454,7 +454,7 @@ class Stages:
         return row
 
     def cheaper(self, limit: int) -> Row:
-        """P19."""
+        """P11."""
         stages, ops = range(1, self.count), self.graph.cost
         terms = ((ops[i], self.run(c, c, i)) for c in stages for i in range(self.first[c]))
         return Row(limit - 1, *terms, limit=limit)
@@ -464,7 +464,7 @@ class Stages:
         return self.graph.cost[column[3]] if column[0] == "run" and column[1] == column[2] else 0
 
     def round(self, rows: Sequence[Row], d: int, t: int, b: int, *rest: int) -> Row:
-        """P11: mixed-integer rounding of a sum of earlier rows."""
+        """P10: mixed-integer rounding of a sum of earlier rows."""
         need(d > 0 and t > 0, "a divisor is not positive")
         need(0 <= rest[0] < len(rest) - 1, "a rounded row ends early")
         positions, (added, *pairs) = rest[1 : rest[0] + 1], rest[rest[0] + 1 :]
@@ -587,7 +587,7 @@ def certain_need(graph: Graph, k: int) -> int:
 
 
 def check_pairs(graph: Graph, capacity: int, proof: dict[str, Any]) -> float:
-    """That an op cannot run, because of pairs of values that are never resident together (P10)."""
+    """That an op cannot run, because of pairs of values that are never resident together (P12)."""
     k = whole(proof["op"], "op", 0, graph.n - 1)
     if certain_need(graph, k) > capacity:
         return math.inf
@@ -618,7 +618,7 @@ def check_pairs(graph: Graph, capacity: int, proof: dict[str, Any]) -> float:
 
 
 def check_windows(graph: Graph, capacity: int, proof: dict[str, Any]) -> float:
-    """A bound by windows of a deep network (P18), in ns."""
+    """A bound by windows of a deep network (P13), in ns."""
     turn, small = whole(proof["turn"], "turn", 0, graph.n - 1), whole(proof["small_bytes"], "small_bytes")
     firsts, laters = wholes(proof["firsts"], "firsts", 0, turn), wholes(proof["laters"], "laters", turn + 1, graph.n)
     count = len(firsts) - 1

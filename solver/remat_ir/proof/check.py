@@ -7,7 +7,7 @@ A leaf has a multiplier y_r > 0 for some rows A_r x ≤ b_r that hold for every 
 so the right side is a bound on the cost of recomputation there, whatever y is. With c = 0 a right side above 0 says
 that there is no such point. The leaves of a tree cover all points, since it splits them by columns that are 0 or 1. So
 the least of their bounds holds for all plans; since costs are whole ns it may be rounded up. Rows may hold for plans
-alone that are cheaper than they say (P19): the bound of a tree that refers to them is no greater than that. Of several
+alone that are cheaper than they say (P11): the bound of a tree that refers to them is no greater than that. Of several
 trees, one after the other, each proves its bound.
 """
 

@@ -1,4 +1,4 @@
-"""The check that no plan fits, by pairs of values that are never resident at one moment (P10).
+"""The check that no plan fits, by pairs of values that are never resident at one moment (P12).
 
 Take the first moment at which two values of a pair are both resident. One of them, say u, has just been made by its op
 o, and v was resident while o ran or was made by o too. So if for each of the two in the place of u that takes more

@@ -1,4 +1,4 @@
-"""Rows that follow from earlier rows by rounding (P11): `("round", divisor, coarser, most, …)`.
+"""Rows that follow from earlier rows by rounding (P10): `("round", divisor, coarser, most, …)`.
 
 Every column of a plan's point is a whole number from 0 on, and every row has whole numbers. So rows may be added up
 with whole multipliers, columns that are 0 or 1 replaced by 1 − x, the sum divided, and its coefficients rounded:
@@ -109,7 +109,7 @@ def summed(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> Su
 
 
 def rounded(on: Relaxation, rows: Sequence[Inequality], rounding: Rounding) -> Inequality:
-    """P11, from earlier rows.
+    """P10, from earlier rows.
 
     With m_r the multipliers, s_r ≥ 0 the slacks, d the divisor, and after columns were complemented a_j = q_j d + f_j
     and b = q d + f: Σ ((d − f) q_j + max(0, f_j − f)) x_j − Σ_{r taken} |m_r| s_r ≤ (d − f) q.

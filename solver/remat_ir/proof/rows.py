@@ -1,4 +1,4 @@
-"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P11, P19.
+"""What the rows of a certificate say, written from the problem alone; docs/proofs.md has propositions P1 to P11.
 
 Cuts τ_0 < τ_1 < … < τ_{K−1} = n − 1 gather the stages of a plan into coarse stages: c is what runs after the first
 computation of τ_{c−1}, up to and including that of τ_c. Its first op is f_c = τ_{c−1} + 1. For 1 ≤ a ≤ b < K, of a plan
@@ -327,7 +327,7 @@ def _cover(on: Relaxation, c: int, most: int, *weighted: int) -> tuple[Terms, in
 
 
 def _cheaper(on: Relaxation, extra_ns: int) -> tuple[Terms, int]:
-    """P19: a plan that costs less than `extra_ns` more than all ops once recomputes for less."""
+    """P11: a plan that costs less than `extra_ns` more than all ops once recomputes for less."""
     stages = range(1, on.stages)
     return [(on.graph.op_cost_ns[op], on.run(c, c, op)) for c in stages for op in range(on.first[c])], extra_ns - 1
 

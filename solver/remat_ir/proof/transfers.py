@@ -1,4 +1,4 @@
-"""What the rows of a certificate say of a graph with a link to the host; docs/proofs.md has propositions P12 to P17.
+"""What the rows of a certificate say of a graph with a link to the host; docs/proofs.md has propositions P14 to P19.
 
 Times are those of the plan: e_c is when coarse stage c begins, and a copy belongs to the coarse stage in which it
 begins on the link. An *excursion* of a value is a copy out and the copy back that follows it. S is of values on the
@@ -88,7 +88,7 @@ class LinkRelaxation(Relaxation):
         return 0 < c < self.stages and 0 <= value < self.graph.values and self.host(c, value) == column
 
     def _longest(self, c: int, direction: int) -> int:
-        """The most time that a copy can take which began before c and is of use after that (P17)."""
+        """The most time that a copy can take which began before c and is of use after that (P19)."""
         if (c, direction) not in self._running:
             values = range(self._made_before(self.first[c]))
             self.count(len(values))
@@ -110,7 +110,7 @@ class LinkRelaxation(Relaxation):
 
 
 def _host_read(on: LinkRelaxation, c: int, op: int, value: int) -> tuple[Terms, int]:
-    """P13: R_{c,op} ≤ R_{c,p(v)} + S_{c,v} + H_{c,v} for a value v that op reads."""
+    """P15: R_{c,op} ≤ R_{c,p(v)} + S_{c,v} + H_{c,v} for a value v that op reads."""
     on._stages(c, c)
     if value not in on.graph.op_inputs[on._op(op)]:
         raise InvalidProof(f"op {op} does not read value {value}")
@@ -118,7 +118,7 @@ def _host_read(on: LinkRelaxation, c: int, op: int, value: int) -> tuple[Terms, 
 
 
 def _host_first(on: LinkRelaxation, c: int, value: int) -> tuple[Terms, int]:
-    """P13: 1 ≤ R_{c,p(v)} + S_{c,v} + H_{c,v} for a value v that an op first computed in c reads, or one later where
+    """P15: 1 ≤ R_{c,p(v)} + S_{c,v} + H_{c,v} for a value v that an op first computed in c reads, or one later where
     v cannot be made any more.
     """
     on._stages(c, c)
@@ -129,7 +129,7 @@ def _host_first(on: LinkRelaxation, c: int, value: int) -> tuple[Terms, int]:
 
 
 def _host_stay(on: LinkRelaxation, c: int, value: int, away: int) -> tuple[Terms, int]:
-    """P13: S_{c+1,v}, or H_{c+1,v} where `away` is 1, is at most R_{c,p(v)} + S_{c,v} + H_{c,v}."""
+    """P15: S_{c+1,v}, or H_{c+1,v} where `away` is 1, is at most R_{c,p(v)} + S_{c,v} + H_{c,v}."""
     on._stages(c, c)
     if away not in (0, 1):
         raise InvalidProof("a value is on the device, 0, or on the host, 1")
@@ -138,7 +138,7 @@ def _host_stay(on: LinkRelaxation, c: int, value: int, away: int) -> tuple[Terms
 
 
 def _hosted(on: LinkRelaxation, c: int) -> tuple[Terms, int]:
-    """P15: what is on the host when c begins fits there."""
+    """P17: what is on the host when c begins fits there."""
     on._stages(c, c)
     if on.link.host_bytes is None:
         raise InvalidProof("the host has no limit")
@@ -147,7 +147,7 @@ def _hosted(on: LinkRelaxation, c: int) -> tuple[Terms, int]:
 
 
 def _moved(on: LinkRelaxation, c: int, value: int) -> tuple[Terms, int]:
-    """P16: H_{c+1,v} ≤ H_{c,v} + X_{c,v} − P_{c,v}."""
+    """P18: H_{c+1,v} ≤ H_{c,v} + X_{c,v} − P_{c,v}."""
     _any_stage(on, c)
     before, after = on.host(c, on._value(value)), on.host(c + 1, value)
     out, back = on.copies("out", c, value), on.copies("back", c, value)
@@ -155,7 +155,7 @@ def _moved(on: LinkRelaxation, c: int, value: int) -> tuple[Terms, int]:
 
 
 def _carried(on: LinkRelaxation, c: int, direction: int) -> tuple[Terms, int]:
-    """P17: the copies of one direction that begin in c, out (0) or back (1), take no longer than c lasts, but for
+    """P19: the copies of one direction that begin in c, out (0) or back (1), take no longer than c lasts, but for
     what those at its beginning and its end share with other coarse stages.
     """
     _any_stage(on, c)

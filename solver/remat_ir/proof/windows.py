@@ -1,4 +1,4 @@
-"""A bound by windows: a deep network in stretches of layers, each of which has a certificate of its own (P18).
+"""A bound by windows: a deep network in stretches of layers, each of which has a certificate of its own (P13).
 
 Few values fit next to the first computation of one op, the turn. So most of the network has none held there, and a
 stretch of it that has none must be computed again after the turn, within the memory, whatever the rest does. A window
