@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from dataclasses import replace
 
 import pytest
+from benchmarks.graphs.instances import instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +18,13 @@ from remat_solver.chain import Least, RotorOptions, Table, linear_network, rotor
 from remat_solver.chain import needs as needs_module
 from remat_solver.chain import table as table_module
 from remat_solver.chain.kernel import spans
+from remat_solver.chain.persistent import Persistent
 from remat_solver.deadline import Deadline, TimeUp
 from remat_solver.incumbent import Incumbent
 from solver.chain_brute import best_cost
 from solver.stops import After
+
+rotor_module = importlib.import_module("remat_solver.chain.rotor")  # the package has the function by this name
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -261,3 +266,32 @@ def test_a_cancelled_rotor_offers_what_it_has(polls: int, monkeypatch: pytest.Mo
     assert incumbent.stopped()
     assert incumbent.answer("rotor").limit == "cancel"
     assert (incumbent.plan is None) == (polls < 20)
+
+
+def test_a_plan_that_cannot_be_checked_in_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of many steps takes longer to make, check and answer than to find; the time for that is kept."""
+    graph = instance("gpt-4")
+    problem = Problem(graph, budget_at(graph, 0.5))
+    assert solve(problem, method="rotor", time_limit_s=60).plan is not None
+    monkeypatch.setattr(rotor_module, "_making_s", lambda graph: 60.0)
+    answer = solve(problem, method="rotor", time_limit_s=60)
+    assert (answer.plan, answer.status, answer.limit) == (None, "nothing_found", "time")
+    assert solve(problem, method="rotor", time_limit_s=None).plan is not None
+
+
+def test_the_plan_of_least_peak_comes_before_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the table is stopped there is a plan already."""
+    graph, seen = instance("gpt-4"), []
+    problem = Problem(graph, budget_at(graph, 0.5))
+
+    def table(*arguments: object, **options: object) -> Persistent:
+        seen.append(incumbent.cost_ns)
+        return Persistent(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rotor_module, "Persistent", table)
+    incumbent = Incumbent(problem, Deadline(None))
+    rotor(incumbent, RotorOptions())
+    (before,) = seen
+    assert before is not None
+    assert incumbent.cost_ns is not None
+    assert before > incumbent.cost_ns

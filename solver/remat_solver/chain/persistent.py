@@ -81,7 +81,7 @@ class Stages:
         for stage in range(self.count):
             for op in (*network.forward[stage], *network.backward[stage]):
                 part[op] = stage + 1
-        gradients = [v for v, op in enumerate(graph.value_op) if op >= first]
+        gradients = self._gradients(part, first)
         # stages after this one have no backward part: whatever is run again for them comes before the first backward op
         head = part[first]
         self._stages: list[Stage] = []
@@ -105,18 +105,28 @@ class Stages:
         """Stage t, from 1 on."""
         return self._stages[t - 1]
 
-    def _stage(self, t: int, part: Sequence[int], gradients: Iterable[int], passed: frozenset[int]) -> Stage:
+    def _gradients(self, part: Sequence[int], first: int) -> tuple[Array, Array, Array]:
+        """Of each value of the backward pass: its id, the stage that makes it, and that of the last op that reads it;
+        `part` has the stage of each op.
+        """
+        graph = self.network.graph
+        made = [v for v, op in enumerate(graph.value_op) if op >= first]
+        by = [part[graph.value_op[v]] for v in made]
+        return np.array(made, np.int64), np.array(by), np.array([_last_part(graph.users[v], part) for v in made])
+
+    def _stage(
+        self, t: int, part: Sequence[int], gradients: tuple[Array, Array, Array], passed: frozenset[int]
+    ) -> Stage:
         """Stage t; `part` has the stage of each op, `passed` what stays until the backward pass begins."""
         network, graph = self.network, self.network.graph
         keep = frozenset(graph.keep)
         ops, before, leads = network.forward[t - 1], network.leads(t - 2), network.leads(t - 1)
         tape = network.tapes[t - 1] | leads
         anew = network.needed(t - 1, tape, before | leads)
-        from_later = [v for v in gradients if part[graph.value_op[v]] > t]
-        crossing = frozenset(v for v in from_later if v not in keep and _last_part(graph.users[v], part) <= t)
-        leaving = frozenset(
-            v for v in gradients if part[graph.value_op[v]] >= t and _last_part(graph.users[v], part) < t
-        )
+        ids, by, read_last = gradients
+        from_later = ids[by > t].tolist()
+        crossing = frozenset(ids[(by > t) & (read_last <= t)].tolist()) - keep
+        leaving = frozenset(ids[(by >= t) & (read_last < t)].tolist())
         staying = network.bytes_of(v for v in network.stays if v in keep or any(part[u] <= t for u in graph.users[v]))
         staying += network.bytes_of(v for v in from_later if v in keep)
         there = tape | crossing | passed
@@ -328,6 +338,7 @@ class Least:
 
     def __init__(self, stages: Stages, *, tapes: bool = True, stopped: Callable[[], bool] = lambda: False) -> None:
         self.stages, self.tapes, self.ended = stages, tapes, True
+        self._leads = np.array([0, *(stages[t].leads_bytes for t in range(1, stages.count + 1))], np.int64)
         shape = (stages.count + 2, stages.count + 2)
         self.c, self.d = np.full(shape, NEVER, np.int64), np.full(shape, NEVER, np.int64)
         for t in range(1, stages.count + 1):
@@ -364,8 +375,8 @@ class Least:
         last = t == stages.count
         base = stages.held_bytes(t, joined)
         left = np.minimum(self.c[s, s:t], self.d[s, s:t])
-        leads = np.array([stages[k].leads_bytes for k in range(s, t)], np.int64)
-        split = np.maximum(stages.highest(first=last)[s, s:t] + base, np.maximum(leads + rest[s + 1 : t + 1, t], left))
+        after = self._leads[s:t] + rest[s + 1 : t + 1, t]
+        split = np.maximum(stages.highest(first=last)[s, s:t] + base, np.maximum(after, left))
         return np.concatenate((np.array([taped], np.int64), split))
 
 
