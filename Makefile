@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+QUICK = not slow and not thorough and not gpu and not standin
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch simulate test-standin test-gpu lint demo wheel sbom audit-dependencies clean
+.PHONY: help bench test test-solver test-service test-client test-slow test-bounds test-torch test-thorough simulate test-standin test-gpu nightly docs release lint demo wheel sbom audit-dependencies clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,16 +33,19 @@ bench: $(STAMP)  ## RematBench: 24 graphs at three budgets, a table and a page i
 	$(BIN)/python -m benchmarks.rematbench --bench --report rematbench-out
 
 test: $(STAMP) lint  ## the checks and every test that is quick
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not standin'
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)'
+
+test-thorough: $(STAMP)  ## the tests that a change must pass, too, and that take longer than one waits for
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'thorough and not slow and not gpu and not standin'
 
 test-solver: .venv-solver/.installed  ## the tests of remat_ir and remat_solver, in an environment without torch and web
-	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/ir tests/solver
+	.venv-solver/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/ir tests/solver
 
 test-service: .venv-service/.installed  ## the tests of the service, in an environment without torch
-	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m 'not slow' tests/service
+	.venv-service/bin/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/service
 
 test-client: $(STAMP)  ## the tests of the client
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu and not standin' tests/client
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m '$(QUICK)' tests/client
 
 test-slow: $(STAMP)  ## the tests that take longer
 	$(BIN)/python -m pytest -q -m 'slow and not gpu and not standin'
@@ -64,6 +68,21 @@ test-standin: $(STAMP)  ## what needs a CUDA device, on a stand-in for one that 
 test-gpu:  ## the acceptance test on a GPU, ten minutes: PYTHON has a CUDA build of torch and this package
 	$(PYTHON) tests/gpu/run.py --report remat-gpu-report.json
 
+nightly: $(STAMP)  ## all that takes longer, in pieces under an hour; goes on after a kill; writes benchmarks/results/nightly.md
+	$(BIN)/python .ci/suites.py nightly
+
+docs: $(STAMP)  ## the documentation, without a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir site
+
+release: $(STAMP)  ## check that VERSION can be released, and tag it: pushing the tag publishes
+	@test -n "$(VERSION)" || { echo "write make release VERSION=0.1.0"; exit 2; }
+	@test -z "$$(git status --porcelain)" || { echo "files differ from the commit"; exit 1; }
+	@grep -qx 'version = "$(VERSION)"' pyproject.toml || { echo "pyproject.toml has another version"; exit 1; }
+	@grep -q '^## $(VERSION) ' CHANGELOG.md || { echo "CHANGELOG.md has no section ## $(VERSION) (date)"; exit 1; }
+	.ci/run
+	git tag --annotate v$(VERSION) --message "remat $(VERSION)"
+	@echo "publish it by: git push origin v$(VERSION)"
+
 lint: $(STAMP)  ## style, types, which package may import which, and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,4 +103,4 @@ audit-dependencies: $(STAMP)  ## known vulnerabilities of what docker/requiremen
 	$(BIN)/pip-audit --require-hashes --disable-pip -r docker/requirements.lock
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-* dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-* dist site .nightly .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out

@@ -128,6 +128,7 @@ def test_what_is_ours_or_documented_is_allowed(allowed: str) -> None:
     assert not list(private_names(allowed))
 
 
+@pytest.mark.thorough
 def test_inductor_is_for_plans_under_inductor() -> None:
     """Every module of the client but those that plan under Inductor is imported without it."""
     names = [".".join(p.relative_to(CLIENT).with_suffix("").parts).removesuffix(".__init__") for p in SOURCES]
