@@ -13,9 +13,8 @@ import typer
 from pydantic import ValidationError
 
 from .commands import store
-from .commands.groups import groups_app
 from .commands.operate import solves_app
-from .commands.tenants import keys_app, tenants_app
+from .commands.tenants import groups_app, keys_app, tenants_app
 from .errors import ServiceError
 from .processes.sandbox import hide
 from .settings import Settings

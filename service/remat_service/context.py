@@ -7,10 +7,10 @@ import socket
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from .clock import Clock
-from .locks import KeyedLocks
+from .clock import Clock, Waits
+from .memory import KeyedLocks
 from .metrics import Metrics
-from .notify.notifier import Notifier
+from .notify import Notifier
 from .processes.supervisor import Supervisor
 from .settings import Settings
 from .storage.cache import Cache
@@ -18,15 +18,12 @@ from .storage.cache_key import SOLVER
 from .storage.claims import Claims
 from .storage.database import Database
 from .storage.health import Health
-from .storage.queue import Queue
-from .storage.response_cache import ResponseCache
+from .storage.queue import Queue, Turns
+from .storage.response_cache import ResponseCache, WriteBehind
 from .storage.seals import Seals, seals_of
 from .storage.snapshot import SnapshotReader
 from .storage.store import Store
 from .storage.verifier import Verifier
-from .storage.write_behind import WriteBehind
-from .turns import Turns
-from .waits import Waits
 
 COME_BACK_S = 5
 """Seconds after which clients of a stopping server find it, or another, ready again."""
@@ -43,6 +40,7 @@ class Context:
 
     settings: Settings
     database: Database
+    clock: Clock
     store: Store
     claims: Claims
     seals: Seals
@@ -67,11 +65,6 @@ class Context:
         """Answer who still waits with what there is: the server is about to close its connections."""
         self.stopping = self.leaving = True
         self.notifier.notify_all()
-
-    @property
-    def clock(self) -> Clock:
-        """The time of this process."""
-        return self.database.clock
 
 
 def build_context(
@@ -99,6 +92,7 @@ def build_context(
     return Context(
         settings=settings,
         database=database,
+        clock=database.clock,
         store=store,
         verifier=verifier,
         claims=claims,

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from remat_ir import Answer, Problem, Status, budget_at, certified_need, plain_peak, verify_answer
 from remat_service.cli import app
-from remat_service.storage.packing import pack, unpack
+from remat_service.storage.verifier import pack, unpack
 from service.serving import Service, hard_graph, serving, training_graph
 
 GAP = 0.01

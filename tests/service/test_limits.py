@@ -13,7 +13,7 @@ from remat_service.errors import RateLimited
 from remat_service.settings import Settings
 from remat_service.storage import migrations
 from remat_service.storage.database import Database
-from remat_service.web.admission import Admission
+from remat_service.web.authentication import Admission
 from service.database import postgres
 
 

@@ -13,8 +13,7 @@ import pytest
 from remat.planning.options import SolveOptions
 from remat.planning.sources import ServicePlanner
 from remat_ir import Graph, Problem, budget_at, plain_peak
-from remat_service.storage.packing import pack
-from remat_service.storage.verifier import Verifier
+from remat_service.storage.verifier import Verifier, pack
 from remat_solver import solve
 from service.serving import Service, checked, eventually, hard_graph, serving, training_graph
 

@@ -20,7 +20,7 @@ from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
-from remat_service.solving.execute import claim_next, execute
+from remat_service.solving.execute import execute
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import plans, solves
 from remat_service.tenants.keys import default_caller
@@ -185,10 +185,11 @@ async def test_claimed_twice_at_once_runs_once(deployed: Deployment, tmp_path: P
             ask = Ask(_quick(deployed.server, 40), time_limit_s=5, method="checkpoint-all")
             request_id = await Submission(context, caller, ask).submit()
             solve_id = (await find_request(context, caller, request_id)).solve_id
-            (claimed,) = [one for one in await asyncio.gather(claim_next(context), claim_next(context)) if one]
+            claim = context.queue.claim
+            (claimed,) = [one for one in await asyncio.gather(claim(context.name), claim(context.name)) if one]
             assert claimed.id == solve_id
             await execute(context, claimed)
-            assert await claim_next(context) is None
+            assert await claim(context.name) is None
             async with context.database.read() as connection:
                 assert len((await connection.execute(select(plans.c.id))).all()) == 1
                 assert (await connection.execute(select(solves.c.attempt, solves.c.state))).one() == (1, "ended")

@@ -28,7 +28,7 @@ from remat_service.clock import SYSTEM
 from remat_service.context import build_context
 from remat_service.identity import Caller
 from remat_service.metrics import Metrics
-from remat_service.requests.poller import look
+from remat_service.requests.housekeeping import look
 from remat_service.settings import Settings
 from remat_service.storage.prepare import migrate
 from remat_service.storage.tables import requests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat_ir import Answer, Problem, Status
-from remat_service.solving.outcome import Outcome
+from remat_service.solving.record import Outcome
 from service.serving import training_graph
 
 

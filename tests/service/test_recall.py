@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from remat_ir import Graph, Problem, plain_peak
 from remat_service.context import Context, build_context
 from remat_service.identity import Caller, Retry
-from remat_service.lru import Lru
+from remat_service.memory import Lru
 from remat_service.requests.parse import Ask
 from remat_service.requests.read import find_request
 from remat_service.requests.submit import Submission

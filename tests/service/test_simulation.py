@@ -13,15 +13,14 @@ import pytest
 from sqlalchemy import literal, select, update
 
 from remat_ir import AnyPlan, InvalidPlan, Problem, Verdict
+from remat_service.clock import Waits
 from remat_service.requests import cancel, completion, housekeeping, submit
 from remat_service.solving.record import SolveRecord
 from remat_service.storage.cache_key import Keys
-from remat_service.storage.queue import Claimed, Queue
+from remat_service.storage.queue import Claimed, Queue, Turns, Waiting
 from remat_service.storage.snapshot import SnapshotReader
 from remat_service.storage.tables import Utc, requests, solves
 from remat_service.storage.verifier import Verifier
-from remat_service.turns import Turns, Waiting
-from remat_service.waits import Waits
 from service.simulation.invariants import Broken
 from service.simulation.machine import simulate
 from service.simulation.problems import problems

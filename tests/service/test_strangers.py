@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from remat_ir import Problem, budget_at
 from remat_service.errors import ServiceError
-from remat_service.web.measure import JsonLimits, Measure
+from remat_service.web.body import JsonLimits, Measure
 from service.serving import Service, eventually, example, hard_graph, serving
 from service.test_tenants import Tenant, cli
 

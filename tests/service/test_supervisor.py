@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remat_service.notify.notifier import Notifier
+from remat_service.notify import Notifier
 from remat_service.processes.supervisor import Supervisor
 from remat_service.settings import Settings
 

@@ -22,7 +22,7 @@ import remat_service
 from remat_ir import Problem, plain_peak
 from remat_service.errors import BadRequest, TooLarge, Unsupported
 from remat_service.settings import Settings
-from remat_service.web.inflate import STEP_BYTES, Inflater
+from remat_service.web.body import STEP_BYTES, Inflater
 from service.serving import Service, eventually, example, serving, training_graph
 from service.test_tenants import cli
 

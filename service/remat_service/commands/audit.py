@@ -38,7 +38,6 @@ from ..settings import Settings
 from ..storage.cache_key import SOLVER, certifies
 from ..storage.claims import names
 from ..storage.database import Database
-from ..storage.packing import checksum, unpack
 from ..storage.seals import Seals
 from ..storage.tables import (
     bounds,
@@ -53,6 +52,7 @@ from ..storage.tables import (
     scopes,
     solves,
 )
+from ..storage.verifier import checksum, unpack
 from ..subjects import size_of
 from ..tenants.administration import operator, record
 from .transaction import opened

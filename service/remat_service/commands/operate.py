@@ -12,8 +12,9 @@ import typer
 from ..context import Context, build_context
 from ..errors import Invalid
 from ..requests import operate
+from ..requests.cancel import cancel_solve
 from ..settings import Settings
-from ..storage.seal_keys import check_key
+from ..storage.seals import check_key
 from ..tenants.administration import operator, record
 from .transaction import in_database, opened
 
@@ -62,7 +63,7 @@ def cancel(ids: Annotated[list[str], typer.Argument(help="Ids of solves, as `sol
     async def work(context: Context) -> int:
         ended = 0
         for solve_id in ids:
-            ended += await operate.cancel_solve(context, solve_id)
+            ended += await cancel_solve(context, solve_id)
         async with context.database.write() as connection:
             await record(connection, operator(), "solves cancel", {"solves": ids, "requests": ended})
         return ended

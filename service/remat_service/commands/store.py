@@ -16,8 +16,7 @@ from ..errors import Invalid
 from ..settings import Settings, driver_url
 from ..storage.database import Database, read_only
 from ..storage.prepare import migrate as prepare
-from ..storage.seal_keys import adopt_key
-from ..storage.seals import seals_of
+from ..storage.seals import adopt_key, seals_of
 from ..storage.tables import bounds, efforts, floors, plans, proofs
 from ..tenants.administration import operator, record
 from .transaction import in_database, opened

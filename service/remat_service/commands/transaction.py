@@ -14,8 +14,7 @@ from ..settings import Settings
 from ..storage import migrations
 from ..storage.database import Database
 from ..storage.prepare import migrate
-from ..storage.seal_keys import check_key
-from ..storage.seals import Seals, seals_at_hand
+from ..storage.seals import Seals, check_key, seals_at_hand
 from ..tenants.administration import operator, record
 
 T = TypeVar("T")

@@ -73,6 +73,25 @@ async def end_if_unwanted(context: Context, connection: AsyncConnection, solve_i
         )
 
 
+async def end_ahead(
+    context: Context,
+    request_id: str,
+    solve_id: str,
+    status: Status,
+    limit: str,
+    message: str = "",
+    unless_started: bool = False,
+) -> None:
+    """End a request before its solve has: its answer is the best incumbent. A solve ends with its last request."""
+    async with context.database.write(brief=True) as connection:
+        state = await connection.scalar(select(solves.c.state).where(solves.c.id == solve_id).with_for_update())
+        if unless_started and state != _QUEUED:
+            return
+        await end_request(context, connection, request_id, status, limit, message)
+        await end_if_unwanted(context, connection, solve_id)
+    context.notifier.notify(request_id, solve_id)
+
+
 async def end_request(
     context: Context, connection: AsyncConnection, request_id: str, status: Status, limit: str | None, message: str = ""
 ) -> None:

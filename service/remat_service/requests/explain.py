@@ -10,7 +10,7 @@ from remat_ir import Graph, Problem, Subject, duration, gap_of, readable
 
 from ..context import Context
 from ..identity import Caller
-from ..storage.cache import Stored
+from ..storage.answers import Stored
 from ..storage.cache_key import Keys, keys_of, method_key_of
 from ..storage.tables import graphs, requests
 from ..subjects import costs_of, size_of

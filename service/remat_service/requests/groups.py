@@ -16,8 +16,7 @@ from ..context import Context
 from ..errors import NotFound, ServiceError
 from ..identity import Caller, Retry
 from ..settings import Settings
-from ..storage.epochs import of_epoch
-from ..storage.tables import groups, requests
+from ..storage.tables import groups, of_epoch, requests
 from . import read
 from .cancel import cancel
 from .parse import LIMITS, Ask, read_limits, read_problem

@@ -23,7 +23,7 @@ from remat_ir import PROBLEMS, InvalidData, Problem, Subject, Written
 from remat_ir.schema import parse, refused_constant
 
 from ..errors import ServiceError
-from ..lru import Lru
+from ..memory import Lru
 from ..settings import Settings
 from ..subjects import size_of
 from .parse import BIG_BYTES, Ask, Body, from_body, read_ask

@@ -15,9 +15,8 @@ from remat_ir import Subject, plain_peak
 from ..context import Context
 from ..errors import Invalid
 from ..identity import Caller
-from ..lru import Lru
-from ..storage.epochs import of_epoch
-from ..storage.tables import graphs, groups, requests, solves
+from ..memory import Lru
+from ..storage.tables import graphs, groups, of_epoch, requests, solves
 from .completion import PROGRESS
 from .read import current_answer, listed_answer
 

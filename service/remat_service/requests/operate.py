@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, distinct, func, select, text
+from sqlalchemy import case, distinct, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from remat_ir import Status
-
 from ..context import Context
-from ..errors import NotFound
 from ..storage.cache_key import SOLVER
 from ..storage.eviction import store_bytes
-from ..storage.tables import ACTIVE, requests, solves, tenants
-from .completion import end_if_unwanted, end_request
+from ..storage.tables import requests, solves, tenants
 
 STATES = ("queued", "running", "ended")
 _ALIVE = text("SELECT count(*) FROM procrastinate_workers WHERE last_heartbeat > now() - make_interval(secs => :limit)")
@@ -99,33 +94,3 @@ async def list_solves(
     return [
         {name: getattr(row, name) for name in names} | {"queued_at": row.queued_at.isoformat()} for row in rows.all()
     ]
-
-
-async def cancel_solve(context: Context, solve_id: str) -> int:
-    """End every request that waits for a solve with what it has found; how many. A running one then ends by itself.
-
-    Raises:
-        NotFound: there is no such solve.
-    """
-    async with context.database.read() as connection:
-        if await connection.scalar(select(solves.c.id).where(solves.c.id == solve_id)) is None:
-            raise NotFound(f"there is no solve {solve_id!r}")
-    return await _end(context, requests.c.solve_id == solve_id)
-
-
-async def cancel_tenant(context: Context, tenant_id: str) -> int:
-    """End every request of a tenant that is under way; how many. Solves that others wait for go on."""
-    return await _end(context, requests.c.tenant_id == tenant_id)
-
-
-async def _end(context: Context, which: ColumnElement[bool]) -> int:
-    query = select(requests.c.id, requests.c.solve_id).join(solves, solves.c.id == requests.c.solve_id)
-    async with context.database.read() as connection:
-        found: Sequence[Any] = (await connection.execute(query.where(which, requests.c.ended.is_(False), ACTIVE))).all()
-    for row in found:
-        async with context.database.write() as connection:
-            await connection.execute(select(solves.c.id).where(solves.c.id == row.solve_id).with_for_update())
-            await end_request(context, connection, row.id, Status.CANCELLED, "cancel", "An operator ended it.")
-            await end_if_unwanted(context, connection, row.solve_id)
-        context.notifier.notify(row.id, row.solve_id)
-    return len(found)

@@ -15,10 +15,9 @@ from ..errors import Gone, NotFound
 from ..identity import Caller
 from ..storage.answers import document, head_of, rendered, spliced
 from ..storage.claims import names
-from ..storage.epochs import of_epoch
 from ..storage.snapshot import EndedRequest, Given
 from ..storage.store import StoredPlan, StoredProof
-from ..storage.tables import events, requests, solves
+from ..storage.tables import events, of_epoch, requests, solves
 from ..subjects import gross_of
 from .completion import PROGRESS, running_answer
 

@@ -15,20 +15,56 @@ from remat_ir.proof import certifiable
 from remat_solver import Ending, Known, checked, least_need, pair_proof
 
 from ..context import COME_BACK_S, Context
-from ..errors import Conflict, Unavailable
+from ..errors import Conflict, Invalid, Unavailable
 from ..identity import Caller, Retry
-from ..storage.answers import document
-from ..storage.cache import Stored
+from ..storage.answers import Stored, document
 from ..storage.cache_key import Keys, keys_of, method_key_of
-from ..storage.epochs import of_epoch
 from ..storage.response_cache import CachedResponse
-from ..storage.tables import ACTIVE, requests, solves, tenants
+from ..storage.tables import ACTIVE, of_epoch, requests, solves, tenants
+from ..storage.verifier import Verifier
 from ..telemetry import traceparent
 from ..tenants.quotas import check_quota
 from .parse import Ask
-from .start import start_plan
 
 _QUEUED = "queued"
+
+
+async def start_plan(context: Context, caller: Caller, ask: Ask, net: Problem, keys: Keys) -> str | None:
+    """The plan of the solve that was named as a start, verified on this problem and kept under it: its id.
+
+    Raises:
+        Invalid: there is no such plan, or it is not valid for this problem.
+    """
+    if context.write_behind.holds(ask.start or ""):
+        await context.write_behind.flush()
+    async with context.database.read(brief=True) as connection:
+        row = (
+            await connection.execute(
+                select(requests.c.plan_id, requests.c.graph_key, requests.c.ended).where(
+                    requests.c.tenant_id == caller.tenant_id, requests.c.id == ask.start, of_epoch(caller.epoch)
+                )
+            )
+        ).first()
+        plan_row = None if row is None or row.plan_id is None else await context.store.plan(connection, row.plan_id)
+    if plan_row is None:
+        raise Invalid("start names no ended solve of yours that has a plan", "/start")
+    plan = await _read_plan(context.verifier, plan_row.data)
+    try:
+        verdict = await context.verifier.verify(net, plan)
+    except Exception as error:
+        raise Invalid(f"the plan of start is not valid for this problem: {error}", "/start") from None
+    async with context.database.write(brief=True) as connection:
+        await context.store.put_graph(connection, keys, net)
+        plan_id, digest = await context.store.put_plan(connection, keys.graph, keys.method, "start", plan, verdict)
+    context.verifier.remember(keys.graph, digest, verdict, plan)
+    return plan_id
+
+
+async def _read_plan(verifier: Verifier, packed: bytes) -> Any:
+    plan = await verifier.read_plan(packed)
+    if plan is None:
+        raise Invalid("the plan of start is damaged; solve it anew", "/start")
+    return plan
 
 
 @dataclass(frozen=True)

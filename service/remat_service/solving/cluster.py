@@ -23,10 +23,10 @@ from procrastinate.manager import JobManager
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..context import Context
-from ..notify.postgres import libpq_url
+from ..notify import libpq_url
 from ..outage import Outage
 from ..storage.database import try_lock
-from .execute import claim_next, execute
+from .execute import execute
 
 log = structlog.get_logger("remat_service.solving.cluster")
 
@@ -51,7 +51,7 @@ class Fleet:
 
         @app.task(name=TASK, queue=QUEUE, pass_context=True)
         async def take(job: JobContext) -> None:
-            claimed = await claim_next(self._context, job.job.id)
+            claimed = await self._context.queue.claim(self._context.name, job.job.id)
             if claimed is not None:
                 await execute(self._context, claimed)
 

@@ -9,7 +9,7 @@ import structlog
 
 from ..context import Context
 from ..outage import Outage
-from .execute import claim_next, execute
+from .execute import execute
 
 log = structlog.get_logger("remat_service.solving.dispatch")
 
@@ -60,7 +60,7 @@ class Dispatcher:
         """Start what is due, up to the number of workers."""
         context = self._context
         while len(self._running) < context.settings.workers:
-            claimed = await claim_next(context)
+            claimed = await context.queue.claim(context.name)
             if claimed is None:
                 return
             task = asyncio.create_task(execute(context, claimed))

@@ -19,11 +19,6 @@ log = structlog.get_logger("remat_service.solving.execute")
 _MOST_NAMED = 20  # requests that the last line of a solve names; thousands may have joined
 
 
-async def claim_next(context: Context, ticket: int | None = None) -> Claimed | None:
-    """Claim the solve that is due for this process."""
-    return await context.queue.claim(context.name, ticket)
-
-
 async def execute(context: Context, claimed: Claimed) -> None:
     """See a claimed solve to its end, or give it back."""
     row = claimed.row

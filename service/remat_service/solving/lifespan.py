@@ -10,11 +10,11 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..context import Context
-from ..notify.postgres import PostgresRelay
+from ..notify import PostgresRelay
 from ..storage import migrations
 from ..storage.cache_key import SOLVER
 from ..storage.prepare import migrate, sole_owner
-from ..storage.seal_keys import take_key
+from ..storage.seals import take_key
 from ..tenants.keys import default_caller
 
 log = structlog.get_logger("remat_service.solving.lifespan")

@@ -32,171 +32,34 @@ What does not make a hit still starts the next solve: the plan as its incumbent,
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import cached_property
+from dataclasses import replace
 
 import structlog
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from remat_ir import (
-    Answer,
-    AnswerVerdict,
-    AnyPlan,
-    InvalidPlan,
     Problem,
-    Status,
-    Subject,
-    Verdict,
-    certified_need,
-    gap_of,
     outgrown,
-    structure_digest,
 )
-from remat_ir.proof import certain_need, certifiable
-from remat_solver import Bound, Ending, Known, report_bound, report_budget
+from remat_solver import report_bound, report_budget
 
-from ..clock import Clock
+from ..clock import LookTime
 from ..identity import Caller
-from ..lru import Lru
+from ..memory import Lru
 from ..metrics import Metrics
-from ..subjects import costs_of
+from .answers import Stored
 from .cache_key import Keys
-from .claims import Claim, Claims, Effort, Floor
+from .claims import Claims, Floor
 from .database import Database
+from .near import NearGraphs
 from .snapshot import Row, Snapshot, SnapshotReader
 from .store import Store, StoredPlan, StoredProof
-from .tables import graphs
 from .verifier import CheckedProof, Verifier
 
 log = structlog.get_logger("remat_service.storage.cache")
 
-_NEAR_CANDIDATES = 4
 _MOST_LOOKS = 100  # each look that finds damage passes over one row more
 _MOST_REPORTED = 10_000  # rows that are remembered as logged and counted
-
-
-@dataclass(frozen=True)
-class Stored:
-    """Everything that the store has about one problem for one method, in net bytes.
-
-    `proof` is checked on this problem. `near` is a plan of a graph with other costs, verified on this one, that is not
-    in the store under this graph yet; `carried` says that something came from such a graph; `partial`, that the time
-    was too short for some certificate. `snapshot` is what all of it rests on. `certain_bytes` is what a single op
-    needs, for certain; None where it was not worked out yet. `unsound` are rows that were passed over: damaged, or of
-    a smaller space than the method searches by now. `refuting` is what a verified plan costs and needs that shows
-    others to be wrong.
-    """
-
-    problem: Problem
-    snapshot: Snapshot | None = None
-    plan: StoredPlan | None = None
-    near: tuple[AnyPlan, Verdict] | None = None
-    proof: CheckedProof | None = None
-    claim: Claim | None = None
-    restricted: Claim | None = None
-    least_bytes: int | None = None
-    enough_bytes: int | None = None
-    effort: Effort | None = None
-    carried: bool = False
-    partial: bool = False
-    certify: bool = True
-    certain_bytes: int | None = None
-    unsound: tuple[Row, ...] = ()
-    refuting: Verdict | None = None
-
-    @cached_property
-    def known(self) -> Known:
-        """What is known by it."""
-        known = Known(self.problem).needing(self.least_bytes).sufficing(self.enough_bytes)
-        if self.proof is not None and self.proof.bound_ns is not None:
-            known = known.with_bound(Bound(self.proof.bound_ns))
-        if self.claim is not None and not (self.certify and certifiable(self.problem.subject)):
-            known = known.with_bound(Bound(self.claim.bound_ns))
-        if self.restricted is not None:
-            known = known.with_bound(Bound(self.restricted.bound_ns, self.restricted.within))
-        if self.plan is not None:
-            known = known.with_plan(self.plan.claimed)
-        if self.near is not None:
-            known = known.with_plan(self.near[1])
-        too_small = self.least_bytes is not None and self.least_bytes > self.problem.budget_bytes
-        return replace(known, infeasible=(too_small or self.proves_none) and known.cost_ns is None)
-
-    @property
-    def proves_none(self) -> bool:
-        """Whether it is certified that no plan fits."""
-        return self.proof is not None and self.proof.bound_ns is None
-
-    @property
-    def cost_ns(self) -> int | None:
-        """The cost of the better plan."""
-        return self.known.cost_ns
-
-    @property
-    def uses_near(self) -> bool:
-        """Whether the better plan is the near one."""
-        return self.near is not None and (self.plan is None or self.near[1].cost_ns < self.plan.cost_ns)
-
-    @property
-    def proof_id(self) -> str | None:
-        """The row of the certificate, where that is for exactly this problem already."""
-        found = None if self.snapshot is None else self.snapshot.too_small if self.proves_none else self.snapshot.proof
-        return found.id if found is not None and self.proof is not None and found.data == self.proof.data else None
-
-    def is_final(self, max_gap: float, time_limit_s: float) -> bool:
-        """Whether what is known answers a request, by the rules above."""
-        effort = self.effort
-        if self.partial:  # more is proved than is known yet
-            return self.cost_ns is not None and self.known.settled(max_gap)
-        if self.known.infeasible and self.certify and certifiable(self.problem.subject) and not self.proves_none:
-            # claimed only: a solve certifies it, if that was not tried already
-            return effort is not None and (effort.status == Status.INFEASIBLE or effort.settled)
-        if self.known.settled(max_gap):
-            return True
-        if effort is None or effort.status in (Status.OPTIMAL, Status.INFEASIBLE):
-            return False  # what proved it is gone
-        if self.cost_ns is None and effort.status != Status.NOTHING_FOUND:
-            return False  # the plan that the effort found is gone
-        if effort.settled or effort.seconds >= time_limit_s:
-            return True
-        if effort.limit is not None or self.claim is None or self.cost_ns is None:
-            return False
-        # it ended since this claim was enough and could not be certified
-        return gap_of(self.cost_ns, min(self.claim.bound_ns, self.cost_ns)) <= max_gap
-
-    def answer(self, method: str, max_gap: float, digest: str) -> Answer:
-        """What is known as an answer, in net bytes, without its plan; its sentence only where the effort left one."""
-        effort, known = self.effort, self.known
-        if effort is None:
-            return self.with_claims(replace(known.answer(method, max_gap, digest=digest), message=""))
-        ending = Ending(effort.limit, effort.within or None)
-        answer = known.answer(method, max_gap, ending, seconds=effort.seconds, digest=digest)
-        own = known.cost_ns is None and (not known.infeasible or effort.status == Status.INFEASIBLE)
-        return self.with_claims(replace(answer, message=effort.message if own else ""))
-
-    def with_claims(self, answer: Answer) -> Answer:
-        """An answer made from what is known, that says what of it has no certificate, and who claims that."""
-        least = certain_need(self.problem.subject) if self.certain_bytes is None else self.certain_bytes
-        if self.proves_none and self.snapshot is not None and self.snapshot.too_small is not None:
-            least = max(least, self.snapshot.too_small.budget_bytes + 1)
-        elif self.proves_none:
-            least = max(least, self.problem.budget_bytes + 1)
-        answer = certified_need(answer, AnswerVerdict(None, None, 0, least > self.problem.budget_bytes, least))
-        if answer.status is Status.INFEASIBLE:
-            return answer
-        proved = self.problem.subject.total_cost_ns
-        if self.proof is not None and self.proof.bound_ns is not None:
-            proved = max(proved, self.proof.bound_ns)
-        said = self.restricted if answer.restricted_to else self.claim
-        claimed = answer.bound_ns
-        if said is not None and not answer.restricted_to:
-            claimed = said.bound_ns if answer.cost_ns is None else min(said.bound_ns, answer.cost_ns)
-        if claimed is None or claimed <= proved:
-            return answer
-        said_by = answer.method if said is None else said.source or answer.method
-        return replace(answer, claimed_bound_ns=claimed, claimed_by=said_by)
 
 
 class Cache:
@@ -213,6 +76,7 @@ class Cache:
     ) -> None:
         self._database, self._store, self._claims = database, store, claims
         self._verifier, self._snapshots, self._metrics = verifier, snapshots, metrics
+        self._near = NearGraphs(store, claims, verifier)
         self._reported: Lru[Row, bool] = Lru(_MOST_REPORTED)
 
     async def known(
@@ -229,13 +93,13 @@ class Cache:
             within_s: seconds to look: the plan first, then the certificates, then graphs with other costs. What the
                 time is too short for is left out, and the result is `partial`.
         """
-        time = _Time(self._database.clock, within_s)
+        time = LookTime(self._database.clock, within_s)
         stored = await self._known(caller, keys, problem, snapshot, time)
         self._metrics.look_seconds.labels("part" if stored.partial else "all").observe(time.spent())
         return stored
 
     async def _known(
-        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: _Time
+        self, caller: Caller, keys: Keys, problem: Problem, snapshot: Snapshot | None, time: LookTime
     ) -> Stored:
         found = snapshot or await self._snapshots.read(keys, problem.budget_bytes)
         unsound: list[Row] = []
@@ -270,11 +134,11 @@ class Cache:
         proved = stored.cost_ns is not None and stored.known.whole_ns >= stored.cost_ns
         if keys.any_method and not proved:
             async with self._database.read(brief=True) as connection:
-                stored = await self._with_near(connection, caller, keys, problem, stored, time)
+                stored = await self._near.added(connection, caller, keys, problem, stored, time)
         return await self._without_refuted(keys, problem, stored)
 
     async def _checked(
-        self, keys: Keys, problem: Problem, found: Snapshot, time: _Time
+        self, keys: Keys, problem: Problem, found: Snapshot, time: LookTime
     ) -> tuple[CheckedProof | None, list[Row], bool]:
         """The certificate of the problem, the rows that are not what was stored, and whether the time was too short.
 
@@ -399,108 +263,3 @@ class Cache:
                 return other, broken
             broken.append(other)
         return None, broken
-
-    async def _with_near(
-        self, connection: AsyncConnection, caller: Caller, keys: Keys, problem: Problem, stored: Stored, time: _Time
-    ) -> Stored:
-        rows = await connection.execute(
-            select(graphs.c.key, graphs.c.data)
-            .where(graphs.c.structure_key == keys.structure, graphs.c.key != keys.graph)
-            .order_by(graphs.c.used_at.desc(), graphs.c.key)
-            .limit(_NEAR_CANDIDATES)
-        )
-        others: list[str] = []
-        for row in rows.all():
-            if time.over():
-                return replace(stored, partial=True)
-            other = await self._verifier.graph(row.key, row.data, caller.key)
-            # its own column may say what is not so, and a claim about another structure says nothing here
-            if other is not None and await self._same_structure(caller, keys, other):
-                stored = await self._nearer(connection, row.key, other, keys, problem, stored)
-                others.append(row.key)
-        if certifiable(problem.subject):
-            for key in others:
-                stored = await self._with_near_proofs(connection, key, keys, problem, stored, time)
-        return stored
-
-    async def _with_near_proofs(
-        self, connection: AsyncConnection, key: str, keys: Keys, problem: Problem, stored: Stored, time: _Time
-    ) -> Stored:
-        for row in await self._store.best_proofs(connection, key, problem.budget_bytes):
-            try:
-                proof = await self._verifier.proof(keys.graph, problem, row.data, time.left())
-            except TimeoutError:
-                stored = replace(stored, partial=True)
-                continue
-            if proof is None or stored.proves_none:
-                continue
-            if proof.bound_ns is None or proof.bound_ns > stored.known.whole_ns:
-                stored = replace(stored, proof=proof, carried=True)
-        return stored
-
-    async def _same_structure(self, caller: Caller, keys: Keys, other: Subject) -> bool:
-        return caller.key(await asyncio.to_thread(structure_digest, other)) == keys.structure
-
-    async def _nearer(
-        self, connection: AsyncConnection, key: str, other: Subject, keys: Keys, problem: Problem, stored: Stored
-    ) -> Stored:
-        if not certifiable(problem.subject):
-            claim = await self._claims.claim(connection, key, problem.budget_bytes)
-            if claim is not None:
-                bound_ns = carried_bound(other, problem.subject, claim.bound_ns)
-                if stored.claim is None or bound_ns > stored.claim.bound_ns:
-                    stored = replace(stored, claim=claim._replace(bound_ns=bound_ns), carried=True)
-        least, enough = await self._claims.floor(connection, key)  # costs play no part in what fits
-        if least is not None and least > (stored.least_bytes or 0):
-            stored = replace(stored, least_bytes=least, carried=True)
-        if enough is not None and (stored.enough_bytes is None or enough < stored.enough_bytes):
-            stored = replace(stored, enough_bytes=enough)
-        row_plan = await self._store.best_plan(connection, key, problem.budget_bytes, None)
-        if row_plan is None:
-            return stored
-        plan = await self._verifier.plan(key, Problem(other, problem.budget_bytes), row_plan.data, row_plan.claimed)
-        if plan is None:
-            return stored
-        try:
-            verdict = await self._verifier.verify(problem, plan)
-        except InvalidPlan:
-            return stored
-        if stored.cost_ns is None or verdict.cost_ns < stored.cost_ns:
-            stored = replace(stored, near=(plan, verdict), carried=True)
-        return stored
-
-
-class _Time:
-    """The time that a look may take; without an end where `within_s` is None."""
-
-    def __init__(self, clock: Clock, within_s: float | None, begun: float | None = None) -> None:
-        self._clock, self._within_s = clock, within_s
-        self._begun = clock.monotonic() if begun is None else begun
-
-    def spent(self) -> float:
-        """Seconds since it began."""
-        return self._clock.monotonic() - self._begun
-
-    def left(self) -> float | None:
-        """Seconds that are left."""
-        return None if self._within_s is None else max(0.0, self._within_s - self.spent())
-
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.left() == 0.0
-
-    def share(self, whole: bool) -> _Time:
-        """All of it, or half: the other half is for a plan, where there is none yet."""
-        within_s = self._within_s
-        return self if whole or within_s is None else _Time(self._clock, within_s / 2, self._begun)
-
-
-def carried_bound(old: Subject, new: Subject, bound_ns: int) -> int:
-    """ΣC′ + r · (L − ΣC), r = min c′_i / c_i: a proved bound for the same structure with other costs, rounded up.
-
-    Rounding up is right: costs are whole ns. An op that cost nothing puts no limit on r.
-    """
-    ratios = [Fraction(c2, c1) for c1, c2 in zip(costs_of(old), costs_of(new), strict=True) if c1 > 0]
-    extra = max(0, bound_ns - old.total_cost_ns)
-    least = min(ratios, default=Fraction(0)) * extra
-    return new.total_cost_ns - (-least.numerator // least.denominator)

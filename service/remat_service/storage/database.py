@@ -18,8 +18,7 @@ from sqlalchemy.util import greenlet_spawn
 from ..clock import SYSTEM, Clock
 from ..errors import ServiceError
 from ..settings import Settings, driver_url
-from .sqlite import raw_of
-from .writes import Writes
+from .sqlite import Writes, raw_of
 
 Connect = Callable[[], Any]
 """Opens a connection of the driver; called in a greenlet of SQLAlchemy's, it may await by `await_only`."""
@@ -112,7 +111,7 @@ class Database:
     async def write(self, brief: bool = False) -> AsyncIterator[AsyncConnection]:
         """A connection in a write transaction, committed at the end and rolled back on an error.
 
-        On SQLite writers take turns, and those who wait write in one transaction (`writes.py`); each goes on once that
+        On SQLite writers take turns, and those who wait write in one transaction (`sqlite.py`); each goes on once that
         is committed, and the error of one undoes what it wrote itself.
 
         Args:

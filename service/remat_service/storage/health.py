@@ -8,8 +8,7 @@ import os
 from ..errors import ServiceError
 from ..outage import what_fails
 from .database import Database
-from .seal_keys import check_key
-from .seals import Seals
+from .seals import Seals, check_key
 from .tables import probes
 
 _FRESH_S = 1.0

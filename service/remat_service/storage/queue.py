@@ -1,8 +1,8 @@
 """The queue: the rows of `solves`, on both databases the system of record of what waits, what runs and who runs it.
 
 put         a solve that waits, unless the same one is under way: the unique index on flights is the single flight
-claim       the solve that is due, with a fencing token: the tenant by weighted fair queueing, of its own solves by
-            priority and age
+claim       the solve that is due, with a fencing token: the tenant by weighted fair queueing (`Turns`), of its own
+            solves by priority and age
 beat        a sign of life: the lease goes on from here
 settle      any other write of a running solve, in the caller's transaction
 take over   solves whose lease has run out wait again
@@ -15,20 +15,74 @@ Where an engine carries the work to other machines it is told, in the same trans
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, DateTime, Interval, and_, case, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from ..turns import Turns, Waiting
 from .database import Database
 from .tables import Utc, solves, tenants
 
 Carry = Callable[[AsyncConnection, int], Awaitable[None]]
 """Tells an engine, on the connection of a transaction, that so many more solves wait."""
+
+
+class Waiting(NamedTuple):
+    """A tenant of which something waits.
+
+    Attributes:
+        running: the tenant's solves that run now, in all processes.
+        queued_s: since when the oldest waits, in seconds since any moment that all tenants share.
+        free: how many of those that wait may run now.
+    """
+
+    tenant_id: str
+    weight: float
+    running: int
+    queued_s: float
+    free: int = 1
+
+
+class Turns:
+    """The virtual time of each tenant: its solver seconds in this process, divided by its weight.
+
+    One that has not waited gains nothing by it: it starts at the least virtual time of those that do wait. Each process
+    counts its own seconds, and after a restart from zero; solves that run are counted in the database, for all.
+
+    Example:
+        >>> red, blue = Waiting("red", 1.0, 0, 1.0), Waiting("blue", 1.0, 0, 2.0)
+        >>> turns = Turns()
+        >>> [each.tenant_id for each in turns.order([red, blue])]
+        ['red', 'blue']
+        >>> turns.spend("red", 5.0)
+        >>> [each.tenant_id for each in turns.order([red, blue])]
+        ['blue', 'red']
+    """
+
+    def __init__(self) -> None:
+        self._spent: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._least = 0.0
+
+    def order(self, waiting: Iterable[Waiting]) -> list[Waiting]:
+        """Who is due, the first one first: fewest running for its weight; least served; longest waiting."""
+        found = list(waiting)
+        self._weights |= {each.tenant_id: each.weight for each in found}
+        served = (self._spent.get(each.tenant_id, 0.0) for each in found)
+        self._least = max(self._least, min(served, default=0.0))
+        return sorted(found, key=self._key)
+
+    def spend(self, tenant_id: str, seconds: float) -> None:
+        """A solve of a tenant has run for so long."""
+        at = max(self._spent.get(tenant_id, 0.0), self._least)
+        self._spent[tenant_id] = at + seconds / self._weights.get(tenant_id, 1.0)
+
+    def _key(self, each: Waiting) -> tuple[float, float, float, str]:
+        served = max(self._spent.get(each.tenant_id, 0.0), self._least)
+        return each.running / each.weight, served, each.queued_s, each.tenant_id
 
 
 class LostClaim(Exception):

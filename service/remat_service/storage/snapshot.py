@@ -11,9 +11,8 @@ from ..identity import Caller
 from .cache_key import SOLVER, Keys
 from .claims import CLAIM_COLUMNS, EFFORT_COLUMNS, FLOOR_COLUMNS, WHOLE, Claim, Effort, Floor
 from .database import Database
-from .epochs import of_epoch
 from .store import PLAN_COLUMNS, PROOF_COLUMNS, StoredPlan, StoredProof
-from .tables import ACTIVE, bounds, efforts, floors, graphs, plans, proofs, requests, solves
+from .tables import ACTIVE, bounds, efforts, floors, graphs, of_epoch, plans, proofs, requests, solves
 
 
 class Snapshot(NamedTuple):

@@ -17,8 +17,8 @@ from ..subjects import size_of
 from .cache_key import SOLVER, Keys
 from .claims import Claims
 from .database import Database
-from .packing import checksum, pack
 from .tables import graphs, plans, problems, proofs
+from .verifier import checksum, pack
 
 
 @dataclass(frozen=True)

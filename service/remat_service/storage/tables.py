@@ -10,7 +10,7 @@ requests, groups              one row a POST: its own id, limits and answer; swe
 profiles, profile_reports     the costs that stand, and what each tenant has measured
 administration                who has changed tenants, keys, groups or the store
 probes                        the row that a look at readiness writes
-seal_keys                     by which keys the store was sealed (`seal_keys.py`)
+seal_keys                     by which keys the store was sealed (`seals.py`)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     DateTime,
     Dialect,
     Float,
@@ -37,6 +38,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    or_,
     text,
 )
 
@@ -391,3 +393,15 @@ administration = Table(
     Column("act", String(100), nullable=False),
     Column("about", JSON, nullable=False),
 )
+
+
+def of_epoch(epoch: Any) -> ColumnElement[bool]:
+    """Whether a row of `requests` was asked in an epoch or, where another server knew sooner, a later one.
+
+    Once an epoch is raised, whatever a scope's tenants asked and stored before is found no more. What is stored is out
+    of reach because the epoch is in its key (`cache_key.py`). A request is found by its own id, so its row carries the
+    epoch that its caller had, and every look at it compares the two: what a server remembers of the answer does not
+    matter. A server knows a raised epoch when it looks the caller up again, after two seconds at most. A row that was
+    written without an epoch counts as of any.
+    """
+    return or_(requests.c.epoch.is_(None), requests.c.epoch >= epoch)

@@ -1,16 +1,19 @@
-"""The way out of the store: no plan and no certificate leaves it unchecked on the problem that it is served for.
+"""The way in and out of the store: how graphs and plans are packed, and that none leaves unchecked.
 
-Bytes that this process has verified before, on the same graph, need no second replay: their SHA-256 is taken at every
-read, and the verdict that belongs to it is compared with what the row claims.
+No plan and no certificate is given but on the problem that it is served for. Bytes that this process has verified
+before, on the same graph, need no second replay: their SHA-256 is taken at every read, and the verdict that belongs to
+it is compared with what the row claims.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from remat_ir import (
     AnyPlan,
@@ -29,15 +32,62 @@ from remat_ir import (
 from remat_ir.proof import certain_need, read_proof
 from remat_ir.schema import parse
 
-from ..lru import Lru
+from ..memory import Lru
 from ..subjects import size_of
-from .packing import checksum, inflated, pack, unpack, written
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+MOST_BYTES = 1 << 30
+"""No stored object inflates to more than this."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
 _SMALL_OPS = 5_000
 _SMALL_BYTES = 20_000  # packed; below it a thread costs more than the work
+
+
+def pack(data: Any) -> bytes:
+    """JSON data as compressed bytes, the same for the same data."""
+    packed: bytes = zstd.compress(written(data), level=3)
+    return packed
+
+
+def written(data: Any) -> bytes:
+    """JSON data as the text that is packed."""
+    return json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
+
+
+def unpack(packed: bytes) -> Any:
+    """What was packed.
+
+    Raises:
+        ValueError: the bytes are damaged, or inflate to more than a stored object may.
+    """
+    return json.loads(inflated(packed))
+
+
+def inflated(packed: bytes) -> bytes:
+    """The JSON text of what was packed.
+
+    Raises:
+        ValueError: as `unpack`.
+    """
+    inflater = zstd.ZstdDecompressor()
+    try:
+        text: bytes = inflater.decompress(packed, MOST_BYTES)
+    except zstd.ZstdError as error:
+        raise ValueError(f"damaged: {error}") from None
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("damaged: truncated, or too long")
+    return text
+
+
+def checksum(packed: bytes) -> str:
+    """SHA-256 of packed bytes."""
+    return hashlib.sha256(packed).hexdigest()
 
 
 class CheckedProof(NamedTuple):

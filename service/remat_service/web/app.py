@@ -21,15 +21,13 @@ from ..context import Context, build_context
 from ..errors import ServiceError, Unavailable
 from ..outage import what_fails
 from ..requests.batches import BatchSearches
-from ..requests.housekeeping import housekeeping
+from ..requests.housekeeping import housekeeping, poll
 from ..requests.known_subjects import KnownSubjects
 from ..requests.listing import PlainPeaks
-from ..requests.poller import poll
 from ..settings import Settings
 from ..solving.dispatch import Dispatcher
 from ..solving.lifespan import opened
-from .admission import Admission
-from .authentication import Callers
+from .authentication import Admission, Callers
 from .body import Bodies
 from .middleware import RequestMiddleware
 from .openapi import describe

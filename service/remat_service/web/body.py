@@ -1,18 +1,26 @@
 """Bodies, read by a route once it knows its caller: in time, a piece at a time, within one budget for all requests.
 
-A piece of an encoded body is inflated and measured (`inflate.py`, `measure.py`) before the next one is asked for, so
-that it is refused at the first piece that takes it over a limit, and nothing is built from it. A body that is sent as
-it is can't be larger than what was sent: it is measured before it is parsed, or never where its answer is at hand.
+A piece of an encoded body is inflated (`Inflater`: no step makes more than `STEP_BYTES`) and measured (`Measure`: what
+its JSON would become) before the next one is asked for, so that it is refused at the first piece that takes it over a
+limit, and nothing is built from it. A body that is sent as it is can't be larger than what was sent: it is measured
+before it is parsed, or never where its answer is at hand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -22,10 +30,182 @@ from ..errors import BadRequest, TooLarge, TooSlow, Unavailable, Unsupported
 from ..requests.parse import Body
 from ..requests.profiles import MOST_ROWS
 from ..settings import Settings
-from .inflate import STEP_BYTES, Inflater
-from .measure import JsonLimits, Measure
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+STEP_BYTES = 65_536
+_WINDOW_LOG = 23  # 8 MiB: what level 19 uses; a frame may ask its reader for far more
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+"""A string, or the beginning of one up to the end of the piece: it matches at every opening quote, in linear time."""
+_NOT_BRACKETS = bytes(c for c in range(256) if c not in b"[]{}")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _TEXT_COPIES = 2  # the bytes, and the text that they are decoded to
+
+
+class Inflater:
+    """One body's encoding: none, gzip or zstd.
+
+    Raises:
+        Unsupported: another encoding, or more than one.
+    """
+
+    def __init__(self, encodings: Sequence[bytes], most_bytes: int) -> None:
+        names = [name.strip().lower() for value in encodings for name in value.decode("latin-1").split(",")]
+        if len(names) > 1 or (names and names[0] not in ("identity", "gzip", "zstd")):
+            raise Unsupported("Content-Encoding must be gzip or zstd, once")
+        self.name = names[0] if names else "identity"
+        self._most, self._made = most_bytes, 0
+        self._decoder: Any = None
+        if self.name == "gzip":
+            self._decoder = zlib.decompressobj(wbits=31)
+        elif self.name == "zstd":
+            self._decoder = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
+
+    def feed(self, wire: bytes) -> Iterator[bytes]:
+        """The plain bytes of the next piece of the wire.
+
+        Raises:
+            TooLarge: more than `most_bytes` in all.
+            BadRequest: damaged, or followed by something else.
+        """
+        for start in range(0, len(wire), STEP_BYTES):
+            yield from self._inflated(wire[start : start + STEP_BYTES])
+
+    def _inflated(self, wire: bytes) -> Iterator[bytes]:
+        if self._decoder is None:
+            yield self._counted(wire)
+            return
+        plain = b"more"
+        while wire or plain:
+            if wire and self._decoder.eof:
+                raise BadRequest(f"the body's {self.name} data is followed by something else")
+            try:
+                plain = b"" if self._decoder.eof else self._decoder.decompress(wire, STEP_BYTES)
+            except (zlib.error, zstd.ZstdError) as error:
+                raise BadRequest(f"the body is not {self.name}: {error}") from None
+            wire = self._decoder.unconsumed_tail if self.name == "gzip" else b""
+            if self._decoder.unused_data:
+                raise BadRequest(f"the body's {self.name} data is followed by something else")
+            if plain:
+                yield self._counted(plain)
+
+    def _counted(self, plain: bytes) -> bytes:
+        self._made += len(plain)
+        if self._made > self._most:
+            raise TooLarge(f"the body is larger than the {readable(self._most)} allowed")
+        return plain
+
+    def finish(self) -> None:
+        """The wire has ended.
+
+        Raises:
+            BadRequest: the data has not.
+        """
+        if self._decoder is not None and not self._decoder.eof:
+            raise BadRequest(f"the body's {self.name} data is truncated")
+
+
+@dataclass(frozen=True)
+class JsonLimits:
+    """The most that any body of the service may hold.
+
+    Attributes:
+        depth: arrays and objects inside one another.
+        objects, arrays, members, values: of the whole text; members of objects, values of any kind.
+        strings: strings, each quote inside one counted as half another.
+        string_bytes: of one string as it is written.
+    """
+
+    depth: int
+    objects: int
+    arrays: int
+    members: int
+    values: int
+    strings: int
+    string_bytes: int = 65_536
+
+    @classmethod
+    def of(cls, settings: Settings, profiles: int) -> JsonLimits:
+        """What the largest graph, or the largest table of profiles, needs."""
+        more = profiles + 1_000
+        return cls(
+            depth=32,
+            objects=1_000,
+            arrays=settings.most_ops + more,
+            members=more,
+            values=settings.most_edges + 4 * settings.most_values + 6 * settings.most_ops + 4 * more,
+            strings=2 * more,
+        )
+
+
+class Measure:
+    """Counts pieces of one text; refuses as soon as a limit is passed."""
+
+    def __init__(self, limits: JsonLimits) -> None:
+        self._limits = limits
+        self._tail = b""  # a string that has begun and not ended
+        self._depth = 0
+        self._found = dict.fromkeys(("strings", "objects", "arrays", "members", "values"), 0)
+
+    @property
+    def built_bytes(self) -> int:
+        """An estimate from above of the memory that CPython's objects for the text take, text apart."""
+        found = self._found
+        return 40 * found["values"] + 64 * found["arrays"] + 240 * found["objects"] + 120 * found["members"]
+
+    def feed(self, piece: bytes) -> None:
+        """Count the next piece.
+
+        Raises:
+            TooLarge: more than the limits allow.
+            BadRequest: nested too deeply.
+        """
+        text = self._tail + piece
+        self._tail = b""
+        quotes = text.count(b'"')
+        if quotes:
+            self._add("strings", quotes // 2)
+            text = self._without_strings(text)
+        self._add("objects", text.count(b"{"))
+        self._add("arrays", text.count(b"["))
+        self._add("members", text.count(b":"))
+        self._add("values", text.count(b",") + text.count(b"{") + text.count(b"["))
+        steps = np.frombuffer(text.translate(_STEPS, _NOT_BRACKETS), np.int8)
+        if steps.size:
+            depths = np.cumsum(steps, dtype=np.int64)
+            if self._depth + int(depths.max()) > self._limits.depth:
+                raise BadRequest("not JSON that remat reads: nested too deeply")
+            self._depth += int(depths[-1])
+
+    def _without_strings(self, text: bytes) -> bytes:
+        last = deque(_STRING.finditer(text), maxlen=1)[0]
+        whole = last.group()
+        if last.end() == len(text) and not _ends(whole):
+            if len(whole) > self._limits.string_bytes:
+                raise TooLarge(f"the body holds a string of more than {self._limits.string_bytes} bytes")
+            self._tail = whole
+            self._found["strings"] -= whole.count(b'"') // 2  # counted again with the rest of it
+            text = text[: last.start()]
+        return _STRING.sub(b"", text)
+
+    def _add(self, what: str, count: int) -> None:
+        self._found[what] += count
+        most = getattr(self._limits, what)
+        if self._found[what] > most:
+            raise TooLarge(f"the body holds more than {most} {what}, which no request needs")
+
+
+def _ends(string: bytes) -> bool:
+    """Whether a match of `_STRING` at the end of a piece has its closing quote."""
+    body = string[1:]
+    if not body.endswith(b'"'):
+        return False
+    before = body[:-1]
+    return (len(before) - len(before.rstrip(b"\\"))) % 2 == 0
 
 
 class MemoryBudget:

@@ -20,8 +20,7 @@ from ..errors import ServiceError
 from ..settings import Settings
 from ..storage.database import Database
 from ..storage.prepare import migrate, sole_owner
-from ..storage.seal_keys import take_key
-from ..storage.seals import seals_of
+from ..storage.seals import seals_of, take_key
 from ..telemetry import exported
 from ..tenants.keys import any_key
 from .app import LOOPBACK, create_app

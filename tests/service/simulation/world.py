@@ -25,9 +25,8 @@ from remat_service.errors import Conflict, NotFound, RateLimited, Unavailable
 from remat_service.identity import Caller, Retry
 from remat_service.requests import read
 from remat_service.requests.cancel import cancel
-from remat_service.requests.housekeeping import housekeeping
+from remat_service.requests.housekeeping import housekeeping, poll
 from remat_service.requests.parse import Ask
-from remat_service.requests.poller import poll
 from remat_service.requests.submit import Submission
 from remat_service.settings import Settings
 from remat_service.solving.dispatch import Dispatcher

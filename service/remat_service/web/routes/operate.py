@@ -16,6 +16,7 @@ from ...context import Context
 from ...errors import Invalid, NotFound
 from ...identity import OPERATE, Caller
 from ...requests import operate
+from ...requests.cancel import cancel_solve, cancel_tenant
 from ...requests.parse import from_body
 from ...storage.tables import api_keys, tenants
 from ...tenants import keys
@@ -109,7 +110,7 @@ async def end_solve(
     """Every request that waits for it is answered with what was found so far."""
     context = _context(request)
     await no_body(request)
-    ended = await operate.cancel_solve(context, solve_id)
+    ended = await cancel_solve(context, solve_id)
     async with context.database.write() as connection:
         await _note(connection, caller, "solves cancel", solves=[solve_id], requests=ended)
     return {"requests": ended}
@@ -159,7 +160,7 @@ async def change_tenant(request: Request, name: Name, caller: Operator) -> Any:
         row = await _row(connection, name)
         await _note(connection, caller, "tenants change", name=name, **changes)
     if changes.get("disabled"):
-        await operate.cancel_tenant(context, row.id)
+        await cancel_tenant(context, row.id)
     return _tenant(row)
 
 

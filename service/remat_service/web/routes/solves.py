@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response, StreamingResponse
 
 from remat_ir import Status
@@ -25,7 +27,41 @@ from ..authentication import admit, caller_with, credentials
 from ..body import Bodies, no_body
 from ..schemas import AnswerDocument, ProblemOut, ProgressList, SolveList, TimelineDocument
 from .describe import body, examples, headers, link, refusals
-from .direct import DirectRoute, directly
+
+Way = Callable[[Request], Awaitable[Response | None]]
+"""Answers a request; None leaves it to the usual way."""
+
+_WAYS: dict[Callable[..., Any], Way] = {}
+
+
+def directly(endpoint: Callable[..., Any]) -> Callable[[Way], Way]:
+    """Declares the direct way of the route of an endpoint."""
+
+    def declare(way: Way) -> Way:
+        _WAYS[endpoint] = way
+        return way
+
+    return declare
+
+
+class DirectRoute(APIRoute):
+    """A route that goes its direct way, where it has one, without FastAPI's reading of parameters, as long as a hit.
+
+    A direct way calls the same function as the usual one, with the same caller, and leaves to the usual one what it
+    does not read itself.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The direct way, then the usual one."""
+        usual, endpoint = super().get_route_handler(), self.endpoint
+
+        async def handler(request: Request) -> Response:
+            way = _WAYS.get(endpoint)
+            response = None if way is None else await way(request)
+            return await usual(request) if response is None else response
+
+        return handler
+
 
 EVENT = {
     "type": "object",

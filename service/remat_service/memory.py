@@ -1,10 +1,12 @@
-"""Memory bounded in bytes (or anything else that is counted): what was used longest ago goes first."""
+"""What memories are made of: a bound, and one at a time who fills a place in them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -40,3 +42,17 @@ class Lru(Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+class KeyedLocks:
+    """A lock a key, for as long as somebody holds or awaits it."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, key: str) -> asyncio.Lock:
+        """The lock of a key, for `async with`."""
+        lock = self._locks.get(key)
+        if lock is None:
+            self._locks[key] = lock = asyncio.Lock()
+        return lock
