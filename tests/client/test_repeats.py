@@ -53,7 +53,7 @@ class Both:
         self.descriptor, self.captured = traced.descriptor, described(traced.joint)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_compat.traced_alone())
-            whole = _compat.export_joint(stack, traced.module, traced.inputs, {})
+            whole = _compat.export_joint(stack, traced.module, traced.inputs, {}, symbols=False)
             self.whole = described(_compat.joint_graph(whole))
         self.runs = [len(run.blocks) for run in repeats.runs(traced.module.graph)]
 

@@ -40,6 +40,7 @@ __all__ = [
     "used_up",
     "version_counter",
     "when_backward_ends",
+    "when_differentiated",
     "will_accumulate",
 ]
 
@@ -156,6 +157,21 @@ def gives_all_gradients() -> bool:
 def saved_tensors_have_hooks() -> bool:
     """Whether hooks pack what autograd saves in this thread now, such as those of a checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def when_differentiated(node: Any, text: str) -> None:
+    """Let a backward pass through the gradients that a node is about to give raise an error with this text."""
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError(text)
+
+    def after(gradients: Iterable[torch.Tensor | None], _: Any) -> None:
+        handle.remove()
+        behind = {g.grad_fn for g in gradients if g is not None and g.grad_fn is not None}
+        for each in behind:
+            each.register_prehook(refuse)
+
+    handle = node.register_hook(after)
 
 
 def backward_task() -> int:

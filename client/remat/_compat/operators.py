@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,14 +29,17 @@ __all__ = [
     "TorchDispatchMode",
     "full_name",
     "is_collective",
+    "is_functional_region",
     "is_known",
     "is_mutable",
+    "is_region",
     "negative_view",
     "operator_name",
     "parameter_names",
     "process_group",
     "raw_call",
     "run_watched",
+    "runs_whole",
     "taking_generator",
     "written_arguments",
 ]
@@ -167,6 +171,60 @@ def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     found = [value for value, writes in zip(args, written, strict=False) if writes]
     names = zip(parameter_names(target), written, strict=True)
     return found + [kwargs[name] for name, writes in names if writes and name in kwargs]
+
+
+_REGION = torch.ops.higher_order.invoke_subgraph
+
+_RUN_WHOLE = frozenset(
+    {
+        "auto_functionalized",
+        "auto_functionalized_v2",
+        "cond",
+        "flex_attention",
+        "flex_attention_backward",
+        "map_impl",
+        "scan",
+        "triton_kernel_wrapper_functional",
+        "while_loop",
+        "while_loop_stack_output",
+    }
+)
+"""Higher-order operators that a step runs as one kernel each, by their own entry: they write to nothing they take."""
+
+_RUN_ONCE = frozenset(
+    {"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional", "while_loop"}
+)
+"""Of these, those around what may do anything, and a loop, which on made-up numbers might not end."""
+
+
+def is_region(node: fx.Node) -> bool:
+    """Whether a node calls a part of the code that `torch.compiler.nested_compile_region` marks."""
+    return node.op == "call_function" and node.target is _REGION
+
+
+def runs_whole(target: Any) -> bool:
+    """Whether a higher-order operator can be run as one kernel."""
+    return isinstance(target, HigherOrderOperator) and target.name() in _RUN_WHOLE
+
+
+def is_functional_region(node: fx.Node) -> bool:
+    """Whether a higher-order operator may run again, on made-up numbers, too: no operator in it draws any, writes, or
+    may do anything."""
+    if not runs_whole(node.target) or node.target.name() in _RUN_ONCE:  # type: ignore[union-attr]
+        return False
+    root = node.graph.owning_module
+    parts = [getattr(root, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    inside = [n for p in parts if isinstance(p, fx.GraphModule) for n in p.graph.nodes if n.op == "call_function"]
+    return all(map(_is_functional, inside))
+
+
+def _is_functional(node: fx.Node) -> bool:
+    if isinstance(node.target, HigherOrderOperator):
+        return is_functional_region(node)
+    if not isinstance(node.target, OpOverload):
+        return node.target is operator.getitem
+    drawing = torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_known(node.target) and not drawing and not is_mutable(node.target) and not is_collective(node.target)
 
 
 def is_mutable(target: OpOverload) -> bool:

@@ -25,6 +25,7 @@ from torch._guards import CompileContext, TracingContext, detect_fake_mode, trac
 from torch._library import simple_registry
 from torch._library.effects import EffectHolder
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import _side_effectful_functions
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -104,11 +105,47 @@ def checks_as_operators() -> Iterator[None]:
             holder.register(effect)
 
 
-def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-    """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts."""
-    with checks_as_operators():
+def export_joint(stack: contextlib.ExitStack, module: torch.nn.Module, args: Any, kwargs: Any, symbols: bool) -> Any:
+    """The joint forward-backward graph with descriptors; `stack` holds the tracing contexts.
+
+    Args:
+        symbols: whether sizes inside that depend on data are symbols, as loops and jagged tensors need.
+    """
+    context = None
+    if symbols:
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        args = [mode.from_tensor(a, static_shapes=True) if isinstance(a, torch.Tensor) else a for a in args]
+        context = TracingContext(mode)
+    with checks_as_operators(), tracing(context), state_kept():
         without_hooks(module)  # they are in the graph
         return aot_export_joint_with_descriptors(stack, module, tuple(args), dict(kwargs))
+
+
+@contextlib.contextmanager
+def state_kept() -> Iterator[None]:
+    """Grad mode and autocast are as before afterwards: a trace that an error ends may leave them as the code sets them
+    in the place that it has come to."""
+    grad, cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    nesting = _autocasts()
+    try:
+        yield
+    finally:
+        while _autocasts() > nesting:
+            if not torch.autocast_decrement_nesting():
+                torch.clear_autocast_cache()
+        for kind, enabled, dtype in casts:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(cached)
+        torch._C._set_grad_enabled(grad)
+
+
+def _autocasts() -> int:
+    """How many contexts of autocast are around."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 def without_hooks(module: torch.nn.Module) -> None:
@@ -196,14 +233,15 @@ def dynamo_settings(ignored: frozenset[Callable[..., Any]], most_graphs: int) ->
     """Dynamo's settings for a module that is planned: none of what the defaults leave unseen or give up silently.
 
     Hooks on parts are guarded, DistributedDataParallel's buckets cut no graph, logging of `ignored` functions breaks
-    none, an integer of a module, such as a counter, is no constant once it has changed, and an exception of the backend
-    is raised.
+    none, an integer of a module, such as a counter, is no constant once it has changed, an exception of the backend is
+    raised, and `torch.autograd.grad` inside the code is traced.
     """
     with _dynamo_config.patch(
         skip_nnmodule_hook_guards=False,
         optimize_ddp=False,
         suppress_errors=False,
         allow_unspec_int_on_nn_module=True,
+        **({"trace_autograd_ops": True} if hasattr(_dynamo_config, "trace_autograd_ops") else {}),
         recompile_limit=most_graphs,
         accumulated_recompile_limit=max(most_graphs, _dynamo_config.accumulated_recompile_limit),
         ignore_logging_functions=_dynamo_config.ignore_logging_functions | ignored,

@@ -125,7 +125,7 @@ def is_check(node: fx.Node) -> bool:
 
 def is_unknown(node: fx.Node) -> bool:
     """Whether a node may do anything: it is no operator of torch's, nor one that says that it draws numbers."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or node.target is operator.getitem or _compat.is_functional_region(node):
         return False
     return not _compat.is_known(node.target) and not is_random(node)
 

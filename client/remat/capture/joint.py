@@ -39,11 +39,23 @@ def compiled_joint(stack: contextlib.ExitStack, graph: fx.GraphModule, inputs: S
     except Exception as error:  # the trace of the whole says what is wrong with the graph itself
         log.info("all blocks are traced one by one, which takes longer and changes no plan: %s", first_line(error))
     try:
-        return _compat.export_joint(stack, graph, inputs, {})
+        return _exported(stack, graph, inputs)
     except Exception as error:
         raise CaptureError(
             f"torch cannot trace both passes of it: {advice(graph, error)}{first_line(error)}{place(str(error))}"
         ) from error
+
+
+def _exported(stack: contextlib.ExitStack, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """Traced as it is; what torch cannot trace so, once more with symbols for sizes that depend on data."""
+    try:
+        with contextlib.ExitStack() as own:
+            descriptor = _compat.export_joint(own, graph, inputs, {}, symbols=False)
+            stack.push(own.pop_all())
+        return descriptor
+    except (AttributeError, AssertionError) as error:
+        log.info("traced again with symbols for sizes that depend on data: %s", first_line(error))
+        return _compat.export_joint(stack, graph, inputs, {}, symbols=True)
 
 
 def _short(stack: contextlib.ExitStack, whole: fx.GraphModule, found: Sequence[Run], inputs: Sequence[Any]) -> Any:
@@ -53,7 +65,7 @@ def _short(stack: contextlib.ExitStack, whole: fx.GraphModule, found: Sequence[R
     _compat.copy_sources(whole, short)
     places = {placeholder: at for at, placeholder in enumerate(whole.graph.find_nodes(op="placeholder"))}
     with contextlib.ExitStack() as own:
-        descriptor = _compat.export_joint(own, short, inputs, {})
+        descriptor = _compat.export_joint(own, short, inputs, {}, symbols=False)
         expand(_compat.joint_graph(descriptor), found, places)
         stack.push(own.pop_all())
     counts = ", ".join(f"{len(run.blocks)} blocks of {len(run.blocks[0])} ops" for run in found)

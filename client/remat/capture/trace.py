@@ -37,7 +37,8 @@ def refuse(joint: fx.GraphModule) -> None:
             )
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise CaptureError(f"{node.name} depends on the data or on a dynamic shape: {node.target}{_place_of(node)}")
-        if node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator):
+        higher = node.op == "call_function" and isinstance(node.target, _compat.HigherOrderOperator)
+        if higher and not _compat.runs_whole(node.target):
             inside = next((a for a in node.args if isinstance(a, _compat.OpOverload)), None)
             what = f"{node.target}" if inside is None else f"{node.target} around {inside}"
             raise CaptureError(

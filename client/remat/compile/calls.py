@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .. import _compat
 from ..capture.dataflow import tensors
 from ..planning.division import Stack
@@ -16,6 +18,13 @@ from ..planning.division import Stack
 if TYPE_CHECKING:
     from .curve import Point
     from .sized import PlannedSizes
+
+
+NO_SECOND = (
+    "a second derivative is asked for through a step that runs by a plan, and a plan has the first alone: call "
+    "remat.disable(model) for such steps, or take the derivative by torch.autograd.grad(…, create_graph=True) inside "
+    "the model's forward, which is then planned with it"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +108,8 @@ class Calls:
         weakref.finalize(token, found.pop, number, None).atexit = False
 
         def before(_: Any) -> None:
+            if torch.is_grad_enabled():
+                _compat.when_differentiated(node, NO_SECOND)
             self._before(call)
             _ENDS[_pass()] = after
 

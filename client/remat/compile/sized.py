@@ -44,6 +44,7 @@ from ..switch import note_planned_call
 from .calls import noting_end
 from .curve import Point, Priced, curve, point_of
 from .numbers import Counted, read_as_numbers, with_constants
+from .regions import inlined
 from .shared import Division, SharedBudget
 
 log = logging.getLogger("remat")
@@ -337,7 +338,7 @@ class SizedGraph:
     def __init__(self, backend: Backend, module: fx.GraphModule) -> None:
         self._backend, self.frame = backend, _compat.frame_number()
         self.draws = _compat.draws_numbers()
-        self._counted = Counted(module)
+        self._counted = Counted(inlined(module))
         self._module = self._counted.rest
         counted = self._counted.inputs
         inputs = module.graph.find_nodes(op="placeholder")

@@ -89,7 +89,8 @@ def _source(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
 def _call(node: fx.Node, text: Callable[[Any], str], bind: Callable[[Any, str], str]) -> str:
     if node.target is operator.getitem:
         return f"{text(node.args[0])}[{text(node.args[1])}]"
-    arguments = [bind(_compat.raw_call(a), "f") if isinstance(a, _compat.OpOverload) else text(a) for a in node.args]
+    taken = _compat.OpOverload if not isinstance(node.target, _compat.HigherOrderOperator) else ()
+    arguments = [bind(_compat.raw_call(a), "f") if isinstance(a, taken) else text(a) for a in node.args]
     arguments += [f"{key}={text(value)}" for key, value in node.kwargs.items()]
     return f"{bind(_compat.raw_call(node.target), 'f')}({', '.join(arguments)})"
 

@@ -244,6 +244,8 @@ def device_of_values(nodes: Iterable[fx.Node]) -> Device:
 def _describe(thing: Any) -> Any:
     if isinstance(thing, fx.Node):
         value = thing.meta.get("val")
+        if value is None and thing.op == "get_attr":  # what a higher-order operator runs
+            value = getattr(getattr(thing.graph.owning_module, str(thing.target)), "code", None)
         return [_describe_tensor(t) for t in tensors(value)] or str(value)
     if isinstance(thing, (list, tuple)):
         return [_describe(item) for item in thing]
