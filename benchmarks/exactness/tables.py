@@ -40,13 +40,14 @@ def page(found: Mapping[str, Sequence[Finding]], torch: str) -> str:
         names = sorted({f.name for f in findings}, key=lambda name: (name.lower(), name))
         said = ", ".join(f"{count} {ending}" for ending, count in sorted(endings.items()))
         most = max((f.over_bytes for f in findings), default=0)
-        parts.append(
-            f"## {title}\n\n{len(findings)} samples of {len(names)} {what}: {said}; measured peaks are at most {most} "
+        text = (
+            f"{len(findings)} samples of {len(names)} {what}: {said}; measured peaks are at most {most} "
             f"bytes above the predicted ones. All of them are in `benchmarks/results/exactness-{section}.jsonl`."
         )
         rest = sorted({(f.name, f.ending, _cell(f.why)) for f in findings if f.ending != "bitwise"})
         if rest:
-            parts.append(f"Those that are not bitwise:\n\n{table(('name', 'ending', 'why'), rest)}")
+            text += f"\n\nThose that are not bitwise:\n\n{table(('name', 'ending', 'why'), rest)}"
+        parts.append(f"## {title}\n\n<!-- {section}: begin -->\n\n{text}\n\n<!-- {section}: end -->")
     return "\n\n".join(parts) + "\n"
 
 

@@ -6,7 +6,7 @@ python -m benchmarks.figures trained       the plans of one of them, trained
 python -m benchmarks.figures batches       the largest batch at one more forward pass (Figure 6)
 python -m benchmarks.figures ratios        cost against the best known (Table 2 of the printed version)
 python -m benchmarks.figures times         solve time against graph size
-python -m benchmarks.figures draw          pictures and docs/figures.md from the CSV files
+python -m benchmarks.figures draw          pictures and benchmarks/results/figures.md from the CSV files
 python -m benchmarks.figures all
 """
 

@@ -1,4 +1,4 @@
-"""Pictures and a page of the docs from the measured CSV files, next to what the paper reports."""
+"""Pictures and a page from the measured CSV files, next to what the paper reports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APPROXIMATIONS = ("ap-sqrt", "ap-greedy", "griewank", "lp-rounding")
 _HEAD = """# The papers' figures
 
 This page repeats the figures and tables of the Checkmate paper with remat's own solvers, so that you can compare
-methods at a glance. [The papers, line by line](papers.md) lists everything else in the papers.
+methods at a glance. [The papers, line by line](../../docs/papers.md) lists everything else in the papers.
 
 Each figure is measured by one command. Unless the text says otherwise, the training graphs are the project's own for
 the networks of the paper (`benchmarks/graphs/architectures.py`: one op per layer, its backward op twice as expensive,

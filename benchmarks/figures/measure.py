@@ -16,7 +16,7 @@ from benchmarks.harness.machine import machine
 from remat_ir import Graph, Problem
 from remat_solver import max_batch, solve
 
-FOLDER = Path(__file__).parents[2] / "docs" / "figures"
+FOLDER = Path(__file__).parents[1] / "results" / "figures"
 BATCHES = {"vgg16": 256, "vgg19": 256, "mobilenet": 512, "resnet50": 256, "unet": 32, "fcn8": 32, "segnet": 32}
 """The batch sizes of the paper's public graphs."""
 

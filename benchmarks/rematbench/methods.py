@@ -114,7 +114,7 @@ OURS = "this project"
 CHECKMATE = "Jain et al., MLSys 2020"
 CHEN = "Chen et al., 2016; as Checkmate's comparison completes it"
 ROTOR = "Beaumont et al., RR-9302 (2019)"
-BEFORE = "docs/figures.md"
+BEFORE = "benchmarks/results/figures.md"
 
 METHODS: dict[str, Method] = {
     method.name: method
