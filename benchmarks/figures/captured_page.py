@@ -78,10 +78,10 @@ def say_trained(rows: Rows) -> str:
     return f"""{_TRAINED}{table(["budget", *methods], body)}
 
 {len(plans)} plans. Loss, all gradients, buffers and the generators' states are bit for bit those of stock `aot_eager`
-([what equals what](../../docs/exactness.md)): {equal} of {len(plans)}. The peak by the allocator's own events is at most the
-predicted one: {below} of {len(plans)}, {100 * max(map(abs, short)):.2f} % off at most. The ratio to plain is predicted
-with a mean error of {100 * statistics.mean(errors):.1f} % ({100 * max(errors):.1f} % at most); measured overhead is
-{100 * statistics.mean(over):+.1f} points from the predicted one on average.
+([what equals what](../../docs/exactness.md)): {equal} of {len(plans)}. The peak by the allocator's own events is at
+most the predicted one: {below} of {len(plans)}, {100 * max(map(abs, short)):.2f} % off at most. The ratio to
+plain is predicted with a mean error of {100 * statistics.mean(errors):.1f} % ({100 * max(errors):.1f} % at most);
+measured overhead is {100 * statistics.mean(over):+.1f} points from the predicted one on average.
 """
 
 

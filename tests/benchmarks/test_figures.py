@@ -160,7 +160,7 @@ def test_the_tables_of_captured_steps_add_up() -> None:
     text = say_trained(found)
     assert "| 50 % | 10.0 → 15.0 | 30.0 → 30.0 |" in text
     assert (
-        "(exactness.md)): 1 of 2. The peak by the allocator's own events is at most the\npredicted one: 1 of 2" in text
+        "exactness.md)): 1 of 2. The peak by the allocator's own events is at\nmost the predicted one: 1 of 2" in text
     )
     assert "mean error of 2.2 % (4.3 % at most)" in text
 
