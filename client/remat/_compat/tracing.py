@@ -13,6 +13,7 @@ import torch._dynamo.config as _dynamo_config
 import torch._functorch.config as _functorch_config
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
+from torch._dynamo import trace_rules
 from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import (
@@ -47,6 +48,7 @@ __all__ = [
     "inside_transform",
     "is_internal",
     "is_no_graph",
+    "is_skipped",
     "is_tangent",
     "joint_graph",
     "module_path",
@@ -213,6 +215,11 @@ def split_by_ddp() -> bool:
     """Whether Dynamo compiles a graph that DistributedDataParallel's optimizer has cut at its buckets."""
     context = TracingContext.try_get()
     return getattr(context, "ddp_optimizer_ctx", None) is not None
+
+
+def is_skipped(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo compiles no frame of a function's own, as of torch's; called from another it is traced into."""
+    return bool(trace_rules.check(function))
 
 
 def draws_numbers() -> bool:

@@ -233,7 +233,8 @@ def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     that many modules of one class would end each other's plans."""
     if isinstance(function, MethodType):
         return MethodType(with_own_code(function.__func__), function.__self__)
-    if not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or _compat.is_skipped(function):
+        # what Dynamo skips, such as the forward of torch's own modules, it would call from one frame for all of them
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
