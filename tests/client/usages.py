@@ -237,7 +237,7 @@ def ctc_loss() -> Case:
     return Case(Ctc(lambda _, x: x.sin()), (numbers(12, WIDTH), torch.tensor([[1, 3, 2, 5]])), {}, None)
 
 
-@usage("an embedding with sparse gradients", PLAIN)
+@usage("an embedding with sparse gradients", PARTS)
 def embedding_with_sparse_gradients() -> Case:
     def middle(module: Any, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         return x + module.table(tokens)
@@ -245,7 +245,7 @@ def embedding_with_sparse_gradients() -> Case:
     return around(middle, torch.tensor([1, 3, 1, 0, 2, 2, 7, 5]), table=nn.Embedding(10, WIDTH, sparse=True))
 
 
-@usage("jagged tensors", PLAIN)
+@usage("jagged tensors", PARTS)
 def jagged_tensors() -> Case:
     def middle(module: Any, x: torch.Tensor) -> torch.Tensor:
         nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, 8]))

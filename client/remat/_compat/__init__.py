@@ -39,6 +39,7 @@ from .copying import (
     is_wrapper,
     of_torch_or_python,
     sequence_number,
+    set_examples,
     traced_from,
 )
 from .fake_cuda import OnMeta, fake_cuda, fake_on, replaced
@@ -217,6 +218,7 @@ __all__ = [
     "saved_unchecked",
     "sequence_number",
     "set_descriptors",
+    "set_examples",
     "sharded_by_fsdp",
     "split_by_ddp",
     "stand_in",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "is_wrapper",
     "of_torch_or_python",
     "sequence_number",
+    "set_examples",
     "traced_from",
 ]
 
@@ -41,6 +43,12 @@ def of_torch_or_python(target: Any) -> bool:
 def example_of(node: fx.Node) -> Any:
     """The fake value of a node of Dynamo's."""
     return node.meta.get("example_value")
+
+
+def set_examples(module: fx.GraphModule, examples: Mapping[str, Any]) -> None:
+    """Say of the inputs of a part of a graph of Dynamo's what they are, by the names of its nodes."""
+    for node in module.graph.find_nodes(op="placeholder"):
+        node.meta["example_value"] = examples[str(node.target)]
 
 
 def empty_like(graph: fx.Graph) -> fx.Graph:

@@ -43,6 +43,7 @@ from ..profiling.profile import Profiled, profile_kernels
 from ..switch import note_planned_call
 from .calls import noting_end
 from .curve import Point, Priced, curve, point_of
+from .divided import divided
 from .numbers import Counted, read_as_numbers, with_constants
 from .regions import inlined
 from .shared import Division, SharedBudget
@@ -302,11 +303,18 @@ class Backend:
             CaptureError: it is one of DistributedDataParallel's buckets.
         """
         refuse_split_by_ddp()
-        made = SizedGraph(self, module)
         reason = getattr(module, "compile_subgraph_reason", None)
         if getattr(reason, "graph_break", False):
             self.shared.share()
         self.shared.compiling()
+        parts = None if self.asking.on_failure == "raise" else divided(module, self._sized)
+        if parts is None:
+            return self._sized(module)
+        self.shared.share()
+        return parts
+
+    def _sized(self, module: fx.GraphModule) -> SizedGraph:
+        made = SizedGraph(self, module)
         self._graphs.append(weakref.ref(made))
         return made
 
